@@ -1,0 +1,40 @@
+"""fedray: federated learning simulated at scale on Ray.
+
+The public names are imported when they are first used, so that the command line answers before torch has loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedray.algorithms import (
+        Algorithm, Broadcast, Cohort, Hyper, Result, Server, Traffic, mean, parameter, total, uniform, weighted,
+    )  # fmt: skip
+    from fedray.config import Config
+    from fedray.core.batches import Batch
+    from fedray.core.context import Context
+    from fedray.data.source import Source
+    from fedray.engine.server import Report
+    from fedray.errors import ClientError, UserError
+    from fedray.simulation import simulate
+
+_HOME = {
+    "Algorithm": "algorithms", "Broadcast": "algorithms", "Cohort": "algorithms", "Hyper": "algorithms",
+    "Result": "algorithms", "Server": "algorithms", "Traffic": "algorithms", "mean": "algorithms",
+    "parameter": "algorithms", "total": "algorithms", "uniform": "algorithms", "weighted": "algorithms",
+    "Batch": "core.batches", "ClientError": "errors", "Config": "config", "Context": "core.context",
+    "Report": "engine.server", "Source": "data.source", "UserError": "errors", "simulate": "simulation",
+}  # fmt: skip
+
+__all__ = [
+    "Algorithm", "Batch", "Broadcast", "ClientError", "Cohort", "Config", "Context", "Hyper", "Report", "Result",
+    "Server", "Source", "Traffic", "UserError", "mean", "parameter", "simulate", "total", "uniform", "weighted",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedray' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fedray.{_HOME[name]}"), name)

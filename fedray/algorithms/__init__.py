@@ -1,0 +1,48 @@
+"""Federated learning algorithms, one short file per method.
+
+An algorithm of this package is found by its name in any module here; a user's own by ``module:Class``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from functools import cache
+
+from fedray.algorithms.base import Algorithm, Broadcast, Hyper, Result, Traffic, mean, parameter, total, uniform, weighted
+from fedray.algorithms.server import Cohort, Server
+from fedray.errors import UserError, near_miss
+from fedray.importing import import_object
+
+__all__ = [
+    "Algorithm", "Broadcast", "Cohort", "Hyper", "Result", "Server", "Traffic", "find_algorithm", "known_algorithms",
+    "mean", "parameter", "total", "uniform", "weighted",
+]  # fmt: skip
+
+
+@cache
+def known_algorithms() -> dict[str, type[Algorithm]]:
+    """All algorithms of this package by name: the class's name in lower case, or its ``name``."""
+    found = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for _, member in inspect.getmembers(module, inspect.isclass):
+            if issubclass(member, Algorithm) and member is not Algorithm and member.__module__ == module.__name__:
+                found[member.__dict__.get("name", member.__name__.lower())] = member
+    return dict(sorted(found.items()))
+
+
+def find_algorithm(name: str) -> type[Algorithm]:
+    """The algorithm of a name or of ``module:Class``."""
+    if ":" in name:
+        found = import_object(name, "algorithm.name")
+        if not (inspect.isclass(found) and issubclass(found, Algorithm)):
+            raise UserError(f"algorithm.name={name} is not a subclass of fedray.Algorithm")
+        return found
+    known = known_algorithms()
+    if name not in known:
+        hint = near_miss(re.sub(r"[-\s]", "_", name.lower()), known)
+        raise UserError(f"unknown algorithm {name!r}{hint}; your own is given as module:Class")
+    return known[name]

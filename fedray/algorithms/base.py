@@ -1,0 +1,191 @@
+"""What an algorithm declares and defines; see fedavg.py for the smallest one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fedray.algorithms.server import Server
+from fedray.core.context import Context
+
+Carry = dict[str, Tensor]
+Weights = Literal["mean", "uniform", "sum", "weighted"]
+
+
+class Hyper(BaseModel):
+    """Hyper-parameters of an algorithm: typed, ranged, documented with the paper's symbol."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def parameter(default: Any, description: str, **bounds: Any) -> Any:
+    """A hyper-parameter: its default, what it is (with the paper's symbol), and its range (ge, gt, le, lt)."""
+    return Field(default, description=description, **bounds)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A vector ``[C, ...]`` that is summed over the cohort, and how: its name says the weights.
+
+    ``mean``: p_i (normalised in the cohort); ``uniform``: 1/m; ``sum``: 1; ``weighted``: ``scale [C, 1]`` over its sum.
+    """
+
+    value: Tensor
+    weights: Weights
+    scale: Tensor | None = None
+
+
+def mean(value: Tensor) -> Upload:
+    """Summed with the aggregation weights p_i."""
+    return Upload(value, "mean")
+
+
+def uniform(value: Tensor) -> Upload:
+    """Averaged over the cohort with equal weights."""
+    return Upload(value, "uniform")
+
+
+def total(value: Tensor) -> Upload:
+    """Summed over the cohort."""
+    return Upload(value, "sum")
+
+
+def weighted(scale: Tensor, value: Tensor) -> Upload:
+    """sum_i s_i v_i / sum_i s_i, with one non-negative scalar s_i per client, ``scale [C, 1]``."""
+    return Upload(value, "weighted", scale)
+
+
+@dataclass
+class Result:
+    """What a phase gives for a stack of clients.
+
+    ``uploads`` are reduced over the cohort; ``state`` replaces the clients' vectors ``[C, ...]`` when the round commits;
+    ``scalars [C, 1]`` go to the server as they are, one per client; ``kept [C, ...]`` is there again in the next phase.
+    """
+
+    uploads: Mapping[str, Upload] = field(default_factory=dict)
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    scalars: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Broadcast:
+    """What the server sends at the start of a phase: tensors by name for all, and scalars for each client.
+
+    ``scalars``: lists in the order of the cohort.
+    """
+
+    shared: dict[str, Tensor]
+    scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one client exchanges per round: models (parameters and buffers) and state vectors (parameters only)."""
+
+    models_down: float = 1
+    models_up: float = 1
+    vectors_down: float = 0
+    vectors_up: float = 0
+
+
+class Algorithm:
+    """A federated learning algorithm.
+
+    A round runs through ``phases``. Each begins with the server's :meth:`broadcast`, is a method of the phase's name that
+    maps a stack of clients to a :class:`Result`, and ends with the server's :meth:`reduce`. The phase ``train`` is local
+    training, given by :meth:`begin`, :meth:`step` and :meth:`end`. Client methods are pure: whatever they return depends
+    on the context alone, since a lost client is simply run again. Formulas broadcast over the C clients of a stack:
+    vectors are ``[C, width]``, scalars ``[C, 1]``.
+    """
+
+    Hyper: ClassVar[type[Hyper]] = Hyper
+
+    paper: ClassVar[str] = ""
+    phases: ClassVar[tuple[str, ...]] = ("train",)
+    client_state: ClassVar[tuple[str, ...]] = ()
+    """Names of the vectors ``[width]`` that a client keeps from one participation to the next."""
+    weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
+    """The paper's aggregation weights, used under ``train.weighting: auto``."""
+    traffic: ClassVar[Traffic] = Traffic()
+    needs_public: ClassVar[bool] = False
+    """Whether the server trains on a public set of its own."""
+    uses_server_lr: ClassVar[bool] = True
+    background_before: ClassVar[str | None] = None
+    """The phase before which :meth:`background` must be done."""
+
+    def __init__(self, hyper: Hyper | None = None) -> None:
+        self.hyper: Any = hyper if hyper is not None else self.Hyper()
+
+    def init_server(self, server: Server) -> None:
+        """Add the algorithm's vectors to ``server``, which holds the initial model ``x``."""
+
+    def broadcast(self, server: Server, phase: str) -> Broadcast:
+        """What clients need in ``phase``; by default the model ``x``."""
+        return Broadcast({"x": server["x"]})
+
+    def begin(self, ctx: Context) -> Carry:
+        """The vectors that local training carries from step to step."""
+        raise NotImplementedError
+
+    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+        """One local step j on one mini-batch."""
+        raise NotImplementedError
+
+    def end(self, ctx: Context, carry: Carry) -> Result:
+        """What local training gives."""
+        raise NotImplementedError
+
+    def train(self, ctx: Context) -> Result:
+        """The phase ``train``: J_i local steps of each client."""
+        return self.end(ctx, self.local_steps(ctx, self.begin(ctx)))
+
+    def local_steps(self, ctx: Context, carry: Carry) -> Carry:
+        """All local steps from ``carry`` on; a client that has made its J_i steps is held where it is."""
+        for batch in ctx.batches():
+            carry = ctx.hold(self.step(ctx, carry, batch, batch.step), carry, batch.step)
+        return carry
+
+    def background(self, server: Server) -> Mapping[str, Tensor]:
+        """Server vectors computed while the clients train; pure. They replace the server's when it is done."""
+        return {}
+
+    def reduce(self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]) -> None:
+        """The server's rule after ``phase``: ``sums`` are the reduced uploads, ``scalars`` the clients' in id order."""
+        raise NotImplementedError
+
+    def eval_model(self, server: Server) -> Tensor:
+        """The model that is evaluated, saved and hashed, ``[width]``."""
+        return server["x"]
+
+    def eval_buffers(self, server: Server, model: str = "") -> Tensor | None:
+        """The buffers ``[buffer_width]`` of :meth:`eval_model`, or of a monitor by name, if the model has any."""
+        return server.vectors.get("buffers")
+
+    def monitors(self, server: Server) -> Mapping[str, Tensor]:
+        """Further models ``[width]`` whose test accuracy is logged, by name."""
+        return {}
+
+    def has_personal_model(self) -> bool:
+        """Whether :meth:`personal_model` is defined."""
+        return type(self).personal_model is not Algorithm.personal_model
+
+    def personal_broadcast(self, server: Server) -> Broadcast:
+        """What clients need to build their personal models after a round."""
+        raise NotImplementedError
+
+    def personal_model(self, ctx: Context) -> Tensor:
+        """The personal models ``[C, width]`` of a stack, from :meth:`personal_broadcast`."""
+        raise NotImplementedError
+
+    def extra_flops(self, server: Server, forward: float, width: int) -> float:
+        """Computation of the round beyond the cohort's forward and backward passes, in FLOPs.
+
+        ``forward``: one sample's forward pass; ``width``: the number of parameters.
+        """
+        return 0.0

@@ -1,0 +1,31 @@
+"""FedProx: FedAvg with a proximal term.
+
+T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated Optimization in Heterogeneous Networks.
+MLSys 2020, eq. 2 and Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedray.algorithms import base
+from fedray.algorithms.base import Carry
+from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.server import Server
+from fedray.core.context import Context
+
+
+class FedProx(FedAvg):
+    """The local loss is f_i(y) + (mu/2) ||y - x^r||^2: y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + mu (y_{j-1} - x^r))."""
+
+    paper = "Li et al., MLSys 2020"
+
+    class Hyper(base.Hyper):
+        mu: float = base.parameter(0.01, "weight of the proximal term (mu, eq. 2)", ge=0)
+
+    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+        y, x = carry["y"], ctx.shared["x"]
+        return {"y": ctx.descend(y, ctx.grad(y, batch) + self.hyper.mu * (y - x))}
+
+    def extra_flops(self, server: Server, forward: float, width: int) -> float:
+        return 2.0 * width * sum(server.cohort.steps)

@@ -1,0 +1,409 @@
+"""The skeleton of a run's configuration: every key that a user can set, typed, ranged and documented.
+
+What the sections ``algorithm``, ``data`` and ``model`` may hold beyond the keys here is declared by those layers and
+checked in :mod:`fedray.resolve`. This module imports neither torch nor Ray, so that a mistake is reported at once.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fedray.errors import UserError, near_miss
+
+Auto = Literal["auto"]
+
+
+def _whole(value: Any) -> Any:
+    """1e3 in YAML is a string and 1000.0 a float; both mean the whole number 1000."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _real(value: Any) -> Any:
+    """YAML 1.1 reads 1e-3 as a string."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _not_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole), BeforeValidator(_not_bool)]
+Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_real), BeforeValidator(_not_bool)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RunConfig(Section):
+    """What is run, for how long, and where its results go."""
+
+    name: str | None = Field(None, description="name of the run folder; <algorithm>-<source> unless set")
+    seed: Whole = Field(0, ge=0, lt=2**63, description="seed of everything but the partition")
+    output: str = Field("runs/", description="folder in which the run folder is made")
+    rounds: Whole | None = Field(None, ge=1, description="rounds R (50 unless run.iterations is set)")
+    iterations: Whole | None = Field(None, ge=1, description="local iterations T: rounds = T // train.local_steps")
+    eval_every: Whole = Field(1, ge=0, description="rounds between evaluations; 0 evaluates after the last round only")
+    eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on that many training samples")
+    targets: list[Annotated[Real, Field(gt=0, le=1)]] = Field(
+        [], description="accuracies whose first round is reported"
+    )
+    checkpoint_every: Whole = Field(10, ge=0, description="rounds between checkpoints; 0 turns them off")
+    keep_checkpoints: Whole = Field(2, ge=1, description="how many of the last checkpoints are kept")
+    resume: Literal["auto"] | bool = Field(
+        "auto", description="auto: resume if unfinished and the same; true: resume or fail; false: move the old folder"
+    )
+    log_clients: bool = Field(True, description="write per-client rows to clients.parquet")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> RunConfig:
+        if self.rounds is not None and self.iterations is not None:
+            raise ValueError("give run.rounds or run.iterations, not both")
+        return self
+
+
+class AlgorithmConfig(Section):
+    """Which algorithm; its hyper-parameters stand beside its name."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = Field("pfedmo", description="see `fedray algorithms`, or module:Class of your own")
+
+
+class PartitionConfig(Section):
+    """How the training set is divided among the clients (fedray.data.partition says what each option does)."""
+
+    kind: str = Field("dirichlet", description="see `fedray datasets`")
+    alpha: Real | None = Field(None, gt=0, description="Dirichlet concentration (xi of pFedMo); 0.5 unless set")
+    prior: list[Annotated[Real, Field(ge=0)]] | None = Field(
+        None, description="dirichlet_fixed: prior over the classes, uniform unless set"
+    )
+    capped: bool = Field(False, description="dirichlet: full clients get no more samples")
+    rebalanced: bool = Field(False, description="dirichlet: capped, then made equal in size")
+    classes_per_client: Whole | None = Field(None, ge=1, description="label_skew: classes x of each client")
+    assign: Literal["random", "balanced"] = Field("random", description="label_skew: how class sets are chosen")
+    on_empty: Literal["shrink", "fill", "error"] = Field(
+        "shrink", description="label_skew: what happens when a class runs out"
+    )
+    sizes: list[Annotated[Whole, Field(ge=1)]] | None = Field(None, description="quantity_skew: samples per client")
+    shards_per_client: Whole = Field(1, ge=1, description="shards: shards per client")
+    clusters: Whole | None = Field(None, ge=1, description="orthogonal: clusters of clients; 5 unless set")
+    min_samples: Whole | None = Field(
+        None, ge=0, description="least samples per client (1 unless set); 0 lets clients be empty"
+    )
+    overlap: bool = Field(
+        False, description="iid, dirichlet_fixed, orthogonal: clients draw samples_per_client each, and may overlap"
+    )
+
+
+class DataConfig(Section):
+    """Which data, and how it is spread over the clients."""
+
+    source: str = Field("sample", description="see `fedray datasets`, or module:function of your own")
+    root: str | None = Field(None, description="where the files are ($FEDRAY_DATA and the usual places else)")
+    clients: Whole = Field(20, ge=1, description="number of registered clients N")
+    samples_per_client: Whole | None = Field(None, ge=1, description="fixed local size; all samples unless set")
+    seed: Whole | None = Field(None, ge=0, lt=2**63, description="seed of partition and public set; = run.seed")
+    partition: PartitionConfig = Field(default_factory=PartitionConfig)
+    public_samples: Whole | Auto = Field(
+        "auto", description="i.i.d. public set of the server; auto: 10 % if the algorithm needs it, else none"
+    )
+    validation_samples: Whole = Field(0, ge=0, description="held out of the training set for validation_accuracy")
+    augment: Literal["none", "crop_flip"] = Field("none", description="crop_flip: random crop (pad 4) and mirror")
+
+    @model_validator(mode="after")
+    def _ranges(self) -> DataConfig:
+        if self.public_samples != "auto" and self.public_samples < 0:
+            raise ValueError("data.public_samples must be 'auto' or at least 0")
+        return self
+
+
+class ModelConfig(Section):
+    """Which model; a model's own options stand beside its name."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    name: str = Field("lenet5", description="see `fedray models`, or module:Class of your own")
+    init: Literal["default", "zeros"] = Field("default", description="PyTorch's initialisation, or zeros")
+    weights: str | None = Field(None, description="a safetensors or pt file with initial weights")
+    head: Literal["auto", "none", "moon", "siam"] = Field("auto", description="projection head; what the algorithm asks for")
+    proj_dim: Whole = Field(256, ge=1, description="width of the projection head")
+
+
+class TrainConfig(Section):
+    """Local training and the sampling of clients."""
+
+    local_steps: Whole | None = Field(None, ge=1, description="local steps tau (J); 20 unless local_epochs is set")
+    local_epochs: Whole | None = Field(None, ge=1, description="local epochs E instead of steps")
+    batch_size: Whole | Literal["full"] = Field(64, description="batch size B, or full")
+    lr: Real = Field(0.01, gt=0, description="client learning rate eta_l")
+    server_lr: Real = Field(1.0, gt=0, description="server learning rate eta_g")
+    momentum: Real = Field(0.0, ge=0, lt=1, description="momentum of the clients' SGD")
+    weight_decay: Real = Field(0.0, ge=0, description="weight decay of the clients' SGD")
+    grad_clip: Real = Field(0.0, ge=0, description="clip the update direction to this norm; 0 is off")
+    lr_decay: Real = Field(1.0, gt=0, le=1, description="factor on eta_l per round")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast on the forward pass")
+    cohort_size: Whole | None = Field(None, ge=1, description="clients per round; all unless set")
+    participation: Real | None = Field(None, gt=0, le=1, description="clients per round as a fraction C of N")
+    sampling: Literal["uniform", "cyclic"] = Field("uniform", description="how cohorts are drawn")
+    weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
+
+    @model_validator(mode="after")
+    def _exclusive(self) -> TrainConfig:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("give train.local_steps or train.local_epochs, not both")
+        if self.cohort_size is not None and self.participation is not None:
+            raise ValueError("give train.cohort_size or train.participation, not both")
+        if isinstance(self.batch_size, int) and self.batch_size < 1:
+            raise ValueError(f"train.batch_size must be 'full' or at least 1, not {self.batch_size}")
+        return self
+
+
+class EngineConfig(Section):
+    """Where and how the clients are simulated. None of it changes a result, but where said."""
+
+    kind: Literal["ray", "local"] = Field("ray", description="ray, or local: one process without Ray, the same bits")
+    actors: Whole | Literal["auto", "per_client"] = Field("auto", description="client actors; auto fills the cluster")
+    cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
+    gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
+    actors_per_gpu: Whole | None = Field(None, ge=1, description="client actors on each GPU, instead of gpus_per_actor")
+    chunk: Whole | Auto = Field("auto", description="clients per task, a power of two; changes bits with vectorize: true")
+    vectorize: bool | Auto = Field("auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits")
+    start_timeout: Real = Field(120.0, gt=0, description="seconds to wait for the cluster's resources")
+    max_retries: Whole = Field(3, ge=0, description="how often in a row a chunk may be lost before the run stops")
+    address: str | None = Field(None, description="address of a running Ray cluster; `local` starts one here")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where the actor has a GPU; changes bits")
+    threads: Whole = Field(1, ge=1, description="torch threads of every computing process; changes bits")
+    server_cpus: Real = Field(0.0, ge=0, description="CPU share of the server actor")
+    server_gpus: Real = Field(0.0, ge=0, description="GPU share of the server actor")
+    spill_dir: str | None = Field(None, description="where Ray spills objects when it is started here")
+    portable_bits: bool = Field(False, description="the same bits on different CPUs (slower); changes bits")
+
+    @model_validator(mode="after")
+    def _ranges(self) -> EngineConfig:
+        if isinstance(self.actors, int) and self.actors < 1:
+            raise ValueError(f"engine.actors must be auto, per_client or at least 1, not {self.actors}")
+        if isinstance(self.chunk, int) and (self.chunk < 1 or self.chunk & (self.chunk - 1)):
+            raise ValueError(f"engine.chunk must be auto or a power of two, not {self.chunk}")
+        if self.gpus_per_actor and self.actors_per_gpu:
+            raise ValueError("give engine.gpus_per_actor or engine.actors_per_gpu, not both")
+        if 0 < self.gpus_per_actor < 1 and abs(1 / self.gpus_per_actor - round(1 / self.gpus_per_actor)) > 1e-6:
+            raise ValueError(
+                f"engine.gpus_per_actor must be 1/n or a whole number, not {self.gpus_per_actor}: "
+                f"use engine.actors_per_gpu={int(1 / self.gpus_per_actor)}"
+            )
+        if self.gpus_per_actor > 1 and self.gpus_per_actor != int(self.gpus_per_actor):
+            raise ValueError(f"engine.gpus_per_actor must be 1/n or a whole number, not {self.gpus_per_actor}")
+        return self
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    run: RunConfig = Field(default_factory=RunConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+
+    @model_validator(mode="after")
+    def _iterations_need_steps(self) -> Config:
+        if self.run.iterations is not None:
+            if self.train.local_epochs is not None:
+                raise ValueError("run.iterations needs train.local_steps, not train.local_epochs")
+            steps = self.train.local_steps or 20
+            if self.run.iterations < steps:
+                raise ValueError(f"run.iterations={self.run.iterations} is less than train.local_steps={steps}")
+        return self
+
+
+def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """A checked :class:`Config` from a mapping or a YAML file, with ``key=value`` overrides on top.
+
+    Raises :class:`UserError` with one line for unknown keys, wrong types and values out of range.
+    """
+    values, where = _read(config)
+    for override in overrides:
+        _set(values, override)
+    return check(Config, values, where)
+
+
+def _read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
+    if config is None:
+        return {}, ""
+    if isinstance(config, Mapping):
+        return _expand(config), ""
+    path = Path(config)
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"can't read the config file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file: a config is YAML in UTF-8") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if loaded is not None and not isinstance(loaded, dict):
+        raise UserError(f"{path} must hold sections (run, data, ...), not a {type(loaded).__name__}")
+    return _expand(loaded or {}), f"{path}: "
+
+
+def _expand(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """A nested plain copy in which dotted keys (``train.lr``) have become sections."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        value = _expand(value) if isinstance(value, Mapping) else value
+        section = nested
+        *path, last = str(key).split(".")
+        for step in path:
+            section = section.setdefault(step, {})
+            if not isinstance(section, dict):
+                raise UserError(f"{key} is below {step}, which has a value already")
+        if isinstance(value, dict) and isinstance(section.get(last), dict):
+            section[last] |= value
+        else:
+            section[last] = value
+    return nested
+
+
+def _set(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"the value of {override!r} is not valid YAML") from None
+    section = values
+    *path, last = key.strip().split(".")
+    for step in path:
+        below = section.setdefault(step, {})
+        if below is None:
+            below = section[step] = {}
+        if not isinstance(below, dict):
+            raise UserError(f"{key.strip()}: {step} holds a value, not a section")
+        section = below
+    section[last] = value
+
+
+def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: str = "") -> Any:
+    """``model`` made from ``values``; :class:`UserError` in one line if they don't fit.
+
+    ``where`` (a file) and ``prefix`` (a section, as in ``algorithm.``) begin the message.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        problems = error.errors()
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(where + _explain(model, problems[0], prefix) + more) from None
+
+
+def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
+    location = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        return _unknown_key(model, location, prefix)
+    # a union's location ends with the name of the member that failed, which is no key of the user's
+    section, keys = model, []
+    for part in location:
+        fields = getattr(section, "model_fields", None)
+        if fields is not None and part in fields:
+            keys.append(part)
+            section = fields[part].annotation
+        elif part.isdigit():
+            keys.append(part)
+    key = prefix + ".".join(keys)
+    given = problem.get("input")
+    message = problem["msg"].removeprefix("Value error, ")
+    if message.startswith(("give ", *model.model_fields)) or (not keys and "." in message.split()[0]):
+        return message
+    allowed = _choices(model, keys)
+    if allowed and problem["type"] != "value_error" and not problem["type"].startswith(("greater", "less", "finite")):
+        text = f"must be {allowed}"
+        if isinstance(given, str) and (choice := near_miss(given, _literals(model, keys))).startswith(" (did"):
+            text += choice
+    else:
+        text = message[0].lower() + message[1:]
+        text = text.replace("input should be", "must be").replace("input must be", "must be")
+    shown = "" if isinstance(given, (Mapping, BaseModel)) else f", not {given!r}"
+    if not keys:
+        return f"{prefix}{text}"
+    return f"{key} {text}" if shown and repr(given) in text else f"{key} {text}{shown}"
+
+
+def _unknown_key(model: type[BaseModel], location: list[str], prefix: str) -> str:
+    *path, name = location
+    section: Any = model
+    for part in path:
+        section = section.model_fields[part].annotation
+    known = dict.fromkeys(section.model_fields)
+    close = near_miss(name, known)
+    if not close.startswith(" (did") and not path:
+        everywhere = {
+            key: f"{part}.{key}"
+            for part, field in model.model_fields.items()
+            for key in getattr(field.annotation, "model_fields", {})
+        }
+        if name in everywhere:
+            close = f" (did you mean {everywhere[name]!r}?)"
+    return f"unknown key {prefix}{'.'.join(location)}{close}"
+
+
+def _annotation(model: type[BaseModel], keys: list[str]) -> Any:
+    section: Any = model
+    for key in keys:
+        if key.isdigit():
+            return None
+        section = section.model_fields[key].annotation
+    return section
+
+
+def _members(annotation: Any) -> list[Any]:
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return _members(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [inner for member in typing.get_args(annotation) for inner in _members(member)]
+    return [annotation]
+
+
+def _literals(model: type[BaseModel], keys: list[str]) -> list[str]:
+    return [
+        str(value)
+        for member in _members(_annotation(model, keys))
+        if typing.get_origin(member) is Literal
+        for value in typing.get_args(member)
+    ]
+
+
+def _choices(model: type[BaseModel], keys: list[str]) -> str:
+    """What a key takes, in words: ``a whole number or 'full'``."""
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    words = []
+    for member in _members(_annotation(model, keys)):
+        if typing.get_origin(member) is Literal:
+            words += [f"'{value}'" for value in typing.get_args(member)]
+        elif typing.get_origin(member) is list:
+            words.append("a list")
+        elif member in names:
+            words.append(names[member])
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

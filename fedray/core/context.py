@@ -1,0 +1,253 @@
+"""What an algorithm's local rule sees of a stack of clients: their data, models, gradients and scalars."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedray.core import seeds
+from fedray.core.batches import Batch, Schedule, schedule
+from fedray.core.model import FlatModel, Outputs, RuleLoss
+from fedray.core.seeds import Purpose
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The settings of local training that every algorithm shares (``train.*``)."""
+
+    seed: int
+    batch_size: int | None = 64
+    local_steps: int | None = 20
+    local_epochs: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0
+    augment: bool = False
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A data set on its device; inputs are ``float32(x) * scale + shift`` per channel."""
+
+    x: Tensor
+    y: Tensor
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+
+    def gather(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """``x [*indices.shape, ...]`` float32 and ``y`` of the samples, in fresh (hence aligned) memory."""
+        flat = torch.from_numpy(np.ascontiguousarray(indices).reshape(-1)).to(self.x.device)
+        x = self.x.index_select(0, flat).float()
+        if self.scale is not None and self.shift is not None:
+            shape = (-1,) + (1,) * (x.dim() - 2)
+            x = torch.addcmul(self.shift.view(shape), x, self.scale.view(shape))
+        return x.view(*indices.shape, *x.shape[1:]), self.y.index_select(0, flat).view(indices.shape)
+
+
+@dataclass
+class Stack:
+    """Clients that are trained together, and what the server says of each (lists of C)."""
+
+    ids: Sequence[int]
+    indices: Sequence[Indices]
+    steps: Sequence[int]
+    weights: Sequence[float]
+    gaps: Sequence[int]
+    scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    purpose: Purpose = Purpose.BATCHES
+
+
+class Context:
+    """One phase of one round for a stack of C clients.
+
+    ``shared``: the server's broadcast by name (model vectors are ``[width]``); ``given``: the server's per-client
+    scalars, ``[C, 1]``; ``state``: the clients' own vectors, ``[C, width]``, zeros before the first participation;
+    ``kept``: what an earlier phase of this round kept, ``[C, ...]``. ``n``, ``J``, ``gap`` and ``p`` are ``[C, 1]``
+    float32: samples, local steps, rounds since the last participation (0: never took part), aggregation weight.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        samples: Samples,
+        training: LocalTraining,
+        stack: Stack,
+        *,
+        round: int,
+        lr: float,
+        clients: int,
+        shared: Mapping[str, Tensor],
+        state: Mapping[str, Tensor] | None = None,
+        kept: Mapping[str, Tensor] | None = None,
+        public: Samples | None = None,
+    ) -> None:
+        self.model, self.samples, self.training, self.stack = model, samples, training, stack
+        self.round, self.lr, self.N = round, lr, clients
+        self.shared, self.state, self.kept = shared, state or {}, kept or {}
+        self.public = public
+        self.given = {name: self._column(values) for name, values in stack.scalars.items()}
+        self.n = self._column([len(indices) for indices in stack.indices])
+        self.J = self._column(stack.steps)
+        self.gap = self._column(stack.gaps)
+        self.p = self._column(stack.weights)
+        self.size = len(stack.ids)
+        buffers = shared.get("buffers")
+        self.buffers = None if buffers is None else buffers.expand(self.size, -1).clone()
+        self._momentum: Tensor | None = None
+        self._losses: list[Tensor] = []
+        self._correct: list[Tensor] = []
+        self._seen: list[list[int]] = []
+        self._step = -1
+
+    def _column(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.model.device)[:, None]
+
+    def start(self, name: str) -> Tensor:
+        """The shared vector ``name`` as the start of each client: ``[C, width]``."""
+        return self.shared[name].expand(self.size, -1)
+
+    def batches(self) -> Iterator[Batch]:
+        """The mini-batches of the local steps j = 0, 1, ...; clients with fewer steps get padding at the end."""
+        training, stack = self.training, self.stack
+        schedules = [
+            schedule(
+                training.seed,
+                stack.purpose,
+                self.round,
+                client,
+                len(indices),
+                training.batch_size,
+                steps if training.local_steps is not None else None,
+                training.local_epochs,
+            )
+            for client, indices, steps in zip(stack.ids, stack.indices, stack.steps, strict=True)
+        ]
+        for j in range(max(stack.steps, default=0)):
+            yield self._batch(schedules, j)
+
+    def _batch(self, schedules: list[Schedule], j: int) -> Batch:
+        live = [j < len(s.order) for s in schedules]
+        counts = [int(s.counts[j]) if on else 0 for s, on in zip(schedules, live, strict=True)]
+        size = max(counts)
+        chosen = np.zeros((self.size, size), np.int64)
+        for row, (plan, own) in enumerate(zip(schedules, self.stack.indices, strict=True)):
+            # padding repeats the client's first sample: a valid input whose weight is zero
+            chosen[row] = own[0]
+            chosen[row, : counts[row]] = own[plan.order[j, : counts[row]]] if live[row] else own[0]
+        x, y = self.samples.gather(chosen)
+        if self.training.augment:
+            x = self._augmented(x, j)
+        ragged = any(count != size for count in counts)
+        return Batch(x, y, j, [max(count, 1) for count in counts] if ragged else None)
+
+    def _augmented(self, x: Tensor, j: int) -> Tensor:
+        """Random crop after padding by 4, and mirroring, drawn for each client by itself; ``x [C, b, c, h, w]``."""
+        rows = []
+        for row, client in enumerate(self.stack.ids):
+            rng = seeds.stream(self.training.seed, Purpose.AUGMENTATION, self.round, client, j)
+            samples, _, height, width = x[row].shape
+            padded = torch.nn.functional.pad(x[row], (4, 4, 4, 4))
+            top, left = (torch.from_numpy(rng.integers(0, 9, samples)) for _ in range(2))
+            columns = torch.arange(width) + left[:, None]
+            mirrored = torch.from_numpy(rng.random(samples) < 0.5)[:, None]
+            columns = torch.where(mirrored, columns.flip(1), columns).to(x.device)
+            lines = (torch.arange(height) + top[:, None]).to(x.device)
+            image = torch.arange(samples, device=x.device)[:, None, None]
+            cropped = padded.permute(0, 2, 3, 1)[image, lines[:, :, None], columns[:, None, :]]
+            rows.append(cropped.permute(0, 3, 1, 2))
+        return torch.stack(rows)
+
+    def epoch(self, j: int) -> Tensor:
+        """The local epoch (from 0) in which step j lies, ``[C, 1]``: an epoch is ceil(n / B) steps."""
+        size = self.training.batch_size
+        per_epoch = torch.ceil(self.n / size).clamp(min=1) if size else torch.ones_like(self.n)
+        return torch.floor(j / per_epoch)
+
+    def grad(self, at: Tensor, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
+        """Mini-batch gradient ``[C, width]`` at the models ``at [C, width]``.
+
+        ``loss(outputs, task_losses, *extras)`` replaces the task loss where an algorithm has its own; each of
+        ``extras`` is ``[C, ...]`` and is handed over a client at a time. May be called several times on one batch (with
+        the same dropout each time); the first call of a step is the one whose loss and accuracy are logged.
+        """
+        gradient = self.model.gradients(at, batch, self.buffers, loss, extras, self._dropout(batch))
+        if batch.step != self._step:
+            self._step = batch.step
+            self._losses.append(gradient.task_loss)
+            self._correct.append(gradient.correct)
+            self._seen.append(batch.counts or [batch.y.shape[1]] * self.size)
+        return gradient.value
+
+    def _dropout(self, batch: Batch) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        seed, round, client = self.training.seed, self.round, self.stack.ids[0]
+        return lambda: seeds.torch_rng(seed, Purpose.DROPOUT, round, client, batch.step)
+
+    def full_grad(self, at: Tensor) -> Tensor:
+        """Gradient ``[C, width]`` of each client's mean loss over all its samples, unaugmented, buffers untouched."""
+        rows = []
+        for row, own in enumerate(self.stack.indices):
+            total = torch.zeros(at.shape[1], dtype=torch.float64, device=at.device)
+            buffers = None if self.buffers is None else self.buffers[row : row + 1].clone()
+            for part in np.array_split(own, -(-len(own) // 256)):
+                x, y = self.samples.gather(part[None])
+                gradient = self.model.gradients(at[row : row + 1], Batch(x, y, -1), buffers)
+                total += gradient.value[0].double() * (len(part) / len(own))
+            rows.append(total.float())
+        return torch.stack(rows)
+
+    def forward(self, at: Tensor, x: Tensor) -> Outputs:
+        """Evaluation-mode outputs of ``x [C, b, ...]`` (or ``[b, ...]``, the same for all) at ``at [C, width]``."""
+        if x.shape[0] != self.size or x.dim() == self.samples.x.dim():
+            x = x.expand(self.size, *x.shape)
+        return self.model.forward(at, x, self.buffers)
+
+    def assemble(self, w: Tensor, direction: Tensor) -> Tensor:
+        """The step's direction: corrected gradient, clipped, plus weight decay, through the client's momentum.
+
+        This order is ALGORITHMS' rule R2: (c) clipping, (d) weight decay, (e) local momentum.
+        """
+        training = self.training
+        if training.grad_clip:
+            norm = direction.norm(dim=1, keepdim=True)
+            direction = direction * (training.grad_clip / norm.clamp(min=training.grad_clip))
+        if training.weight_decay:
+            direction = direction.add(w, alpha=training.weight_decay)
+        if training.momentum:
+            if self._momentum is None:
+                self._momentum = direction
+            else:
+                self._momentum = direction.add(self._momentum, alpha=training.momentum)
+            direction = self._momentum
+        return direction
+
+    def descend(self, w: Tensor, direction: Tensor) -> Tensor:
+        """One step of the local optimizer: w - eta_l * assemble(w, direction)."""
+        return w.sub(self.assemble(w, direction), alpha=self.lr)
+
+    def hold(self, new: dict[str, Tensor], old: dict[str, Tensor], j: int) -> dict[str, Tensor]:
+        """``new``, but ``old`` for the clients that have made their J_i steps already."""
+        if j < min(self.stack.steps):
+            return new
+        live = self.J > j
+        return {name: torch.where(live, value, old[name]) for name, value in new.items()}
+
+    def training_scalars(self) -> dict[str, list[float]]:
+        """``loss`` and ``accuracy`` of each client's mini-batches, means over its local steps."""
+        if not self._losses:
+            return {}
+        losses = torch.stack(self._losses).double().cpu().numpy()
+        correct = torch.stack(self._correct).cpu().numpy()
+        steps, seen = np.array(self.stack.steps), np.array(self._seen)
+        live = np.arange(len(losses))[:, None] < steps
+        return {
+            "loss": list((losses * live).sum(0) / steps),
+            "accuracy": list((correct * live).sum(0) / (seen * live).sum(0)),
+        }

@@ -1,0 +1,64 @@
+"""Sums along one fixed binary tree, so that the way in which work is divided never changes a bit.
+
+A sum over a cohort of m clients is taken over positions 0..m-1 (clients sorted by id). Node (level, index) of the tree
+covers positions [index * 2**level, (index + 1) * 2**level); its value is the float64 sum of its two children, and a node
+whose sibling lies wholly beyond the cohort is handed up as it is. Whoever holds all of a subtree may add it up alone.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Node: TypeAlias = tuple[int, int]
+
+
+class TreeSum:
+    """The sum of ``members`` float64 vectors along the fixed tree, from any mixture of leaves and complete subtrees.
+
+    Memory: one vector per level when the leaves come in order.
+    """
+
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self.nodes: dict[Node, Tensor] = {}
+
+    def add(self, node: Node, value: Tensor) -> None:
+        """Add the value of a node (a leaf is ``(0, position)``); ``value`` is float64, and is taken over."""
+        level, index = node
+        while index or (1 << level) < self.members:
+            sibling = index ^ 1
+            if (sibling << level) < self.members:
+                other = self.nodes.pop((level, sibling), None)
+                if other is None:
+                    break
+                value = other.add_(value) if other.shape == value.shape else other + value
+            level, index = level + 1, index >> 1
+        self.nodes[level, index] = value
+
+    def total(self) -> Tensor:
+        """The whole sum; all members must have been added."""
+        (value,) = self.nodes.values()
+        return value
+
+
+def reduce_rows(rows: Tensor) -> Tensor:
+    """The subtree over ``rows [C, ...]``, whose first row stands at a multiple of a power of two >= C."""
+    while len(rows) > 1:
+        even = len(rows) // 2 * 2
+        paired = rows[0:even:2] + rows[1:even:2]
+        rows = torch.cat([paired, rows[even:]]) if even < len(rows) else paired
+    return rows[0]
+
+
+def subtree(start: int, size: int, members: int) -> Node:
+    """The highest node whose positions, of those below ``members``, are exactly start .. start + size - 1.
+
+    ``start`` is a multiple of a power of two that is at least ``size``.
+    """
+    level, index = 0, start
+    while (1 << level) < size:
+        level, index = level + 1, index >> 1
+    return level, index

@@ -1,0 +1,83 @@
+"""Flat parameter vectors: all of a model's parameters as one contiguous float32 vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+ROW = 16
+"""Rows are padded to 16 floats (64 bytes): kernels round differently on rows that are aligned differently."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one named tensor lies in a flat vector."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def view(self, vector: Tensor) -> Tensor:
+        return vector[self.start : self.start + self.size].view(self.shape)
+
+
+class Layout:
+    """How a module's tensors lie in two flat vectors: trainable parameters, and everything else.
+
+    ``parameters`` numbers (P) are trainable; a parameter vector has ``width`` >= P numbers, of which the last are
+    padding and zero. ``buffers`` numbers are buffers and frozen parameters (a vector of ``buffer_width`` numbers);
+    whole-number buffers are kept there as floats and rounded when they are loaded.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        others = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+        others |= dict(module.named_buffers())
+        self.slots, self.parameters = _lay_out(trainable.items())
+        self.buffer_slots, self.buffers = _lay_out(others.items())
+        self.width = -(-self.parameters // ROW) * ROW
+        self.buffer_width = -(-self.buffers // ROW) * ROW
+        self.sizes = [slot.size for slot in self.slots] + [self.width - self.parameters]
+
+    def pack(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+        """The module's parameters ``[width]`` and buffers ``[buffer_width]``, copied, float32 on the CPU."""
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        return _pack(self.slots, tensors, self.width), _pack(self.buffer_slots, tensors, self.buffer_width)
+
+    def named(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
+        """The tensors of ``vector [width]`` (and of ``buffers [buffer_width]``) by name: views, no copies."""
+        named = {slot.name: slot.view(vector) for slot in self.slots}
+        if buffers is not None:
+            for slot in self.buffer_slots:
+                value = slot.view(buffers)
+                named[slot.name] = value if slot.dtype.is_floating_point else value.round().to(slot.dtype)
+        return named
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """As :meth:`named`, by one differentiable split."""
+        pieces = vector.split(self.sizes)
+        return {slot.name: piece.view(slot.shape) for slot, piece in zip(self.slots, pieces, strict=False)}
+
+
+def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
+    slots, start = [], 0
+    for name, tensor in tensors:
+        slots.append(Slot(name, tensor.shape, start, tensor.dtype))
+        start += tensor.numel()
+    return slots, start
+
+
+def _pack(slots: list[Slot], tensors: dict[str, Tensor], width: int) -> Tensor:
+    vector = torch.zeros(width)
+    for slot in slots:
+        slot.view(vector).copy_(tensors[slot.name].detach())
+    return vector

@@ -1,0 +1,200 @@
+"""A data set spread over clients, as plain arrays that all processes of a node can share."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from fedray.config import DataConfig
+from fedray.core.seeds import Purpose, stream
+from fedray.data.deal import Split, by_owner, class_pools, largest_remainder
+from fedray.data.partition import partition
+from fedray.data.source import Source
+from fedray.errors import UserError
+
+
+def _none() -> np.ndarray:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Samples, and who holds which. Per client there is nothing but its indices.
+
+    ``x`` [n, ...] uint8 or float32 and ``y`` int64 [n] are all training samples, with a source's own public set at
+    their end; a model's input is float32(x) * scale + shift along axis 1 (float32 [channels], or None). Client i holds
+    ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted) of them; ``public`` and ``validation`` are indices into x
+    too, of nobody's samples; ``train_subset`` are those on which train_accuracy is evaluated. ``ids`` int64 [N] are the
+    clients' names in the data, 0..N-1 unless the partition is natural. ``test_indices`` and ``test_offsets`` give each
+    client's share of the test set, where it is known. ``notes`` are lines about the partition worth logging.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+    scale: np.ndarray | None
+    shift: np.ndarray | None
+    indices: np.ndarray
+    offsets: np.ndarray
+    public: np.ndarray
+    validation: np.ndarray
+    ids: np.ndarray
+    train_subset: np.ndarray = field(default_factory=_none)
+    test_indices: np.ndarray | None = None
+    test_offsets: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clients(self) -> int:
+        """The number of registered clients N."""
+        return len(self.offsets) - 1
+
+    def sizes(self) -> np.ndarray:
+        """n_i, int64 [N]."""
+        return np.diff(self.offsets)
+
+    def client(self, i: int) -> np.ndarray:
+        """The sorted indices into x of client i's samples."""
+        return self.indices[self.offsets[i] : self.offsets[i + 1]]
+
+    def client_test(self, i: int) -> np.ndarray:
+        """The sorted indices into x_test of client i's share; :func:`with_test_shares` first."""
+        if self.test_indices is None or self.test_offsets is None:
+            raise ValueError("these data have no test shares; call with_test_shares first")
+        return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
+
+    @cached_property
+    def partition_hash(self) -> str:
+        """sha256 over offsets and indices: equal for equal partitions."""
+        return _digest(self.offsets, self.indices)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over all samples and who holds them: a run may be resumed on the same data only."""
+        held = (self.indices, self.offsets, self.public, self.validation)
+        return _digest(self.x, self.y, self.x_test, self.y_test, self.scale, self.shift, *held)
+
+
+def _digest(*arrays: np.ndarray | None) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        if array is None:
+            digest.update(b"none")
+            continue
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        digest.update(f"{little.dtype.str}{little.shape}".encode())
+        digest.update(little.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -> FederatedData:
+    """``source`` divided as ``data`` says, all draws from ``seed``; UserError if it can't be.
+
+    ``public_samples`` is data.public_samples resolved: 0 where the algorithm needs none. The public set and the
+    validation set are i.i.d. draws that are taken out of the training set before it is partitioned. A source's own
+    public set is used instead where there is one: all of it for `auto`, else a draw of the size asked for.
+    """
+    x, y, total = source.x_train, source.y_train, len(source.y_train)
+    own = source.x_public is not None and public_samples > 0
+    taken = (0 if own else public_samples) + data.validation_samples
+    if taken >= total:
+        raise UserError(
+            f"data.public_samples={taken - data.validation_samples} and data.validation_samples="
+            f"{data.validation_samples} leave none of the {total} training samples of {source.name} to the clients"
+        )
+    # from either end of one order, so that each set stays the same when the other's size changes
+    order = stream(seed, Purpose.PUBLIC).permutation(total)
+    validation = np.sort(order[total - data.validation_samples :])
+    if own:
+        assert source.x_public is not None
+        assert source.y_public is not None
+        public = total + _own_public(source, data, seed)
+        x, y = np.concatenate([x, source.x_public]), np.concatenate([y, source.y_public])
+    else:
+        public = np.sort(order[:public_samples])
+    rest = np.setdiff1d(np.arange(total), np.concatenate([public, validation]), assume_unique=True)
+    owners = None if source.client_train is None else source.client_train[rest]
+    split, notes = partition(y[rest], source.classes, data, stream(seed, Purpose.PARTITION), owners)
+    places, offsets = _compressed(split)
+    indices = rest[places]
+    ids = np.arange(len(split))
+    test: Split | None = None
+    if data.partition.kind == "natural" and source.client_train is not None:
+        ids = np.unique(source.client_train[indices])
+        if source.client_test is not None:
+            test = _owned(source.client_test, ids)
+    test_indices, test_offsets = (None, None) if test is None else _compressed(test)
+    return FederatedData(
+        x=x,
+        y=y,
+        x_test=source.x_test,
+        y_test=source.y_test,
+        classes=source.classes,
+        scale=source.scale,
+        shift=source.shift,
+        indices=indices,
+        offsets=offsets,
+        public=public,
+        validation=validation,
+        ids=ids,
+        test_indices=test_indices,
+        test_offsets=test_offsets,
+        notes=notes,
+    )
+
+
+def _own_public(source: Source, data: DataConfig, seed: int) -> np.ndarray:
+    there = len(source.y_public) if source.y_public is not None else 0
+    if data.public_samples == "auto":
+        return np.arange(there)
+    if data.public_samples > there:
+        raise UserError(f"data.public_samples={data.public_samples}, but {source.name} has a public set of {there}")
+    return np.sort(stream(seed, Purpose.PUBLIC, 1).permutation(there)[: data.public_samples])
+
+
+def _owned(owners: np.ndarray, ids: np.ndarray) -> Split:
+    """The samples of each of ``ids`` (sorted); those of others are nobody's."""
+    place = np.minimum(np.searchsorted(ids, owners), len(ids) - 1)
+    return by_owner(np.where(ids[place] == owners, place, -1), len(ids))
+
+
+def _compressed(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """(indices, offsets) of a split, int64."""
+    offsets = np.cumsum([0, *map(len, split)], dtype=np.int64)
+    return np.concatenate([_none(), *split]), offsets
+
+
+def with_test_shares(data: FederatedData, seed: int) -> FederatedData:
+    """``data`` with a test share for each client: as it is if the source said which, else by class.
+
+    The test samples of a class go to the clients in proportion to their training samples of it (largest remainder,
+    ties at random); those of a class that no client has go to nobody.
+    """
+    if data.test_indices is not None:
+        return data
+    rng = stream(seed, Purpose.PARTITION, 1)
+    clients = data.clients
+    holder = np.repeat(np.arange(clients), data.sizes())
+    held = class_pools(data.y[data.indices], data.classes)
+    owner = np.full(len(data.y_test), -1)
+    for samples, tests in zip(held, class_pools(data.y_test, data.classes), strict=True):
+        counts = np.bincount(holder[samples], minlength=clients)
+        if len(samples) and len(tests):
+            order = rng.permutation(clients)
+            share = largest_remainder(counts[order] * (len(tests) / len(samples)), len(tests))
+            owner[rng.permutation(tests)] = np.repeat(order, share)
+    indices, offsets = _compressed(by_owner(owner, clients))
+    return replace(data, test_indices=indices, test_offsets=offsets)
+
+
+def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:
+    """``data`` with ``samples`` of the clients' own, drawn uniformly, as its ``train_subset``."""
+    held = np.unique(data.indices)
+    if samples > len(held):
+        raise UserError(f"run.eval_train_samples={samples}, but the clients have {len(held)} training samples")
+    return replace(data, train_subset=np.sort(stream(seed, Purpose.PUBLIC, 2).permutation(held)[:samples]))

@@ -1,0 +1,193 @@
+"""MNIST and its relatives: idx files, found on this machine or downloaded, and the sample inside the package."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import socket
+import tempfile
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedray.data.source import Source
+from fedray.errors import UserError
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+class IdxSet(NamedTuple):
+    """One idx data set: its folder (and torchvision class), mean and deviation of pixels/255, and system folders."""
+
+    folder: str
+    mean: float
+    deviation: float
+    system: tuple[str, ...] = ()
+
+
+SETS = {
+    "mnist": IdxSet("MNIST", 0.1307, 0.3081),
+    # where Debian's package dataset-fashion-mnist puts it
+    "fashion_mnist": IdxSet("FashionMNIST", 0.2860, 0.3530, ("/usr/share/datasets/fashion-mnist",)),
+}
+
+
+def mnist(root: str | None) -> Source:
+    """MNIST (LeCun et al. 1998): 60,000 + 10,000 images [1, 28, 28], 10 classes."""
+    return _load("mnist", find("mnist", root))
+
+
+def fashion_mnist(root: str | None) -> Source:
+    """Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 images [1, 28, 28], 10 classes."""
+    return _load("fashion_mnist", find("fashion_mnist", root))
+
+
+def sample() -> Source:
+    """1,000 + 200 images of each class of Fashion-MNIST, chosen by ``sample/make.py``; in the package."""
+    source = _load("fashion_mnist", _files(Path(__file__).parent / "sample"))
+    return Source(**{**vars(source), "name": "sample"})
+
+
+def _load(name: str, paths: dict[str, Path]) -> Source:
+    missing = [file for file in FILES if file not in paths]
+    if missing:
+        raise UserError(f"{name}: the files {', '.join(missing)} are missing")
+    x_train, y_train = read_pair(paths[FILES[0]], paths[FILES[1]])
+    x_test, y_test = read_pair(paths[FILES[2]], paths[FILES[3]])
+    constants = SETS[name]
+    scale = np.array([1 / (255 * constants.deviation)], dtype=np.float32)
+    shift = np.array([-constants.mean / constants.deviation], dtype=np.float32)
+    return Source(name, x_train, y_train, x_test, y_test, 10, scale, shift)
+
+
+def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [n, 1, height, width] and labels int64 [n] in 0..9 from two idx files; UserError naming the file."""
+    x, y = read_idx(images), read_idx(labels)
+    if x.ndim != 3:
+        hint = ": are the image and the label file swapped?" if x.ndim == 1 else ""
+        raise UserError(f"{images} holds {_content(x)}, not images [n, height, width]{hint}")
+    if y.ndim != 1:
+        hint = ": are the image and the label file swapped?" if y.ndim == 3 else ""
+        raise UserError(f"{labels} holds {_content(y)}, not labels [n]{hint}")
+    if len(x) != len(y):
+        raise UserError(f"{images} holds {len(x)} images, but {labels} {len(y)} labels")
+    if not len(x):
+        raise UserError(f"{images} holds no images")
+    if y.max() > 9:
+        row = int(np.argmax(y > 9))
+        raise UserError(f"{labels} has label {y[row]} in row {row}; labels must be 0..9")
+    return x[:, None], y.astype(np.int64)
+
+
+def _content(array: np.ndarray) -> str:
+    names = {1: "labels", 3: "images"}
+    return f"{names.get(array.ndim, 'an array')} of shape {list(array.shape)}"
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The uint8 array in an idx file, gzipped or not whatever its name says.
+
+    Format: two zero bytes, a type byte (8: unsigned byte), the number of dimensions, their sizes as big-endian 32-bit
+    numbers, then the data (LeCun, MNIST page). UserError in one line if the file is anything else.
+    """
+    try:
+        content = path.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+    except EOFError:
+        raise UserError(f"{path} is truncated: its gzip stream ends too early; get the file again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path} is a damaged gzip file ({error}); get the file again") from None
+    except OSError as error:
+        raise UserError(f"can't read {path}: {error.strerror or error}") from None
+    if len(content) < 4 or content[:2] != b"\0\0" or not 1 <= content[3] <= 8:
+        raise UserError(f"{path} is not an idx file: it begins with {content[:4].hex(' ') or 'nothing'}")
+    if content[2] != 8:
+        raise UserError(f"{path} holds idx type 0x{content[2]:02x}; images and labels are unsigned bytes (0x08)")
+    header = 4 + 4 * content[3]
+    if len(content) < header:
+        raise UserError(f"{path} is truncated: {len(content)} bytes, less than its header of {header}")
+    shape = [int(size) for size in np.frombuffer(content, ">u4", content[3], offset=4)]
+    promised, found = math.prod(shape), len(content) - header
+    if found != promised:
+        problem = "is truncated" if found < promised else "has extra bytes at its end"
+        raise UserError(f"{path} {problem}: {found} bytes of data where its header {shape} promises {promised}")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def find(name: str, root: str | None) -> dict[str, Path]:
+    """Where the four files of data set ``name`` are.
+
+    In ``root`` if given, and nowhere else; else in $FEDRAY_DATA, system folders, the user's cache, or downloaded to it.
+    """
+    if root is not None:
+        return _in_root(name, Path(root).expanduser())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
+    places = [Path(place).expanduser() for place in (os.environ.get("FEDRAY_DATA"), *SETS[name].system) if place]
+    for place in [*places, cache]:
+        found = max((_files(folder) for folder in _folders(name, place)), key=len)
+        if len(found) == len(FILES):
+            return found
+    try:
+        _download(SETS[name].folder, cache)
+    except Exception as error:  # torchvision raises RuntimeError, URLError, OSError, ...
+        searched = ", ".join(map(str, [*places, cache]))
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{name} is not in {searched} and could not be downloaded ({reason}): put {FILES[0]}.gz and its three "
+            f"companions into a folder and give it as data.root or $FEDRAY_DATA"
+        ) from None
+    return _in_root(name, cache)
+
+
+def _in_root(name: str, root: Path) -> dict[str, Path]:
+    if not root.is_dir():
+        raise UserError(f"data.root={root} is not a folder")
+    found, folder = max(((_files(folder), folder) for folder in _folders(name, root)), key=lambda pair: len(pair[0]))
+    for file in FILES:
+        if file not in found:
+            raise UserError(
+                f"data.root={root} lacks {file} or {file}.gz"
+                + (f" (its companions are in {folder})" if found else f" (nor is it in raw or {SETS[name].folder}/raw)")
+            )
+    return found
+
+
+def _folders(name: str, place: Path) -> list[Path]:
+    return [place / SETS[name].folder / "raw", place / "raw", place]
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Those of the four files that are in ``folder``."""
+    found: dict[str, Path] = {}
+    for file in FILES:
+        for path in (folder / f"{file}.gz", folder / file):
+            if path.is_file():
+                found.setdefault(file, path)
+    return found
+
+
+def _download(folder: str, cache: Path) -> None:
+    """Has torchvision download and checksum the files, then moves them in place, so that none is ever half there."""
+    from torchvision import datasets
+
+    cache.mkdir(parents=True, exist_ok=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30)  # torchvision sets none, and would wait for ever behind a silent firewall
+    try:
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            getattr(datasets, folder)(scratch, download=True)
+            target = cache / folder / "raw"
+            target.mkdir(parents=True, exist_ok=True)
+            for path in _files(Path(scratch) / folder / "raw").values():
+                os.replace(path, target / path.name)
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,55 @@
+"""The source `npz`: a user's own arrays in one file written by numpy.savez."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedray.data.source import Source, from_fields
+from fedray.errors import UserError
+
+ARRAYS = [field.name for field in fields(Source) if "_" in field.name]
+
+
+def npz(root: str | None) -> Source:
+    """The arrays of :class:`Source` in the file ``root``; ``scale`` and ``shift`` are not read.
+
+    Classes are 0..max(y) over train, test and public; uint8 features are scaled to 0..1. Other arrays are ignored.
+    """
+    if root is None:
+        raise UserError("data.source npz needs data.root: the path of the .npz file itself")
+    path = Path(root)
+    given = _read(path)
+    x = given.get("x_train")
+    if x is not None and x.dtype == np.uint8 and x.ndim > 1:
+        given["scale"] = np.full(x.shape[1], 1 / 255)
+    return from_fields(path.stem, given, where=str(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        raise UserError(f"data.root={path} is a folder; for source npz it must be the .npz file itself")
+    try:
+        if not zipfile.is_zipfile(path):
+            path.open("rb").close()
+            raise UserError(f"{path} is not an npz file, or an incomplete one; write it with numpy.savez")
+        with np.load(path, allow_pickle=False) as archive:
+            given = {}
+            for name in ARRAYS:
+                if name in archive.files:
+                    try:
+                        given[name] = archive[name]
+                    except ValueError:
+                        raise UserError(
+                            f"{path}: {name} is an array of Python objects, not of numbers; cast it before numpy.savez"
+                        ) from None
+            return given
+    except OSError as error:
+        raise UserError(f"can't read data.root={path}: {error.strerror or error}") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None

@@ -1,0 +1,100 @@
+"""The registry of partitioners, and their use as the configuration asks for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedray.config import DataConfig, PartitionConfig
+from fedray.data.deal import Split
+from fedray.data.dirichlet import dirichlet, dirichlet_fixed
+from fedray.data.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
+from fedray.errors import UserError, near_miss
+
+
+class Partitioner(NamedTuple):
+    """A kind of partition: its function and what it does. Its options are the function's keyword arguments."""
+
+    split: Callable[..., Split]
+    about: str
+
+    @property
+    def arguments(self) -> set[str]:
+        parameters = inspect.signature(self.split).parameters.values()
+        return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+    @property
+    def options(self) -> list[str]:
+        """The config keys below ``data.`` that it takes."""
+        return [_key(name) for name in _OPTIONS if name in self.arguments or name == "min_samples"]
+
+
+PARTITIONERS = {
+    "iid": Partitioner(iid, "shuffled and cut into equal parts"),
+    "label_skew": Partitioner(label_skew, "classes_per_client classes each, equally many samples (pFedMo)"),
+    "quantity_skew": Partitioner(quantity_skew, "sizes[i] samples each, in the class proportions of the set (pFedMo)"),
+    "dirichlet": Partitioner(dirichlet, "each class cut among the clients by Dir(alpha); sizes vary (pFedMo, MOON)"),
+    "dirichlet_fixed": Partitioner(
+        dirichlet_fixed,
+        "each client's classes drawn from Dir(alpha prior), equal sizes (Hsu et al. 2019, FedDyn)",
+    ),
+    "shards": Partitioner(shards, "sorted by label, cut into shards, shards_per_client each (McMahan et al. 2017)"),
+    "orthogonal": Partitioner(orthogonal, "clusters of clients with classes of their own (FedTrip)"),
+    "natural": Partitioner(natural, "the data's own clients, as the source says; data.clients is ignored"),
+}
+_OPTIONS = ["samples_per_client", *(name for name in PartitionConfig.model_fields if name != "kind")]
+
+
+def _key(name: str) -> str:
+    return name if name == "samples_per_client" else f"partition.{name}"
+
+
+def partition(
+    labels: np.ndarray, classes: int, data: DataConfig, rng: np.random.Generator, owners: np.ndarray | None = None
+) -> tuple[Split, tuple[str, ...]]:
+    """The split of samples with ``labels`` int64 [n] that ``data`` asks for, and lines worth logging about it.
+
+    ``owners`` int64 [n] are the data's own clients. UserError for an unknown kind, options that the kind doesn't take,
+    and clients with fewer than ``min_samples`` samples.
+    """
+    kind = data.partition.kind
+    if kind not in PARTITIONERS:
+        raise UserError(f"data.partition.kind: there is no partition {kind!r}{near_miss(kind, PARTITIONERS)}")
+    chosen = PARTITIONERS[kind]
+    notes: list[str] = []
+    offered = {**_given(data, kind), "classes": classes, "owners": owners, "note": notes.append}
+    arguments = {name: value for name, value in offered.items() if name in chosen.arguments}
+    split = chosen.split(labels, data.clients, rng, **arguments)
+    _check_sizes(split, 1 if data.partition.min_samples is None else data.partition.min_samples, kind)
+    return split, tuple(notes)
+
+
+def _given(data: DataConfig, kind: str) -> dict[str, Any]:
+    """The options that differ from their defaults, all of which ``kind`` must take.
+
+    Not those that were written down: a resolved configuration spells out every default and must mean the same.
+    """
+    given = {}
+    for name in _OPTIONS:
+        section = data if name == "samples_per_client" else data.partition
+        value = getattr(section, name)
+        if value == type(section).model_fields[name].default:
+            continue
+        given[name] = value
+        if _key(name) not in PARTITIONERS[kind].options:
+            takers = ", ".join(other for other, entry in PARTITIONERS.items() if name in entry.arguments)
+            raise UserError(f"data.{_key(name)} does not apply to data.partition.kind={kind}; it does to {takers}")
+    return given
+
+
+def _check_sizes(split: Split, least: int, kind: str) -> None:
+    sizes = np.array([len(indices) for indices in split])
+    if len(sizes) and sizes.min() < least:
+        client, few = int(np.argmax(sizes < least)), int((sizes < least).sum())
+        raise UserError(
+            f"{kind}: client {client} has {sizes[client]} samples, fewer than {least} ({few} such clients): lower "
+            f"data.clients={len(sizes)} or set data.partition.min_samples (0 allows empty clients)"
+        )

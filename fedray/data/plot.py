@@ -1,0 +1,74 @@
+"""A picture of who holds which labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fedray.data.federated import FederatedData
+
+STACKED = 40
+"""Up to so many clients are bars; beyond that they are the columns of a heat map."""
+LEGEND = 20
+"""Up to so many classes bars have a legend; beyond that a colour bar."""
+
+
+def label_counts(data: FederatedData) -> np.ndarray:
+    """How many samples of each class each client holds, int64 [N, classes]."""
+    client = np.repeat(np.arange(data.clients), data.sizes())
+    cells = client * data.classes + data.y[data.indices]
+    return np.bincount(cells, minlength=data.clients * data.classes).reshape(data.clients, data.classes)
+
+
+def plot_labels(data: FederatedData, path: str | Path) -> None:
+    """Draws the samples of each client by label into the file ``path`` (its suffix says the format).
+
+    Stacked bars for few clients. For many, a bar of their sizes above a heat map, classes by clients, of the share
+    that a class has in a client; clients are then in the order of their most frequent class, so that skew shows.
+    """
+    counts = label_counts(data)
+    bars = len(counts) <= STACKED
+    figure = Figure(figsize=(min(4 + 0.25 * len(counts), 11), 4.2) if bars else (10, 5), layout="constrained")
+    FigureCanvasAgg(figure)  # and no pyplot: no display, no global state
+    (_bars if bars else _heat_map)(figure, counts)
+    figure.savefig(path, dpi=150)
+
+
+def _bars(figure: Figure, counts: np.ndarray) -> None:
+    clients, classes = counts.shape
+    axes = figure.subplots()
+    few = classes <= 10
+    colours = colormaps["tab10"](range(classes)) if few else colormaps["turbo"](np.linspace(0, 1, classes))
+    bottom = np.zeros(clients)
+    for c in range(classes):
+        axes.bar(range(clients), counts[:, c], bottom=bottom, width=0.85, color=colours[c], label=str(c))
+        bottom += counts[:, c]
+    top = 1.05 * max(1, bottom.max())
+    axes.set(xlabel="client", ylabel="training samples", xlim=(-0.6, clients - 0.4), ylim=(0, top))
+    axes.xaxis.set_major_locator(MaxNLocator(20, integer=True, steps=[1, 2, 5, 10]))
+    axes.spines[["top", "right"]].set_visible(False)
+    if classes <= LEGEND:
+        figure.legend(title="label", loc="outside right upper", frameon=False, reverse=True)
+    else:
+        figure.colorbar(ScalarMappable(Normalize(0, classes - 1), "turbo"), ax=axes, label="label")
+
+
+def _heat_map(figure: Figure, counts: np.ndarray) -> None:
+    sizes = counts.sum(axis=1)
+    shares = counts / np.maximum(sizes, 1)[:, None]
+    order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
+    top, main = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
+    top.stairs(sizes[order], np.arange(len(counts) + 1) - 0.5, fill=True, color="0.55")
+    top.set(ylabel="samples", ylim=(0, None))
+    top.spines[["top", "right"]].set_visible(False)
+    image = main.imshow(shares[order].T, aspect="auto", cmap="viridis", vmin=0, origin="lower", interpolation="nearest")
+    main.set(xlabel=f"{len(counts):,} clients, by most frequent label", ylabel="label")
+    main.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=main, label="share of the client's samples", format=PercentFormatter(1, 0))

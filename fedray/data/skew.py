@@ -1,0 +1,290 @@
+"""The partitioners but Dirichlet's: who gets which training samples (sections 8.1 to 8.8 of the specification).
+
+Each is a pure function of labels int64 [n], the number of clients, a generator and its options, and returns one sorted
+int64 index array per client, disjoint unless ``overlap`` is asked for. An option has the name of its config key.
+``note`` receives lines worth logging. UserError if the data can't give what is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedray.data.deal import Split, by_owner, class_pools, deal, draw_each, largest_remainder
+from fedray.errors import UserError
+
+Note = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """A note that nobody reads."""
+
+
+def equal_share(total: int, clients: int, samples_per_client: int | None) -> int:
+    """The fixed local size: ``samples_per_client``, or floor(total / clients); UserError beyond the supply."""
+    if samples_per_client is None:
+        return total // clients
+    if clients * samples_per_client > total:
+        raise UserError(
+            f"data.clients={clients} x data.samples_per_client={samples_per_client} is more than the {total} samples "
+            f"there are: at most {total // clients} each"
+        )
+    return samples_per_client
+
+
+def overlap_share(total: int, samples_per_client: int | None) -> int:
+    """The local size of clients that may overlap; UserError if it isn't given or beyond ``total``."""
+    if samples_per_client is None:
+        raise UserError("data.partition.overlap needs data.samples_per_client: how many samples each client draws")
+    if samples_per_client > total:
+        raise UserError(f"data.samples_per_client={samples_per_client} is more than the {total} samples to draw from")
+    return samples_per_client
+
+
+def iid(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    samples_per_client: int | None = None,
+    overlap: bool = False,
+) -> Split:
+    """8.8: shuffled and cut into equal parts, whose sizes differ by one at most.
+
+    With ``overlap`` each client draws its samples on its own, without replacement.
+    """
+    total = len(labels)
+    if overlap:
+        return draw_each(np.arange(total), clients, overlap_share(total, samples_per_client), rng)
+    used = total
+    if samples_per_client is not None:
+        used = clients * equal_share(total, clients, samples_per_client)
+    parts = np.array_split(rng.permutation(total)[:used], clients)
+    return [np.sort(part) for part in parts]
+
+
+def label_skew(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes: int,
+    classes_per_client: int | None = None,
+    samples_per_client: int | None = None,
+    assign: str = "random",
+    on_empty: str = "shrink",
+    note: Note = silent,
+) -> Split:
+    """8.1 (pFedMo's x-class non-iid): each client holds x classes, evenly, and all clients equally many samples.
+
+    ``assign`` random draws each client's set of classes uniformly (the paper's words); balanced gives client i class
+    i mod classes and draws the rest (NIID-Bench). Where a class would run out, ``on_empty`` shrink lowers n for all,
+    fill takes more of the client's other classes, error stops. With x = classes it is the iid split, in equal parts.
+    """
+    x = classes_per_client
+    if x is None:
+        raise UserError("data.partition.kind=label_skew needs data.partition.classes_per_client")
+    if x > classes:
+        raise UserError(f"data.partition.classes_per_client={x} is more than the {classes} classes there are")
+    n = equal_share(len(labels), clients, samples_per_client)
+    if x == classes:
+        return iid(labels, clients, rng, samples_per_client=n)
+    if 0 < n < x:
+        raise UserError(f"{n} samples per client can't hold data.partition.classes_per_client={x} classes")
+    keys = rng.random((clients, classes))
+    if assign == "balanced":
+        keys[np.arange(clients), np.arange(clients) % classes] = -1
+    held = np.argsort(keys, axis=1)[:, :x]
+    supply = np.bincount(labels, minlength=classes)
+    holders = np.bincount(held.ravel(), minlength=classes)
+    if (holders == 0).any():
+        unused = ", ".join(map(str, np.flatnonzero(holders == 0)))
+        note(f"label_skew: clients hold {np.count_nonzero(holders)} of {classes} classes; nobody holds {unused}")
+    counts = _even(held, n, classes)
+    short = np.flatnonzero(counts.sum(axis=0) > supply)
+    if len(short):
+        c = int(short[np.argmin(supply[short] / holders[short])])
+        if on_empty == "fill":
+            _fill(counts, held, supply, n)
+            return deal(labels, counts, rng)
+        shrunk = int(supply[c] // holders[c]) * x
+        reason = f"class {c} has {supply[c]} samples for the {holders[c]} clients that hold it"
+        if on_empty == "error" or not shrunk:
+            raise UserError(
+                f"label_skew: {reason}, too few for {n} samples per client: at most {shrunk} "
+                f"(data.samples_per_client), or change data.partition.on_empty, assign or classes_per_client"
+            )
+        note(f"label_skew: {reason}; every client has {shrunk} samples instead of {n}")
+        counts = _even(held, shrunk, classes)
+    return deal(labels, counts, rng)
+
+
+def _even(held: np.ndarray, n: int, classes: int) -> np.ndarray:
+    """Counts [clients, classes]: n samples of each client spread evenly over its classes ``held`` [clients, x]."""
+    x = held.shape[1]
+    counts = np.zeros((len(held), classes), dtype=np.int64)
+    np.put_along_axis(counts, held, (n // x + (np.arange(x) < n % x))[None, :], axis=1)
+    return counts
+
+
+def _fill(counts: np.ndarray, held: np.ndarray, supply: np.ndarray, n: int) -> None:
+    """Cuts each class of ``counts`` to its supply, in equal parts, and fills clients up from their other classes."""
+    for c in np.flatnonzero(counts.sum(axis=0) > supply):
+        counts[:, c] = largest_remainder(counts[:, c] * (supply[c] / counts[:, c].sum()), supply[c])
+    spare = supply - counts.sum(axis=0)
+    for i in np.flatnonzero(counts.sum(axis=1) < n):
+        lacking = n - counts[i].sum()
+        for c in held[i][np.argsort(-spare[held[i]], kind="stable")]:
+            extra = min(lacking, spare[c])
+            counts[i, c] += extra
+            spare[c] -= extra
+            lacking -= extra
+        if lacking:
+            raise UserError(
+                f"label_skew: the classes of client {i} run out {lacking} samples short of {n}: "
+                f"lower data.samples_per_client, or use data.partition.on_empty=shrink"
+            )
+
+
+def quantity_skew(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes: int,
+    sizes: Sequence[int] | None = None,
+    note: Note = silent,
+) -> Split:
+    """8.2 (pFedMo's figure 5): client i has exactly ``sizes[i]`` samples, in the class proportions of the whole set.
+
+    Sizes beyond the supply are scaled down in proportion.
+    """
+    if sizes is None:
+        raise UserError("data.partition.kind=quantity_skew needs data.partition.sizes: the samples of each client")
+    if len(sizes) != clients:
+        raise UserError(f"data.partition.sizes has {len(sizes)} numbers, but data.clients={clients}; give one each")
+    total = len(labels)
+    wanted = np.asarray(sizes, dtype=np.int64)
+    if wanted.sum() > total:
+        scaled = largest_remainder(wanted * (total / wanted.sum()), total)
+        note(f"quantity_skew: sizes sum to {wanted.sum()} of {total} samples, scaled to {_some(scaled)}")
+        wanted = scaled
+    supply = np.bincount(labels, minlength=classes)
+    quotas = wanted[:, None] * (supply / total)
+    counts = largest_remainder(quotas, wanted)
+    over = np.maximum(counts.sum(axis=0) - supply, 0)
+    for c in np.repeat(np.arange(classes), over):
+        # rounding asked for one sample too many of c: the client most above its quota takes another class instead
+        i = np.argmax(counts[:, c] - quotas[:, c])
+        spare = counts.sum(axis=0) < supply
+        counts[i, c] -= 1
+        counts[i, np.argmax(np.where(spare, quotas[i] - counts[i], -np.inf))] += 1
+    return deal(labels, counts, rng)
+
+
+def _some(numbers: np.ndarray) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"[{shown}, ...]" if len(numbers) > 8 else f"[{shown}]"
+
+
+def shards(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes: int,
+    shards_per_client: int = 1,
+    samples_per_client: int | None = None,
+    note: Note = silent,
+) -> Split:
+    """8.5 (GHBM's alpha = 0; McMahan et al. 2017): sorted by label and cut into equal shards, dealt out at random.
+
+    Samples within a class are shuffled first. What is left over is not used.
+    """
+    n = equal_share(len(labels), clients, samples_per_client)
+    size = n // shards_per_client
+    if not size:
+        raise UserError(
+            f"shards: {n} samples per client can't be cut into data.partition.shards_per_client={shards_per_client}"
+        )
+    order = np.concatenate([rng.permutation(pool) for pool in class_pools(labels, classes)])
+    pieces = order[: len(order) // size * size].reshape(-1, size)
+    dealt = pieces[rng.permutation(len(pieces))[: clients * shards_per_client]].reshape(clients, -1)
+    unused = len(labels) - dealt.size
+    if unused:
+        note(f"shards: {unused} of {len(labels)} samples are not used")
+    return list(np.sort(dealt, axis=1))
+
+
+def orthogonal(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes: int,
+    clusters: int = 5,
+    samples_per_client: int | None = None,
+    overlap: bool = False,
+    note: Note = silent,
+) -> Split:
+    """8.6 (FedTrip, Plato): client i is in cluster i mod clusters, and clusters own contiguous blocks of classes.
+
+    Clients draw equally many samples uniformly from their cluster's: disjointly, or with ``overlap`` as in Plato each
+    on its own. Without ``samples_per_client``, as many as the tightest cluster allows.
+    """
+    if clusters > classes:
+        raise UserError(f"data.partition.clusters={clusters} is more than the {classes} classes to divide among them")
+    blocks = np.array_split(np.arange(classes), clusters)
+    pools = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
+    members = np.bincount(np.arange(clients) % clusters, minlength=clusters)
+    if clients < clusters:
+        note(f"orthogonal: {clusters} clusters but {clients} clients; classes from {blocks[clients][0]} on are unused")
+    split: Split = [np.empty(0, dtype=np.int64)] * clients
+    if overlap:
+        n = overlap_share(min(map(len, pools[:clients])), samples_per_client)
+    else:
+        most = min(len(pool) // count for pool, count in zip(pools, members, strict=True) if count)
+        n = most if samples_per_client is None else samples_per_client
+        if n > most:
+            k = next(k for k in range(clusters) if members[k] * n > len(pools[k]))
+            raise UserError(
+                f"orthogonal: the {members[k]} clients of cluster {k} want {n} samples each, but its classes "
+                f"{blocks[k][0]}..{blocks[k][-1]} have {len(pools[k])}: at most {most} (data.samples_per_client), "
+                f"or data.partition.overlap=true"
+            )
+    for k, (pool, count) in enumerate(zip(pools, members, strict=True)):
+        if overlap:
+            split[k::clusters] = draw_each(pool, count, n, rng)
+        else:
+            split[k::clusters] = list(np.sort(rng.permutation(pool)[: count * n].reshape(count, n), axis=1))
+    return split
+
+
+def natural(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    owners: np.ndarray | None,
+    min_samples: int = 1,
+    note: Note = silent,
+) -> Split:
+    """8.7: the data's own clients ``owners`` int64 [n], in the order of their ids; ``clients`` and ``rng`` are ignored.
+
+    Those with fewer than ``min_samples`` samples are left out.
+    """
+    if owners is None:
+        raise UserError("data.partition.kind=natural needs a source that says whose each sample is (client_train)")
+    _, owner, sizes = np.unique(owners, return_inverse=True, return_counts=True)
+    kept = sizes >= min_samples
+    if not kept.any():
+        raise UserError(
+            f"natural: no client has data.partition.min_samples={min_samples} samples; at most {sizes.max()}"
+        )
+    if not kept.all():
+        note(
+            f"natural: {np.count_nonzero(~kept)} of {len(kept)} clients have fewer than {min_samples} samples: left out"
+        )
+    rank = np.where(kept, np.cumsum(kept) - 1, -1)
+    return by_owner(rank[owner.ravel()], int(kept.sum()))

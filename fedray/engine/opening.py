@@ -1,0 +1,72 @@
+"""Opens a run: its folder, its last checkpoint, its records, and the simulation that continues it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fedray.data.federated import FederatedData
+from fedray.engine import checkpoint as checkpoints
+from fedray.engine.pool import Pool
+from fedray.engine.process import same_kind
+from fedray.engine.server import Simulation
+from fedray.engine.worker import Worker
+from fedray.errors import UserError
+from fedray.resolve import Experiment, dump
+from fedray.tracking.folder import RunFolder
+from fedray.tracking.recorder import Recorder
+
+
+@contextlib.contextmanager
+def opened(
+    experiment: Experiment,
+    data: FederatedData,
+    make_pool: Callable[[Worker], tuple[Pool, list[dict[str, Any]]]],
+    concurrent: bool,
+) -> Iterator[Simulation]:
+    """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards.
+
+    ``make_pool`` gives the pool and a description of each computing process. Raises :class:`UserError` if the folder
+    can't be used, before anything in it is changed.
+    """
+    folder = RunFolder(experiment.config)
+    with folder.locked(), contextlib.ExitStack() as stack:
+        found = folder.look()
+        warnings: list[str] = []
+        saved = None
+        if found.status == "unfinished":
+            saved = checkpoints.load_last(folder.checkpoints, warnings.append)
+            if saved is None and warnings:
+                raise UserError(f"{warnings[-1].split(';')[0]}, and no other is left: use run.resume=false to start over")
+            if saved is None and found.summary is not None:
+                raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
+            if saved is not None and saved.round > experiment.rounds:
+                raise UserError(
+                    f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
+                )
+            _same_data(folder, saved, data)
+        worker = Worker(experiment, data)
+        pool, machines = make_pool(worker)
+        stack.callback(pool.close)
+        folder.prepare()
+        checkpoints.discard(folder.checkpoints)
+        machine = {"bits_promised": same_kind(machines), "processes": machines}
+        columns = [f"test_{name}" for name in experiment.metrics]
+        recorder = Recorder(folder, dump(experiment.config), machine, columns, saved.round if saved else 0)
+        stack.callback(recorder.close)
+        for line in (*warnings, *data.notes):
+            recorder.note(line)
+        if not machine["bits_promised"]:
+            recorder.note("warning: the nodes differ in device, instruction set or torch version: bits are not promised")
+        simulation = Simulation(experiment, data, worker, pool, recorder, concurrent)
+        if saved is not None:
+            simulation.restore(saved)
+        yield simulation
+
+
+def _same_data(folder: RunFolder, saved: checkpoints.Checkpoint | None, data: FederatedData) -> None:
+    if saved is not None and saved.record["fingerprint"] != data.fingerprint:
+        raise UserError(
+            f"{folder.path} was made with other data or another partition: use run.resume=false to start over"
+        )

@@ -1,0 +1,84 @@
+"""How a computing process is set up, so that it is fast and its results are the same everywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
+"""glibc's settings under which a training step returns no memory to the system: either alone is worse than neither."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
+"""One instruction set for ATen, oneDNN and MKL on every CPU that has AVX2."""
+
+
+def environment(threads: int, portable: bool) -> dict[str, str]:
+    """Environment variables of a computing process, to be set before it starts."""
+    count = str(threads)
+    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **ALLOCATOR}
+    return variables | PORTABLE if portable else variables
+
+
+@contextlib.contextmanager
+def settled(threads: int, portable: bool) -> Iterator[None]:
+    """This process as a computing process; torch's global settings are put back afterwards."""
+    if portable and "torch" in sys.modules and any(os.environ.get(k) != v for k, v in PORTABLE.items()):
+        from fedray.errors import UserError
+
+        raise UserError(
+            "engine.portable_bits=true with engine.kind=local needs these set before Python starts: "
+            + " ".join(f"{k}={v}" for k, v in PORTABLE.items())
+        )
+    import torch
+
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, int(ALLOCATOR["MALLOC_MMAP_THRESHOLD_"]))
+        libc.mallopt(_M_TRIM_THRESHOLD, int(ALLOCATOR["MALLOC_TRIM_THRESHOLD_"]))
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # deterministic mode would fill every fresh tensor with NaN, which costs time and hides nothing here
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1], warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def describe(device: str) -> dict[str, Any]:
+    """What decides the bits of a result on this node, and which node it is."""
+    import torch
+
+    kind = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
+    return {
+        "node": platform.node(),
+        "pid": os.getpid(),
+        "device": kind,
+        "instructions": "" if device == "cuda" else torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+    }
+
+
+def same_kind(machines: list[dict[str, Any]]) -> bool:
+    """Whether results on these nodes are equal to the bit: device kind, instruction set and torch version agree."""
+    return len({(m["device"], m["instructions"], m["torch"]) for m in machines}) <= 1
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,373 @@
+"""The server of a run: samples cohorts, hands out chunks, reduces, evaluates, keeps records. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedray.algorithms import Cohort, Server
+from fedray.core import batches, seeds
+from fedray.core.seeds import Purpose
+from fedray.core.tree import TreeSum, subtree
+from fedray.data.federated import FederatedData
+from fedray.engine import checkpoint as checkpoints
+from fedray.engine.checkpoint import Checkpoint, flat_sha256
+from fedray.engine.cohorts import chunks, draw_cohort, weights_of
+from fedray.engine.pool import Pool
+from fedray.engine.tasks import ChunkResult, ChunkTask, EvalTask, Handle, PersonalTask
+from fedray.engine.worker import Worker
+from fedray.resolve import Experiment
+from fedray.tracking.costs import bytes_per_client, flops_of_round
+from fedray.tracking.recorder import Recorder
+
+EVAL_BLOCK = 1000
+"""Samples per evaluation task; fixed, so that sums over blocks do not depend on who evaluates them."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One finished round: its number and its row of metrics.csv."""
+
+    round: int
+    metrics: Mapping[str, Any]
+
+
+class Simulation:
+    """A run, round by round.
+
+    ``worker`` is the server's own model and data; ``pool`` simulates the clients; ``recorder`` keeps the run folder. With
+    ``concurrent`` the algorithm's background work runs in a thread beside the pool's.
+    """
+
+    def __init__(
+        self, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool, recorder: Recorder, concurrent: bool
+    ) -> None:
+        self.experiment, self.data, self.worker, self.pool, self.recorder = experiment, data, worker, pool, recorder
+        self.config, self.algorithm = experiment.config, experiment.algorithm
+        self.concurrent = concurrent
+        self.sizes = data.sizes()
+        self.present = np.flatnonzero(self.sizes)
+        self.states: dict[int, Handle] = {}
+        self.saved_round = 0
+        self.stopping = threading.Event()
+        parameters, buffers = worker.model.layout.pack(worker.model.module)
+        self.server = Server(
+            vectors={"x": parameters.to(worker.device)},
+            model=worker.model,
+            N=data.clients,
+            seed=self.config.run.seed,
+            server_lr=self.config.train.server_lr,
+            public_context=worker.public_context,
+            probe=self._probe,
+            batch_size=experiment.training.batch_size,
+            public_samples=len(data.public),
+        )
+        if worker.model.layout.buffers:
+            self.server["buffers"] = buffers.to(worker.device)
+        self.algorithm.init_server(self.server)
+        self.costs = {"bytes_down": 0, "bytes_up": 0, "flops": 0.0}
+        self.wall_before = 0.0
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint."""
+        self.server.vectors = {name: tensor.to(self.worker.device) for name, tensor in saved.vectors.items()}
+        self.server.round = self.saved_round = saved.round
+        self.server.table = {
+            name: {int(client): value for client, value in column.items()} for name, column in saved.record["table"].items()
+        }
+        self.costs, self.wall_before = saved.record["costs"], saved.record["wall_seconds"]
+        handles = self.pool.hold(saved.states.values())
+        self.states = dict(zip(saved.states, handles, strict=True))
+
+    def rounds(self) -> Iterator[Report]:
+        """Run the rounds that are left; ends early when ``stopping`` is set or the loss is not finite any more."""
+        began = time.perf_counter()
+        status, last = "completed", self.server.round
+        for number in range(self.server.round + 1, self.experiment.rounds + 1):
+            if self.stopping.is_set():
+                status = "interrupted"
+                break
+            row, log = self._round(number)
+            row["wall_seconds"] = self.wall_before + time.perf_counter() - began
+            self.recorder.round(row, log)
+            last = number
+            if not math.isfinite(row["train_loss"]) or not self._finite():
+                status = "diverged"
+                yield Report(number, row)
+                break
+            every = self.config.run.checkpoint_every
+            if every and number % every == 0 and number < self.experiment.rounds:
+                self.checkpoint(row["wall_seconds"])
+            yield Report(number, row)
+        if self.config.run.checkpoint_every and status != "diverged" and last:
+            self.checkpoint(self.wall_before + time.perf_counter() - began)
+        self._finish(status)
+
+    def _finite(self) -> bool:
+        return all(bool(torch.isfinite(vector).all()) for vector in self.server.vectors.values())
+
+    def _round(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        began = time.perf_counter()
+        server, training = self.server, self.experiment.training
+        server.round = number
+        server.lr = self.config.train.lr * self.config.train.lr_decay ** (number - 1)
+        server.cohort = cohort = self._cohort(number)
+        server.client_scalars = {}
+        background = self._start_background() if self.algorithm.background_before else None
+        results = self._phases(background)
+        for client in cohort.ids:
+            server.column("last")[client] = number
+        for client, state in results.states.items():
+            self.states[client] = state
+        used = [
+            steps * min(training.batch_size or size, size) if training.local_steps else (training.local_epochs or 0) * size
+            for size, steps in zip(cohort.sizes, cohort.steps, strict=True)
+        ]
+        down, up = bytes_per_client(self.algorithm.traffic, self.experiment.facts)
+        self.costs["bytes_down"] += down * len(cohort.ids)
+        self.costs["bytes_up"] += up * len(cohort.ids)
+        self.costs["flops"] += flops_of_round(self.algorithm, server, self.experiment.facts, sum(used))
+        row: dict[str, Any] = {
+            "round": number,
+            "iterations": number * (training.local_steps or max(cohort.steps)),
+            "cohort_size": len(cohort.ids),
+            "train_loss": math.fsum(results.log.get("loss", [])) / len(cohort.ids),
+        }
+        every = self.config.run.eval_every
+        if number == self.experiment.rounds or (every and number % every == 0):
+            row |= self._evaluate()
+        row |= self.costs
+        row["round_seconds"] = time.perf_counter() - began
+        log = {"round": number, "client": list(cohort.ids), "samples": list(cohort.sizes), "steps": list(cohort.steps)}
+        log |= results.log
+        log |= {name: list(values) for name, values in server.client_scalars.items()}
+        return row, log
+
+    def _cohort(self, number: int) -> Cohort:
+        config, training = self.config, self.experiment.training
+        chosen = draw_cohort(
+            self.present, self.experiment.cohort_size, config.train.sampling, config.run.seed, config.data.seed or 0, number
+        )
+        sizes = self.sizes[chosen]
+        last = self.server.column("last")
+        return Cohort(
+            ids=chosen.tolist(),
+            sizes=sizes.tolist(),
+            weights=weights_of(sizes, self.experiment.weighting),
+            steps=[
+                batches.steps_of(int(size), training.batch_size, training.local_steps, training.local_epochs)
+                for size in sizes
+            ],
+            gaps=[number - last[client] if client in last else 0 for client in chosen.tolist()],
+        )
+
+    def _start_background(self) -> Future[Mapping[str, Tensor]]:
+        """The algorithm's background work, in a thread of its own or at once."""
+        future: Future[Mapping[str, Tensor]] = Future()
+
+        def work() -> None:
+            try:
+                torch.set_num_threads(self.config.engine.threads)
+                future.set_result(self.algorithm.background(self.server))
+            except BaseException as error:
+                future.set_exception(error)
+
+        if self.concurrent:
+            threading.Thread(target=work, name="background").start()
+        else:
+            work()
+        return future
+
+    def _phases(self, background: Future[Mapping[str, Tensor]] | None) -> _RoundResults:
+        results = _RoundResults({}, {})
+        broadcasts: list[Handle] = []
+        scalars: list[Mapping[str, Any]] = []
+        cut = chunks(len(self.server.cohort.ids), self.pool.slots, self.experiment.chunk)
+        for position, phase in enumerate(self.algorithm.phases):
+            if background is not None and phase == self.algorithm.background_before:
+                self.server.vectors |= background.result()
+            broadcast = self.algorithm.broadcast(self.server, phase)
+            shared = dict(broadcast.shared)
+            if "buffers" in self.server.vectors:
+                shared.setdefault("buffers", self.server["buffers"])
+            broadcasts.append(self.pool.publish(shared))
+            scalars.append(broadcast.scalars)
+            tasks = [self._task(position, start, stop, broadcasts, scalars) for start, stop in cut]
+            sums, columns = self._reduce(tasks, position, results)
+            if "buffers" in sums:
+                self.server["buffers"] = sums.pop("buffers")
+            self.algorithm.reduce(self.server, phase, sums, columns)
+        return results
+
+    def _task(
+        self, phase: int, start: int, stop: int, broadcasts: list[Handle], scalars: list[Mapping[str, Any]]
+    ) -> ChunkTask:
+        cohort, rows = self.server.cohort, slice(start, stop)
+        stateful = bool(self.algorithm.client_state)
+        return ChunkTask(
+            round=self.server.round,
+            phase=phase,
+            start=start,
+            members=len(cohort.ids),
+            lr=self.server.lr,
+            ids=cohort.ids[rows],
+            weights=cohort.weights[rows],
+            steps=cohort.steps[rows],
+            gaps=cohort.gaps[rows],
+            broadcasts=tuple(broadcasts),
+            scalars=[{name: values[rows] for name, values in each.items()} for each in scalars],
+            states=[self.states.get(client) for client in cohort.ids[rows]] if stateful else (),
+        )
+
+    def _reduce(
+        self, tasks: list[ChunkTask], phase: int, results: _RoundResults
+    ) -> tuple[dict[str, Tensor], dict[str, list[float]]]:
+        """Run a phase's tasks; the reduced uploads (float32) and the clients' scalars in id order."""
+        members, device = len(self.server.cohort.ids), self.worker.device
+        trees: dict[str, TreeSum] = {}
+        done: dict[int, ChunkResult] = {}
+        for task, result in self.pool.map(tasks, sticky=phase > 0):
+            node = subtree(task.start, len(task.ids), members)
+            for name, value in result.sums.items():
+                # a copy: results may lie read-only in shared memory
+                trees.setdefault(name, TreeSum(members)).add(node, torch.tensor(value, device=device))
+            done[task.start] = result
+            results.states |= dict(zip(task.ids, result.states, strict=False))
+        ordered = [done[start] for start in sorted(done)]
+        columns: dict[str, list[float]] = {}
+        for result in ordered:
+            for name, values in result.scalars.items():
+                columns.setdefault(name, []).extend(values)
+            for name, values in result.log.items():
+                results.log.setdefault(name, []).extend(values)
+        sums = {name: tree.total() for name, tree in trees.items()}
+        for name in sums:
+            if ordered[0].weights[name] == "weighted":
+                sums[name] = sums[name] / math.fsum(columns.pop(f"{name}/scale"))
+        return {name: value.float() for name, value in sums.items()}, columns
+
+    def _probe(self, server: Server, size: int, source: str) -> Tensor:
+        samples = self.worker.train if source == "public" else self.worker.test
+        indices = self.data.public if source == "public" else np.arange(len(self.data.y_test))
+        if size < len(indices):
+            rng = seeds.stream(server.seed, Purpose.PROBE, server.round)
+            indices = np.sort(rng.choice(indices, size, replace=False))
+        return samples.gather(indices)[0]
+
+    def _evaluate(self) -> dict[str, float]:
+        """All accuracies of the round's end, spread over the pool."""
+        algorithm, server = self.algorithm, self.server
+        models = {"test": algorithm.eval_model(server), **algorithm.monitors(server)}
+        shared = dict(models)
+        for name in models:
+            buffers = algorithm.eval_buffers(server, "" if name == "test" else name)
+            if buffers is not None:
+                shared[f"{name}/buffers"] = buffers
+        handle = self.pool.publish(shared)
+        splits = {"test": (len(self.data.y_test), list(models))}
+        splits["validation"] = (len(self.data.validation), ["test"])
+        splits["train"] = (len(self.data.train_subset), ["test"])
+        tasks = [
+            EvalTask(handle, names, split, start, min(start + EVAL_BLOCK, samples))
+            for split, (samples, names) in splits.items()
+            for start in range(0, samples, EVAL_BLOCK)
+        ]
+        found = {(task.split, task.start): result for task, result in self.pool.map(tasks)}
+        row: dict[str, float] = {}
+        for split, (samples, names) in splits.items():
+            if not samples:
+                continue
+            blocks = [found[split, start].sums for start in range(0, samples, EVAL_BLOCK)]
+            for position, name in enumerate(names):
+                means = {
+                    key: math.fsum(block[position][key] for block in blocks) / samples for key in blocks[0][position]
+                }
+                label = split if name == "test" else name
+                row[f"{label}_accuracy"] = means.pop("correct")
+                loss = means.pop("loss")
+                if label == "test":
+                    row["test_loss"] = loss
+                    row |= {f"test_{metric}": value for metric, value in means.items()}
+        if algorithm.has_personal_model():
+            row["personalized_accuracy"] = self._evaluate_personal()
+        return row
+
+    def _evaluate_personal(self) -> float:
+        """The mean over the cohort's clients of their personal models' accuracy on their own test shares."""
+        cohort = self.server.cohort
+        broadcast = self.algorithm.personal_broadcast(self.server)
+        shared = dict(broadcast.shared)
+        if "buffers" in self.server.vectors:
+            shared.setdefault("buffers", self.server["buffers"])
+        handle = self.pool.publish(shared)
+        tasks = []
+        for start, stop in chunks(len(cohort.ids), self.pool.slots, None):
+            rows = slice(start, stop)
+            scalars = {name: values[rows] for name, values in broadcast.scalars.items()}
+            states = [self.states.get(client) for client in cohort.ids[rows]] if self.algorithm.client_state else ()
+            tasks.append(
+                PersonalTask(self.server.round, start, cohort.ids[rows], cohort.gaps[rows], handle, scalars, states)
+            )
+        found = {task.start: (task, result) for task, result in self.pool.map(tasks)}
+        accuracies = []
+        for start in sorted(found):
+            task, result = found[start]
+            for client, sums in zip(task.ids, result.sums, strict=True):
+                share = len(self.data.client_test(client))
+                if share:
+                    accuracies.append(sums["correct"] / share)
+        return math.fsum(accuracies) / len(accuracies) if accuracies else math.nan
+
+    def checkpoint(self, wall_seconds: float) -> None:
+        """Write a checkpoint, after everything that was recorded up to it; nothing if the round has one already."""
+        if self.saved_round == self.server.round:
+            return
+        self.recorder.sync()
+        clients = sorted(self.states)
+        states = dict(zip(clients, self.pool.fetch([self.states[client] for client in clients]), strict=True))
+        record = {
+            "table": self.server.table,
+            "costs": self.costs,
+            "wall_seconds": wall_seconds,
+            "fingerprint": self.data.fingerprint,
+        }
+        checkpoints.save(
+            self.recorder.folder.checkpoints,
+            Checkpoint(self.server.round, self.server.vectors, states, record),
+            self.config.run.keep_checkpoints,
+        )
+        self.saved_round = self.server.round
+
+    def _finish(self, status: str) -> None:
+        model = self.algorithm.eval_model(self.server)
+        layout = self.worker.model.layout
+        buffers = self.algorithm.eval_buffers(self.server)
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in layout.named(model, buffers).items()}
+        path = self.recorder.folder.path / ".model.safetensors"
+        save_file(tensors, path)
+        checkpoints.sync(path)
+        path.rename(path.with_name("model.safetensors"))
+        self.recorder.finish(
+            status,
+            parameters=layout.parameters,
+            model_sha256=flat_sha256(model, layout.parameters),
+            partition_hash=self.data.partition_hash,
+        )
+
+
+@dataclass
+class _RoundResults:
+    """What is collected over the phases of a round: the clients' log columns in id order, and their new states."""
+
+    log: dict[str, list[float]]
+    states: dict[int, Handle]

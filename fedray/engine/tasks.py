@@ -1,0 +1,88 @@
+"""What travels between the server and whoever simulates clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Handle: TypeAlias = Any
+"""Something that a worker's ``fetch`` turns into a dict of tensors: an object reference, or the dict itself."""
+
+
+@dataclass(frozen=True)
+class ChunkTask:
+    """Phase ``phase`` (a position among the algorithm's phases) of the clients at positions start .. start + C - 1.
+
+    ``broadcasts`` and ``scalars`` hold an entry for each phase up to this one, so that a chunk whose earlier phases were
+    lost with an actor can be run again from the beginning. ``states`` are the clients' states, None for one that has none.
+    """
+
+    round: int
+    phase: int
+    start: int
+    members: int
+    lr: float
+    ids: Sequence[int]
+    weights: Sequence[float]
+    steps: Sequence[int]
+    gaps: Sequence[int]
+    broadcasts: Sequence[Handle]
+    scalars: Sequence[Mapping[str, Sequence[float]]]
+    states: Sequence[Handle | None] = ()
+
+
+@dataclass
+class ChunkResult:
+    """What a phase gave for a chunk.
+
+    ``sums``: of each upload, the float64 value of the chunk's node in the summation tree; ``scalars`` and ``log``: lists
+    of C numbers by name, for the algorithm and for clients.parquet; ``states``: each client's new state (or nothing).
+    """
+
+    sums: dict[str, NDArray[np.float64]]
+    weights: dict[str, str]
+    scalars: dict[str, list[float]]
+    log: dict[str, list[float]]
+    states: list[dict[str, NDArray[np.float32]]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvalTask:
+    """Evaluate the models of ``broadcast`` on samples start .. stop - 1 of the split ``split``.
+
+    ``broadcast`` holds models by name, with the buffers of model ``name`` under ``name/buffers``.
+    """
+
+    broadcast: Handle
+    models: Sequence[str]
+    split: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class PersonalTask:
+    """Evaluate the personal models of clients, each on its own test share."""
+
+    round: int
+    start: int
+    ids: Sequence[int]
+    gaps: Sequence[int]
+    broadcast: Handle
+    scalars: Mapping[str, Sequence[float]]
+    states: Sequence[Handle | None] = ()
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """For each model (or client): the sums over samples of the loss, of right answers, and of the user's metrics."""
+
+    sums: list[dict[str, float]]
+
+
+Task: TypeAlias = ChunkTask | EvalTask | PersonalTask

@@ -1,0 +1,241 @@
+"""Simulates clients: turns a task into its result. Holds nothing that a retry elsewhere would miss."""
+
+from __future__ import annotations
+
+import platform
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray.algorithms.base import Result, Upload, mean
+from fedray.algorithms.server import Server
+from fedray.core.context import Context, Samples, Stack
+from fedray.core.model import FlatModel, LoopModel, VmapModel
+from fedray.core.seeds import SERVER, Purpose
+from fedray.core.tree import TreeSum, reduce_rows, subtree
+from fedray.data.federated import FederatedData
+from fedray.engine.tasks import ChunkResult, ChunkTask, EvalResult, EvalTask, Handle, PersonalTask, Task
+from fedray.errors import ClientError
+from fedray.resolve import Experiment
+
+EVAL_BATCH = 250
+"""Samples per forward pass of an evaluation: small enough for a LeNet's activations to stay in a core's cache."""
+
+
+class Worker:
+    """A model and the data on one device, and what is needed to run any task on them.
+
+    ``fetch`` turns a handle into a dict of tensors or arrays.
+    """
+
+    def __init__(
+        self, experiment: Experiment, data: FederatedData, fetch: Callable[[Handle], Any] = lambda handle: handle
+    ) -> None:
+        self.experiment, self.data, self.fetch = experiment, data, fetch
+        self.algorithm = experiment.algorithm
+        self.device = torch.device(experiment.device)
+        kind = VmapModel if experiment.vectorize else LoopModel
+        self.model: FlatModel = kind(
+            experiment.build_model(), experiment.loss, self.device, experiment.precision, experiment.draws
+        )
+        self.train = self._samples(data.x, data.y)
+        self.test = self._samples(data.x_test, data.y_test)
+        self._shared: tuple[Handle, dict[str, Tensor]] | None = None
+        self._kept: dict[tuple[int, int, int], dict[str, Tensor]] = {}
+
+    def _samples(self, x: Any, y: Any) -> Samples:
+        scale, shift = (None if a is None else torch.tensor(a, device=self.device) for a in (self.data.scale, self.data.shift))
+        return Samples(_tensor(x).to(self.device), _tensor(y).to(self.device), scale, shift)
+
+    def run(self, task: Task) -> ChunkResult | EvalResult:
+        """The result of ``task``."""
+        if isinstance(task, ChunkTask):
+            return self.chunk(task)
+        if isinstance(task, EvalTask):
+            return self.evaluate(task)
+        return self.personal(task)
+
+    def shared(self, handle: Handle) -> dict[str, Tensor]:
+        """A broadcast's tensors in this process's own, aligned memory; the last one is kept."""
+        if self._shared is None or self._shared[0] != handle:
+            tensors = {name: _own(value, self.device) for name, value in self.fetch(handle).items()}
+            self._shared = handle, tensors
+        return self._shared[1]
+
+    def chunk(self, task: ChunkTask) -> ChunkResult:
+        """One phase of a chunk of clients: stack by stack, summed along the tree."""
+        began = time.perf_counter()
+        self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
+        sums: dict[str, TreeSum] = {}
+        merged = ChunkResult({}, {}, {}, {})
+        for first, size in self._stacks(len(task.ids)):
+            rows = slice(first, first + size)
+            try:
+                result, ctx = self._phase(task, task.phase, rows)
+            except Exception:
+                clients = ", ".join(str(client) for client in task.ids[rows])
+                where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
+                raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
+            position = task.start + first
+            for name, upload in result.uploads.items():
+                tree = sums.setdefault(name, TreeSum(task.members))
+                value = reduce_rows(upload.value.double() * self._leaf_weights(upload, ctx, task.members))
+                tree.add(subtree(position, size, task.members), value)
+                merged.weights[name] = upload.weights
+                if upload.weights == "weighted":
+                    merged.scalars.setdefault(f"{name}/scale", []).extend(_column(upload.scale))
+            for name, scalar in result.scalars.items():
+                merged.scalars.setdefault(name, []).extend(_column(scalar))
+            for name, values in ctx.training_scalars().items():
+                merged.log.setdefault(name, []).extend(values)
+            if result.state:
+                merged.states += [
+                    {name: value[row].cpu().numpy() for name, value in result.state.items()} for row in range(size)
+                ]
+        merged.sums = {name: tree.total().cpu().numpy() for name, tree in sums.items()}
+        merged.seconds = time.perf_counter() - began
+        return merged
+
+    def _stacks(self, clients: int) -> Iterator[tuple[int, int]]:
+        """Positions and sizes of what is trained together: everybody in a vectorised chunk, else one by one."""
+        if self.experiment.vectorize:
+            yield 0, clients
+        else:
+            yield from ((position, 1) for position in range(clients))
+
+    def _leaf_weights(self, upload: Upload, ctx: Context, members: int) -> Tensor:
+        """The float64 leaf weights ``[C, 1]`` of an upload."""
+        if upload.weights == "mean":
+            column = torch.tensor(ctx.stack.weights, dtype=torch.float64, device=self.device)[:, None]
+        elif upload.weights == "uniform":
+            column = torch.full((ctx.size, 1), 1 / members, dtype=torch.float64, device=self.device)
+        elif upload.weights == "sum":
+            column = torch.ones(ctx.size, 1, dtype=torch.float64, device=self.device)
+        else:
+            assert upload.scale is not None
+            column = upload.scale.double()
+        return column
+
+    def _phase(self, task: ChunkTask, phase: int, rows: slice) -> tuple[Result, Context]:
+        """Run one phase for one stack; an earlier one whose remains are gone is run again first."""
+        name = self.algorithm.phases[phase]
+        key = (task.round, task.start + rows.start, phase)
+        kept: dict[str, Tensor] = {}
+        if phase:
+            before = (*key[:2], phase - 1)
+            if before not in self._kept:
+                self._phase(task, phase - 1, rows)
+            kept = self._kept[before]
+        stack = Stack(
+            ids=task.ids[rows],
+            indices=[self.data.client(client) for client in task.ids[rows]],
+            steps=task.steps[rows],
+            weights=task.weights[rows],
+            gaps=task.gaps[rows],
+            scalars={name: values[rows] for name, values in task.scalars[phase].items()},
+        )
+        ctx = self._context(
+            stack, round=task.round, lr=task.lr, shared=self.shared(task.broadcasts[phase]), kept=kept,
+            state=self._states(task.states[rows]) if task.states else None,
+        )  # fmt: skip
+        result: Result = getattr(self.algorithm, name)(ctx)
+        if ctx.buffers is not None and name == "train":
+            result.uploads = {**result.uploads, "buffers": mean(ctx.buffers)}
+        if phase + 1 < len(self.algorithm.phases):
+            carried = dict(kept) | dict(result.kept)
+            if ctx.buffers is not None:
+                carried["buffers"] = ctx.buffers
+            self._kept[key] = carried
+        return result, ctx
+
+    def _context(self, stack: Stack, kept: Mapping[str, Tensor] | None = None, **rest: Any) -> Context:
+        ctx = Context(
+            self.model, self.train, self.experiment.training, stack, clients=self.data.clients, kept=kept, **rest
+        )
+        if kept and "buffers" in kept:
+            ctx.buffers = kept["buffers"]
+        return ctx
+
+    def _states(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
+        """The stack's states ``[C, width]`` by name, in own memory; zeros for a client that has none yet."""
+        found = [None if handle is None else self.fetch(handle) for handle in handles]
+        zeros = torch.zeros(self.model.layout.width, device=self.device)
+        return {
+            name: torch.stack([zeros if state is None else _own(state[name], self.device) for state in found])
+            for name in self.algorithm.client_state
+        }
+
+    def public_context(self, server: Server, steps: int) -> Context:
+        """The server as a client whose data is the public set."""
+        stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
+        return self._context(stack, round=server.round, lr=server.lr, shared=server.vectors)
+
+    @torch.no_grad()
+    def evaluate(self, task: EvalTask) -> EvalResult:
+        """Sums over a block of samples for each model."""
+        models = self.shared(task.broadcast)
+        if task.split == "test":
+            samples, indices = self.test, np.arange(task.start, task.stop)
+        else:
+            own = self.data.validation if task.split == "validation" else self.data.train_subset
+            samples, indices = self.train, own[task.start : task.stop]
+        return EvalResult(
+            [self._evaluate(models[name], models.get(f"{name}/buffers"), samples, indices) for name in task.models]
+        )
+
+    def _evaluate(self, model: Tensor, buffers: Tensor | None, samples: Samples, indices: Any) -> dict[str, float]:
+        self.model.module.eval()
+        self.model.load(model, buffers)
+        sums = dict.fromkeys(("loss", "correct", *self.experiment.metrics), 0.0)
+        for start in range(0, len(indices), EVAL_BATCH):
+            x, y = samples.gather(indices[start : start + EVAL_BATCH])
+            logits = self.model.outputs(x).logits
+            sums["loss"] += float(self.experiment.loss(logits, y).double().sum())
+            sums["correct"] += float((logits.argmax(1) == y).sum())
+            for name, metric in self.experiment.metrics.items():
+                sums[name] += float(metric(logits, y).double().sum())
+        return sums
+
+    @torch.no_grad()
+    def personal(self, task: PersonalTask) -> EvalResult:
+        """Each client's personal model on its own test share."""
+        sums = []
+        for row, client in enumerate(task.ids):
+            rows = slice(row, row + 1)
+            indices = self.data.client_test(client)
+            stack = Stack(
+                [client], [self.data.client(client)], [1], [1.0], task.gaps[rows],
+                {name: values[rows] for name, values in task.scalars.items()},
+            )  # fmt: skip
+            ctx = self._context(
+                stack, round=task.round, lr=0.0, shared=self.shared(task.broadcast),
+                state=self._states(task.states[rows]) if task.states else None,
+            )  # fmt: skip
+            model = self.algorithm.personal_model(ctx)
+            buffers = None if ctx.buffers is None else ctx.buffers[0]
+            sums.append(self._evaluate(model[0], buffers, self.test, indices))
+        return EvalResult(sums)
+
+
+def _tensor(array: Any) -> Tensor:
+    """A tensor over ``array``'s memory, which may be read-only and shared: it is only ever gathered from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def _own(value: Any, device: torch.device) -> Tensor:
+    """A copy in fresh memory of an array that may be shared, read-only and unaligned."""
+    tensor = value if isinstance(value, Tensor) else _tensor(value)
+    return tensor.to(device) if tensor.device != device else tensor.clone()
+
+
+def _column(values: Tensor | None) -> list[float]:
+    assert values is not None
+    return [float(value) for value in values.reshape(-1).tolist()]

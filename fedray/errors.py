@@ -1,0 +1,31 @@
+"""Errors that a user of fedray can cause, each told in one clear line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """What was asked for can't be done; the message says what is wrong, where, and what would be right.
+
+    The command line prints the message as one line and exits with code 2, without a traceback.
+    """
+
+
+class ClientError(Exception):
+    """The code of a client (model, loss, algorithm) raised; the message names client, round and node and holds the
+    original traceback."""
+
+
+def near_miss(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the closest known name, or the list of them all when none is close.
+
+    >>> near_miss("fedporx", ["fedavg", "fedprox"])
+    " (did you mean 'fedprox'?)"
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (there are: {', '.join(known)})" if known else ""

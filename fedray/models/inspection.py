@@ -1,0 +1,90 @@
+"""What the engine has to know of a module before it trains it: found by trying, not by asking."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedray.core.batches import Batch
+from fedray.core.model import Loss, VmapModel
+from fedray.core.vectors import Layout
+from fedray.errors import UserError
+
+VMAP_FLOPS = 2e6
+"""Forward FLOPs of one batch up to which batched training of many clients beats one after another on a CPU: below it a
+step is bound by the dispatch of operations (logistic regression), above it by arithmetic (MLPs, LeNets)."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """``parameters`` P and ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether forward draws
+    random numbers (dropout); ``stackable``: whether torch.func.vmap can batch it over clients."""
+
+    parameters: int
+    buffers: int
+    flops: float
+    draws: bool
+    stackable: bool
+
+
+def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, name: str) -> ModelFacts:
+    """Facts about ``module`` from trial passes over ``example [b, ...]`` (b >= 2).
+
+    Raises :class:`UserError` if its outputs or the loss are not of the shapes that fedray needs.
+    """
+    layout = Layout(module)
+    if not layout.parameters:
+        raise UserError(f"model {name} has no trainable parameters")
+    targets = torch.zeros(len(example), dtype=torch.long)
+    module.eval()
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            logits = module(example[:1])
+    except Exception as error:
+        raise UserError(f"model {name} can't take inputs of shape {tuple(example.shape[1:])}: {error}") from error
+    if logits.shape != (1, classes):
+        raise UserError(f"model {name} must give logits [b, {classes}], not {['b', *logits.shape[1:]]}")
+    _check_loss(loss, torch.zeros(2, classes), targets[:2])
+    return ModelFacts(
+        layout.parameters, layout.buffers, float(counter.get_total_flops()), _draws(module, example),
+        _stackable(module, loss, example, targets, layout),
+    )  # fmt: skip
+
+
+def _check_loss(loss: Loss, logits: Tensor, targets: Tensor) -> None:
+    losses = loss(logits, targets)
+    if losses.shape != targets.shape:
+        raise UserError(
+            f"the loss must give one value per sample, [b], not a tensor of shape {list(losses.shape)}: "
+            "use reduction='none'"
+        )
+
+
+def _draws(module: nn.Module, example: Tensor) -> bool:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        buffers = {name: value.clone() for name, value in module.named_buffers()}
+        before = torch.random.get_rng_state()
+        module.train()
+        module(example)
+        after = torch.random.get_rng_state()
+        for name, value in module.named_buffers():
+            value.copy_(buffers[name])
+    return not torch.equal(before, after)
+
+
+def _stackable(module: nn.Module, loss: Loss, example: Tensor, targets: Tensor, layout: Layout) -> bool:
+    if layout.buffers:
+        return False
+    model = VmapModel(copy.deepcopy(module), loss)
+    stack = torch.stack([example, example])
+    batch: Any = Batch(stack, torch.stack([targets, targets]), 0)
+    try:
+        model.gradients(model.parameters.expand(2, -1), batch, None)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,93 @@
+"""Small models of the papers: linear and logistic regression, MLP, LeNet-5 and FedTrip's CNN."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Logistic(nn.Module):
+    """Multinomial logistic regression: one linear layer, cross-entropy."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(prod(input_shape), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(1))
+
+
+class Linear(Logistic):
+    """Linear regression on one-hot labels: one linear layer, mean squared error over the classes (pFedMo)."""
+
+    @staticmethod
+    def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return (logits - F.one_hot(targets, logits.shape[1]).to(logits.dtype)).square().mean(1)
+
+
+class MLP(nn.Module):
+    """A multi-layer perceptron; 784-100-10 with ReLU, 79,510 parameters, as in FedTrip, unless `hidden` says else."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: list[int] | None = None) -> None:
+        super().__init__()
+        sizes = [prod(input_shape), *([100] if hidden is None else hidden)]
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError(f"hidden must be a list of positive whole numbers, not {hidden!r}")
+        pairs = zip(sizes[:-1], sizes[1:], strict=True)
+        layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())]
+        self.layers = nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class LeNet5(nn.Module):
+    """LeNet-5: conv 6 k5 p2, conv 16 k5, each with ReLU and max-pool 2, then 120-84-classes (LeCun et al. 1998)."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        channels, height, width = _image(input_shape)
+        self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
+        self.fc1 = nn.Linear(features, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))
+
+
+class FedTripCNN(nn.Module):
+    """FedTrip's CNN (Plato's lenet5): LeNet-5 whose third layer is a convolution of 120 k5; as many parameters."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        channels, height, width = _image(input_shape)
+        self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.conv3 = nn.Conv2d(16, 120, 5)
+        height, width = (height // 2 - 4) // 2 - 4, (width // 2 - 4) // 2 - 4
+        if height < 1 or width < 1:
+            raise ValueError("images must be at least 28 x 28")
+        self.fc1 = nn.Linear(120 * height * width, 84)
+        self.fc2 = nn.Linear(84, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.conv3(x))
+        return self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
+
+
+def _image(input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < 12:
+        raise ValueError(f"it takes images [channels, height, width] of at least 12 x 12, not inputs {input_shape}")
+    channels, height, width = input_shape
+    return channels, height, width

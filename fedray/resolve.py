@@ -1,0 +1,308 @@
+"""A whole experiment from a configuration: every section checked against the layer that declares it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedray.algorithms import Algorithm, find_algorithm
+from fedray.config import Config, check
+from fedray.core import seeds
+from fedray.core.context import LocalTraining
+from fedray.core.model import Loss, cross_entropy
+from fedray.core.seeds import Purpose
+from fedray.core.vectors import Layout
+from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
+from fedray.data.source import Source, load_source
+from fedray.errors import UserError, near_miss
+from fedray.models import build, find_model, options_of
+from fedray.models.inspection import VMAP_FLOPS, ModelFacts, inspect_model
+
+VMAP_CHUNK = 32
+"""Clients per batched stack on a CPU under ``engine.chunk: auto``."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a user hands to :func:`fedray.simulate` instead of naming it in the config."""
+
+    source: Source | None = None
+    model: Callable[..., nn.Module] | nn.Module | None = None
+    loss: Loss | None = None
+    metrics: Mapping[str, Loss] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that a run does, but its data: small, and the same in every process.
+
+    ``config`` is resolved: what a default or ``auto`` stood for has been filled in.
+    """
+
+    config: Config
+    algorithm: Algorithm
+    module: Callable[[], nn.Module]
+    loss: Loss
+    metrics: Mapping[str, Loss]
+    facts: ModelFacts
+    training: LocalTraining
+    rounds: int
+    cohort_size: int
+    weighting: str
+    device: str
+    vectorize: bool
+    chunk: int | None
+
+    @property
+    def precision(self) -> str:
+        return self.config.train.precision
+
+    @property
+    def draws(self) -> bool:
+        return self.facts.draws
+
+    def build_model(self) -> nn.Module:
+        """The module with its initial weights, which depend on ``run.seed`` alone."""
+        module = self.module()
+        if self.config.model.init == "zeros":
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.zero_()
+        if self.config.model.weights:
+            _load_weights(module, Path(self.config.model.weights))
+        return module
+
+
+def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, FederatedData]:
+    """The experiment of ``config``, and its data, partitioned.
+
+    Raises :class:`UserError` for whatever in the sections doesn't fit together or doesn't exist.
+    """
+    own = own or Own()
+    algorithm = _algorithm(config)
+    source = own.source or load_source(config.data.source, config.data.root)
+    data_seed = config.run.seed if config.data.seed is None else config.data.seed
+    public = _public_samples(config, algorithm, source)
+    data = federate(source, config.data, data_seed, public)
+    if algorithm.has_personal_model():
+        data = with_test_shares(data, data_seed)
+    if config.run.eval_train_samples:
+        data = with_train_subset(data, config.run.eval_train_samples, data_seed)
+    cohort_size = _cohort_size(config, data)
+    name, module = _module(config, own, data)
+    first = module()
+    loss = own.loss if own.loss is not None else getattr(first, "task_loss", cross_entropy)
+    loss = _unreduced(loss)
+    shape = data.x.shape[1:]
+    facts = inspect_model(first, loss, torch.zeros(2, *shape), data.classes, name)
+    training = _training(config)
+    device, vectorize, chunk = _backend(config, facts, training)
+    if config.model.head not in ("auto", "none"):
+        raise UserError(f"model.head={config.model.head}: no algorithm here asks for a projection head; use auto or none")
+    rounds = config.run.rounds or (
+        config.run.iterations // (training.local_steps or 1) if config.run.iterations else 50
+    )
+    weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
+    source_name = source.name if own.source else config.data.source
+    algorithm_name = config.algorithm.name
+    updates: dict[str, dict[str, Any]] = {
+        "run": {
+            "rounds": rounds, "iterations": None,
+            "name": config.run.name or _plain(f"{algorithm_name}-{source_name}"),
+        },
+        "algorithm": algorithm.hyper.model_dump(),
+        "data": {
+            "seed": data_seed, "public_samples": len(data.public), "clients": data.clients, "source": source_name,
+        },
+        "model": {"name": name, **_options(config)},
+        "train": {
+            "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
+            "weighting": weighting,
+        },
+        "engine": {"device": device, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
+    }  # fmt: skip
+    sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
+    resolved = config.model_copy(update=sections)
+    experiment = Experiment(
+        resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
+        vectorize, chunk,
+    )  # fmt: skip
+    experiment.build_model()
+    return experiment, data
+
+
+def dump(config: Config) -> str:
+    """A resolved configuration as YAML."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+
+
+def _extras(section: Any) -> dict[str, Any]:
+    return dict(section.model_extra or {})
+
+
+def _algorithm(config: Config) -> Algorithm:
+    cls = find_algorithm(config.algorithm.name)
+    extras = _extras(config.algorithm)
+    unknown = [key for key in extras if key not in cls.Hyper.model_fields]
+    if unknown:
+        known = list(cls.Hyper.model_fields)
+        hint = near_miss(unknown[0], known) if known else " (it has no hyper-parameters)"
+        raise UserError(f"unknown key algorithm.{unknown[0]} for {config.algorithm.name}{hint}")
+    algorithm = cls(check(cls.Hyper, extras, prefix="algorithm."))
+    if config.train.server_lr != 1 and not algorithm.uses_server_lr:
+        raise UserError(f"train.server_lr={config.train.server_lr}: {config.algorithm.name} has no server learning rate")
+    return algorithm
+
+
+def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:
+    asked = config.data.public_samples
+    if asked == "auto":
+        if not algorithm.needs_public:
+            return 0
+        return len(source.y_train) // 10 if source.y_public is None else len(source.y_public)
+    if algorithm.needs_public and asked == 0 and source.x_public is None:
+        raise UserError(f"data.public_samples=0: {config.algorithm.name} trains a model on a public set; use auto")
+    return asked
+
+
+def _cohort_size(config: Config, data: FederatedData) -> int:
+    present = int((data.sizes() > 0).sum())
+    if config.train.participation is not None:
+        return min(max(1, int(config.train.participation * data.clients)), present)
+    if config.train.cohort_size is None:
+        return present
+    if config.train.cohort_size > present:
+        raise UserError(
+            f"train.cohort_size={config.train.cohort_size} is more than the {present} clients that have samples "
+            f"(data.clients={data.clients})"
+        )
+    return config.train.cohort_size
+
+
+def _options(config: Config) -> dict[str, Any]:
+    return _extras(config.model)
+
+
+def _module(config: Config, own: Own, data: FederatedData) -> tuple[str, Callable[[], nn.Module]]:
+    """The name of the model and what makes it, drawing its initial weights from ``run.seed``."""
+    shape, classes, seed = tuple(data.x.shape[1:]), data.classes, config.run.seed
+    options = _options(config)
+    if isinstance(own.model, nn.Module):
+        if options:
+            raise UserError(f"model.{next(iter(options))}: the model was given as an object, which takes no options")
+        return type(own.model).__name__, Copied(own.model)
+    chosen = own.model or find_model(config.model.name)
+    name = config.model.name if own.model is None else getattr(chosen, "__name__", "model")
+    known = options_of(chosen)
+    unknown = [key for key in options if key not in known]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        hint = near_miss(unknown[0], known) if known else f" ({name} has no options)"
+        raise UserError(f"unknown key model.{unknown[0]} for {name}{hint}")
+    return name, Seeded(chosen, name, shape, classes, options, seed)
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Makes copies of a module that the user gave."""
+
+    module: nn.Module
+
+    def __call__(self) -> nn.Module:
+        return copy.deepcopy(self.module)
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Makes a model whose initial weights depend on the seed alone."""
+
+    model: Callable[..., nn.Module]
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    options: Mapping[str, Any]
+    seed: int
+
+    def __call__(self) -> nn.Module:
+        with seeds.torch_rng(self.seed, Purpose.INIT):
+            return build(self.model, self.name, self.shape, self.classes, self.options)
+
+
+def _unreduced(loss: Any) -> Loss:
+    """torch's loss modules average by themselves; fedray needs each sample's loss."""
+    if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
+        loss = copy.deepcopy(loss)
+        loss.reduction = "none"  # type: ignore[assignment]
+    return loss
+
+
+def _training(config: Config) -> LocalTraining:
+    train = config.train
+    epochs = train.local_epochs
+    return LocalTraining(
+        seed=config.run.seed,
+        batch_size=None if train.batch_size == "full" else train.batch_size,
+        local_steps=None if epochs is not None else train.local_steps or 20,
+        local_epochs=epochs,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+        grad_clip=train.grad_clip,
+        augment=config.data.augment == "crop_flip",
+    )
+
+
+def _backend(config: Config, facts: ModelFacts, training: LocalTraining) -> tuple[str, bool, int | None]:
+    """Device, whether chunks are trained in one batched stream, and how many clients make one if so."""
+    engine = config.engine
+    device = engine.device
+    if device == "auto":
+        wants_gpu = engine.gpus_per_actor or engine.actors_per_gpu
+        if engine.kind == "local":
+            wants_gpu = torch.cuda.is_available()
+        device = "cuda" if wants_gpu else "cpu"
+    if device == "cuda" and engine.kind == "local" and not torch.cuda.is_available():
+        raise UserError("engine.device=cuda: there is no usable GPU here; use cpu")
+    vectorize = engine.vectorize
+    if vectorize == "auto":
+        samples = training.batch_size or 64
+        vectorize = facts.stackable and (device == "cuda" or facts.flops * samples <= VMAP_FLOPS)
+    elif vectorize and not facts.stackable:
+        raise UserError(
+            "engine.vectorize=true: this model can't be batched over clients (buffers, dropout, recurrence); use auto"
+        )
+    if not vectorize:
+        return device, False, None if engine.chunk == "auto" else engine.chunk
+    return device, True, VMAP_CHUNK if engine.chunk == "auto" else engine.chunk
+
+
+def _load_weights(module: nn.Module, path: Path) -> None:
+    """Initial weights from a safetensors or pt file, names and shapes checked."""
+    try:
+        tensors: dict[str, Tensor] = (
+            load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except OSError as error:
+        raise UserError(f"model.weights: can't read {path}: {error.strerror or error}") from None
+    except Exception as error:
+        raise UserError(f"model.weights: {path} is not a weights file: {' '.join(str(error).split())[:200]}") from None
+    layout = Layout(module)
+    wanted = {slot.name: slot.shape for slot in [*layout.slots, *layout.buffer_slots]}
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise UserError(f"model.weights: {path} has no tensor {name!r}{near_miss(name, tensors)}")
+        if tensors[name].shape != shape:
+            raise UserError(
+                f"model.weights: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model"
+            )
+    module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)

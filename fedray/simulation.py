@@ -1,0 +1,145 @@
+"""Running an experiment from Python: :func:`simulate`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from fedray.config import Config, load
+from fedray.core.model import Loss
+from fedray.data.own import own_source
+from fedray.engine.server import Report
+from fedray.errors import UserError
+from fedray.resolve import Own, resolve
+from fedray.tracking.folder import RunFolder, read_metrics
+from fedray.tracking.progress import Display
+
+Callback = Callable[[Report], Any]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run that has ended, read from its folder."""
+
+    folder: Path
+    module: Callable[[], nn.Module]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        return json.loads((self.folder / "summary.json").read_text())
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """metrics.csv: a row per round."""
+        return read_metrics(self.folder)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """clients.parquet: a row per round and client."""
+        return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
+
+    def model(self) -> nn.Module:
+        """The final model, in evaluation mode."""
+        from safetensors.torch import load_file
+
+        module = self.module()
+        module.load_state_dict(load_file(self.folder / "model.safetensors"), strict=False)
+        return module.eval()
+
+
+def simulate(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    data: Any = None,
+    test: Any = None,
+    client_column: str = "client",
+    label_column: str = "label",
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Loss] | None = None,
+    callbacks: Sequence[Callback] = (),
+    overrides: Iterable[str] = (),
+    display: Display | None = None,
+) -> RunResult:
+    """Run a federated learning experiment and return its :class:`RunResult`.
+
+    ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
+    ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
+    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``, for ``natural`` clients),
+    or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a module, or what makes one from
+    ``input_shape`` and ``classes``. ``loss(logits, targets) -> [b]`` and each of ``metrics`` give one number per sample;
+    a metric's mean over the test set is column ``test_<name>``. ``callbacks`` are called in this process after every
+    round with a :class:`fedray.Report`; the next round waits for them, and one that returns true ends the run.
+
+    Raises :class:`fedray.UserError` for what can't be run as asked.
+    """
+    display = display or Display(quiet=True)
+    settings = config if isinstance(config, Config) else load(config, overrides)
+    source = None if data is None else own_source(data, test, client_column, label_column)
+    if data is None and test is not None:
+        raise UserError("simulate(test=...) needs data=... too")
+    experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}))
+    for line in federated.notes:
+        display.say(line)
+    folder = RunFolder(experiment.config)
+    result = RunResult(folder.path, experiment.module)
+    found = folder.look()
+    if found.status == "finished":
+        display.say(f"{folder.path} is finished already")
+        return result
+    display.say(
+        f"{experiment.config.algorithm.name} on {experiment.config.data.source}: {federated.clients} clients, cohorts of "
+        f"{experiment.cohort_size}, {experiment.facts.parameters:,} parameters, {experiment.rounds} rounds -> {folder.path}"
+    )
+    if experiment.config.engine.kind == "ray":
+        from fedray.engine.ray_engine import run
+    else:
+        from fedray.engine.local_engine import run
+
+    def on_round(report: Report) -> bool:
+        return any([bool(callback(report)) for callback in callbacks])
+
+    with _interruptible(display) as stopping:
+        try:
+            run(
+                experiment, federated, display.say,
+                lambda done: display.start(experiment.rounds, done),
+                on_round if callbacks else None,
+                lambda report: display.round(report.metrics),
+                stopping,
+            )  # fmt: skip
+        finally:
+            display.stop()
+    return result
+
+
+@contextlib.contextmanager
+def _interruptible(display: Display) -> Iterator[threading.Event]:
+    """An event that Ctrl-C (or SIGTERM) sets; a second Ctrl-C interrupts at once."""
+    stopping = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+        display.say("stopping after this round (once more to stop at once) ...")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

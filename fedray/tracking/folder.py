@@ -1,0 +1,259 @@
+"""The run folder: what is in it, and whether a run may start, resume, or is done already."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from fedray.config import Config
+from fedray.errors import UserError
+
+COLUMNS = (
+    "round", "iterations", "cohort_size", "train_loss", "train_accuracy", "test_loss", "test_accuracy",
+    "validation_accuracy", "personalized_accuracy", "representation_accuracy", "bytes_down", "bytes_up", "flops",
+    "virtual_seconds", "round_seconds", "wall_seconds",
+)  # fmt: skip
+"""The columns of metrics.csv; further ones (a user's metrics) follow them."""
+
+RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "vectorize")
+IGNORED = ("run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds")
+
+Status = Literal["new", "unfinished", "finished"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies in a run folder: ``rounds`` it was configured for, its ``summary`` if it ended."""
+
+    status: Status
+    rounds: int = 0
+    summary: Mapping[str, Any] | None = None
+
+
+class RunFolder:
+    """``run.output/run.name``."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        assert config.run.name is not None
+        self.path = Path(config.run.output) / config.run.name
+        self.checkpoints = self.path / "checkpoints"
+        self.clients = self.path / "clients.parquet"
+
+    def look(self) -> Found:
+        """What is there already, without changing anything.
+
+        Raises :class:`UserError` if it belongs to another configuration, or does not fit ``run.resume``.
+        """
+        resume = self.config.run.resume
+        settings = self.path / "config.yaml"
+        if resume is False or not settings.exists():
+            if resume is True:
+                raise UserError(f"run.resume=true, but there is no run in {self.path}; use run.resume=auto")
+            if resume is not False and self.path.exists() and any(self.path.iterdir()):
+                raise UserError(f"{self.path} exists and is not a run folder: choose another run.name or run.output")
+            return Found("new")
+        old = _read_yaml(settings)
+        summary = self._summary()
+        rounds = int(old.get("run", {}).get("rounds") or 0)
+        wanted = self.config.run.rounds or 0
+        differ = differing_keys(old, self.config.model_dump(mode="json"))
+        if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
+            differ.append("run.rounds")
+        if differ:
+            raise UserError(
+                f"{self.path} holds a run with another configuration ({', '.join(differ[:6])} "
+                f"differ{'s' if len(differ) == 1 else ''}): use run.resume=false to start over (the old one is kept), "
+                "or another run.name"
+            )
+        if summary and summary.get("status") == "diverged":
+            return Found("finished", rounds, summary)
+        if summary and summary.get("status") == "completed" and summary.get("rounds") == wanted:
+            return Found("finished", rounds, summary)
+        return Found("unfinished", rounds, summary)
+
+    def _summary(self) -> dict[str, Any] | None:
+        path = self.path / "summary.json"
+        if not path.exists():
+            return None
+        try:
+            return json.loads(path.read_text())
+        except ValueError:
+            raise UserError(f"{path} is damaged: use run.resume=false to start over") from None
+
+    @contextlib.contextmanager
+    def locked(self, patience: float = 20.0) -> Iterator[None]:
+        """Hold the folder against other processes; :class:`UserError` if one keeps it for ``patience`` seconds.
+
+        The processes of a killed run may need a moment to end, hence the patience.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = (self.path.parent / f".{self.path.name}.lock").open("w")
+        except OSError as error:
+            raise UserError(f"can't write to run.output={self.config.run.output}: {error.strerror}") from None
+        with lock:
+            deadline = time.monotonic() + patience
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise UserError(f"{self.path} is being written by another run; choose another run.name") from None
+                    time.sleep(0.2)
+            yield
+
+    def prepare(self) -> None:
+        """Make the folder; with ``run.resume: false``, an old one is moved to NAME.bak-K first."""
+        try:
+            if self.config.run.resume is False and self.path.exists():
+                number = 1
+                while (aside := self.path.with_name(f"{self.path.name}.bak-{number}")).exists():
+                    number += 1
+                self.path.rename(aside)
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UserError(f"can't write to {self.path}: {error.strerror}") from None
+
+    def write(self, name: str, text: str) -> None:
+        """A whole file, or the old one: never a half-written one."""
+        staging = self.path / f".{name}.{os.getpid()}"
+        with staging.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        staging.rename(self.path / name)
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The dotted keys whose values differ, of those that can change a result."""
+    a, b = _flat(old), _flat(new)
+    vectorized = b.get("engine.vectorize") is True
+
+    def matters(key: str) -> bool:
+        if key.startswith("engine."):
+            name = key.removeprefix("engine.")
+            return name in RESULT_KEYS_OF_ENGINE or (name == "chunk" and vectorized)
+        return key not in IGNORED
+
+    return [key for key in sorted({*a, *b}) if matters(key) and a.get(key) != b.get(key)]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"can't read {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path} is damaged: use run.resume=false to start over")
+    return loaded
+
+
+class MetricsFile:
+    """metrics.csv: a row per round, appended."""
+
+    def __init__(self, path: Path, extra_columns: Sequence[str], after: int) -> None:
+        """Keep the rows of rounds up to ``after`` and drop the rest."""
+        self.columns = [*COLUMNS, *extra_columns]
+        kept: list[dict[str, str]] = []
+        if after and path.exists():
+            with path.open(newline="") as file:
+                kept = [row for row in csv.DictReader(file) if (row.get("round") or "").isdigit()]
+                kept = [row for row in kept if int(row["round"]) <= after]
+        staging = path.with_name(f".{path.name}")
+        with staging.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        staging.rename(path)
+        self._file = path.open("a", newline="")
+        self._writer = csv.DictWriter(self._file, self.columns)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        self._writer.writerow({name: row.get(name, "") for name in self.columns})
+        self._file.flush()
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ClientsFile:
+    """clients.parquet: a folder of parts, each the rows of some consecutive rounds."""
+
+    def __init__(self, path: Path, after: int) -> None:
+        """Drop the rounds after ``after``."""
+        self.path = path
+        self._rows: list[dict[str, Any]] = []
+        path.mkdir(exist_ok=True)
+        for part in path.glob("*.parquet"):
+            first, last = (int(number) for number in part.stem.split("-")[1:3])
+            if first > after:
+                part.unlink()
+            elif last > after:
+                table = pq.read_table(part)
+                self._write(table.filter(pa.compute.field("round") <= after), first, after)
+                part.unlink()
+
+    def append(self, rows: Mapping[str, Any]) -> None:
+        """The rows of one round, as equally long lists by column (``round`` a number)."""
+        self._rows.append(dict(rows))
+        if len(self._rows) >= 500:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has come since the last part as a part of its own."""
+        if not self._rows:
+            return
+        tables = [
+            pa.table({"round": [rows["round"]] * len(rows["client"])} | {k: v for k, v in rows.items() if k != "round"})
+            for rows in self._rows
+        ]
+        self._write(
+            pa.concat_tables(tables, promote_options="default"), self._rows[0]["round"], self._rows[-1]["round"]
+        )
+        self._rows = []
+
+    def _write(self, table: pa.Table, first: int, last: int) -> None:
+        target = self.path / f"part-{first:08d}-{last:08d}.parquet"
+        staging = self.path / f".{target.name}"
+        pq.write_table(table, staging)
+        with staging.open("rb") as file:
+            os.fsync(file.fileno())
+        staging.rename(target)
+
+
+def read_metrics(path: Path) -> pd.DataFrame:
+    """metrics.csv of a run folder; the numbers are read back to the bit."""
+    return pd.read_csv(path / "metrics.csv", float_precision="round_trip")

@@ -1,0 +1,124 @@
+"""Keeps the records of a run: metrics.csv, clients.parquet, TensorBoard, log.txt, config.yaml, summary.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import pandas as pd
+
+from fedray.tracking.folder import ClientsFile, MetricsFile, RunFolder, read_metrics
+from fedray.tracking.tensorboard import Events
+
+
+class Recorder:
+    """Writes the run folder of a run whose rounds up to ``after`` are there already.
+
+    ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv.
+    """
+
+    def __init__(
+        self, folder: RunFolder, settings: str, machine: Mapping[str, Any], extra_columns: Sequence[str], after: int
+    ) -> None:
+        self.folder, self.machine = folder, dict(machine)
+        path = folder.path
+        folder.write("config.yaml", settings)
+        (path / "summary.json").unlink(missing_ok=True)
+        self._metrics = MetricsFile(path / "metrics.csv", extra_columns, after)
+        self._clients = ClientsFile(folder.clients, after) if folder.config.run.log_clients else None
+        self._events = Events(path, after)
+        self._log = (path / "log.txt").open("a")
+        self.note(f"round {after} reached before; resuming" if after else "started")
+
+    def note(self, line: str) -> None:
+        """A line of log.txt."""
+        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        self._log.flush()
+
+    def round(self, row: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
+        """One finished round: its row, and its clients' rows as lists by column."""
+        self._metrics.append(row)
+        if self._clients:
+            self._clients.append(clients)
+        scores = {name: values for name, values in clients.items() if name not in ("round", "client", "samples", "steps")}
+        self._events.round(row, scores, histograms="test_accuracy" in row)
+
+    def sync(self) -> None:
+        """Everything recorded so far is on disk when this returns."""
+        self._metrics.sync()
+        if self._clients:
+            self._clients.flush()
+        self._events.flush()
+
+    def finish(self, status: str, **facts: Any) -> None:
+        """Write summary.json: the last thing that a run does."""
+        self.sync()
+        metrics = read_metrics(self.folder.path)
+        summary = summarize(metrics, status, self.folder.config.run.targets) | facts
+        summary |= {"versions": versions(), "machine": self.machine}
+        self._events.hyper_parameters(
+            _flat(self.folder.config.model_dump(mode="json")),
+            {f"final/{key}": summary[key] for key in ("final_accuracy", "best_accuracy") if summary[key] is not None},
+        )
+        self._events.flush()
+        self.note(f"{status} after round {summary['rounds']}")
+        self.folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._events.close()
+        self._log.close()
+
+
+def summarize(metrics: pd.DataFrame, status: str, targets: Sequence[float]) -> dict[str, Any]:
+    """The figures of summary.json that follow from metrics.csv.
+
+    ``last10_accuracy``: mean over the last ten evaluated rounds. ``targets``: for each accuracy, the first round that
+    reached it with its cumulative bytes, flops and seconds; None if none did.
+    """
+    accuracy = metrics["test_accuracy"].dropna()
+    reached: dict[str, Any] = {}
+    for target in targets:
+        rows = metrics[metrics["test_accuracy"] >= target]
+        first = None if rows.empty else rows.iloc[0]
+        reached[f"{target:g}"] = None if first is None else {
+            "round": int(first["round"]),
+            "bytes": int(first["bytes_down"] + first["bytes_up"]),
+            "flops": float(first["flops"]),
+            "seconds": float(first["wall_seconds"]),
+        }  # fmt: skip
+    return {
+        "status": status,
+        "final_accuracy": _number(accuracy.iloc[-1]) if len(accuracy) else None,
+        "best_accuracy": _number(accuracy.max()) if len(accuracy) else None,
+        "last10_accuracy": _number(accuracy.tail(10).mean()) if len(accuracy) else None,
+        "rounds": int(metrics["round"].max()) if len(metrics) else 0,
+        "targets": reached,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("fedray", "torch", "numpy", "ray"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
