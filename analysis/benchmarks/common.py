@@ -165,6 +165,7 @@ class Results:
 
     def summary(self, **values: Any) -> None:
         self.file.close()
+        values = json.loads(json.dumps(values), parse_constant=lambda _: None)  # JSON has no NaN
         whole = {**values, "machine": machine(), "versions": versions(), "quiet": QUIET}
         self.path.with_suffix(".json").write_text(json.dumps(whole, indent=2) + "\n")
         print(json.dumps(values, indent=2))

@@ -65,5 +65,9 @@ def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
 
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
-        torch.random.manual_seed(torch_seed(seed, purpose, *coordinates))
+        # torch.manual_seed would also leave a seed behind for CUDA's first use, and takes ten times as long
+        drawn = torch_seed(seed, purpose, *coordinates)
+        torch.random.default_generator.manual_seed(drawn)
+        if devices:
+            torch.cuda.manual_seed_all(drawn)
         yield

@@ -157,24 +157,29 @@ def _choose(q: np.ndarray, client: np.ndarray, supply: np.ndarray, rng: np.rando
     only the slots that it would have served from there on are drawn again.
     """
     left = supply > 0
-    chosen = _draw(q * left, client, rng)
+    chosen = _draw(q, left, client, rng)
     while len(over := np.flatnonzero(np.bincount(chosen, minlength=len(supply)) > supply)):
-        slots = {int(c): np.flatnonzero(chosen == c)[supply[c] :] for c in over}
-        first = min(slots, key=lambda c: int(slots[c][0]))
-        left[first] = False
-        chosen[slots[first]] = _draw(q * left, client[slots[first]], rng)
+        # the slots by class, and in each class in the order in which they are dealt
+        order = np.argsort(chosen, kind="stable")
+        starts = np.searchsorted(chosen, over, sorter=order)
+        first = np.argmin(order[starts + supply[over]])
+        c = over[first]
+        late = order[starts[first] + supply[c] : np.searchsorted(chosen, c, "right", sorter=order)]
+        left[c] = False
+        chosen[late] = _draw(q, left, client[late], rng)
     return chosen
 
 
-def _draw(weights: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One column for each of ``rows``, drawn with the weights of that row, by inverting the distribution function."""
-    ends = np.cumsum(weights, axis=1)
-    drawn = np.empty(len(rows), dtype=np.int64)
-    block = max(1, 2**22 // weights.shape[1])  # bounds the memory of the comparison below
+def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One class for each of ``rows``: by q[row] among those ``left``, inverting the distribution function."""
+    # 16 bits make the sort above a radix sort
+    drawn = np.empty(len(rows), dtype=np.uint16 if len(left) < 2**16 else np.int64)
+    block = max(1, 2**20 // len(left))  # bounds the memory of the functions
     for start in range(0, len(rows), block):
         part = rows[start : start + block]
-        point = rng.random(len(part)) * ends[part, -1]
-        drawn[start : start + block] = (point[:, None] >= ends[part]).sum(axis=1)
+        ends = np.cumsum(q[part] * left, axis=1)
+        point = rng.random(len(part)) * ends[:, -1]
+        drawn[start : start + block] = (point[:, None] >= ends).sum(axis=1)
     return drawn
 
 

@@ -49,7 +49,9 @@ def _arrays(data: Any, name: str, client_column: str, label_column: str) -> Arra
         return x, y, rest[0] if rest else None
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return _dataset(data, name)
-    raise UserError(f"simulate({name}=...) must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}")
+    raise UserError(
+        f"simulate({name}=...) must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}"
+    )
 
 
 def _frame(frame: pd.DataFrame, name: str, client_column: str, label_column: str) -> Arrays:

@@ -31,8 +31,9 @@ BATCH_SECONDS = 0.1
 class ServerActor:
     """Runs the simulation; its client actors are its own, and end with it."""
 
-    def __init__(self, experiment: Experiment, data: Any, actors: int) -> None:
-        self.experiment, self.data, self.actors = experiment, data, actors
+    def __init__(self, experiment: Experiment, data: list[Any], actors: int) -> None:
+        # the reference comes in a list, since Ray would replace a bare one by what it refers to
+        self.experiment, (self.data,), self.actors = experiment, data, actors
         self.answers: queue.Queue[bool] = queue.Queue()
         self.stop_asked = threading.Event()
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import yaml
 
@@ -27,6 +28,8 @@ COLUMNS = (
     "virtual_seconds", "round_seconds", "wall_seconds",
 )  # fmt: skip
 """The columns of metrics.csv; further ones (a user's metrics) follow them."""
+
+WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
 RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "vectorize")
 IGNORED = ("run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds")
@@ -255,5 +258,8 @@ class ClientsFile:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """metrics.csv of a run folder; the numbers are read back to the bit."""
-    return pd.read_csv(path / "metrics.csv", float_precision="round_trip")
+    """metrics.csv of a run folder; the numbers are read back to the bit, and what was not evaluated is NaN."""
+    with (path / "metrics.csv").open() as file:
+        names = next(csv.reader(file))
+    kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}
+    return pa.csv.read_csv(path / "metrics.csv", convert_options=pa.csv.ConvertOptions(column_types=kinds)).to_pandas()
