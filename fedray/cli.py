@@ -146,10 +146,10 @@ def _datasets(options: argparse.Namespace) -> int:
 
     print("sources (data.source)")
     for name, source in SOURCES.items():
-        print(f"    {name}: {source.description}")
+        print(f"    {name}: {source.about}")
     print("partitioners (data.partition.kind)")
     for name, partitioner in PARTITIONERS.items():
-        print(f"    {name}: {partitioner.description}")
+        print(f"    {name}: {partitioner.about}")
     return 0
 
 

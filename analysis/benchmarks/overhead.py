@@ -234,7 +234,7 @@ def scale(args: argparse.Namespace) -> None:
         shift = turn % len(args.clients)
         for clients in args.clients[shift:] + args.clients[:shift]:
             work = replace(WORKLOADS["C"], clients=clients)
-            run = fresh(work, block, 1, args.blocks, args.max_minutes)
+            run = fresh(work, block, 1, args.blocks, args.max_minutes / (args.turns * len(args.clients)))
             runs[clients].append(run)
             for sample in run["samples"]:
                 results.row(clients=clients, turn=turn, **sample)
@@ -283,7 +283,7 @@ def median(samples: Sequence[dict[str, Any]], name: str = "seconds") -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["pairs", "scale", "start"], default="pairs")
-    parser.add_argument("--max-minutes", type=float, default=20, help="time limit (scale: of each run)")
+    parser.add_argument("--max-minutes", type=float, default=20, help="time limit of the whole")
     parser.add_argument("--workload", choices=WORKLOADS, default="A", help="of pairs and start")
     parser.add_argument("--turns", type=int, default=3, help="runs per N in rotating order (scale), or in all (start)")
     pair = parser.add_argument_group("pairs")

@@ -22,7 +22,9 @@ PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CB
 def environment(threads: int, portable: bool) -> dict[str, str]:
     """Environment variables of a computing process, to be set before it starts."""
     count = str(threads)
-    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **ALLOCATOR}
+    # the user's own modules are found where the driver finds them, as far as the node has them
+    own = [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
+    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "PYTHONPATH": os.pathsep.join(own), **ALLOCATOR}
     return variables | PORTABLE if portable else variables
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from fedray.engine.process import environment, settled
 from fedray.engine.ray_pool import RayPool, gpu_share, shortage
 from fedray.engine.server import Report
 from fedray.errors import ClientError, UserError
-from fedray.resolve import Experiment
+from fedray.resolve import Experiment, Seeded
 
 BATCH_SECONDS = 0.1
 """Reports of rounds are handed to the driver together when rounds are shorter than this."""
@@ -165,17 +166,31 @@ def run(
     with cluster(experiment.config.engine, say):
         actors = actor_count(experiment)
         check_resources(experiment, actors, here and len(ray.nodes()) == 1 and not experiment.config.engine.address)
+        _ship_own_code(experiment)
         reference = ray.put(data)
         for attempt in (1, 2):
             try:
                 return _drive(experiment, reference, actors, say, started, on_round, show, stopping)
             except RayActorError as error:
-                if attempt == 2 or not experiment.config.run.checkpoint_every:
+                never_lived = "creation task" in str(error)
+                if never_lived or attempt == 2 or not experiment.config.run.checkpoint_every:
                     raise
                 say(f"the server actor died ({str(error).splitlines()[0]}); going back to the last checkpoint")
                 settings = experiment.config.run.model_copy(update={"resume": "auto"})
                 config = experiment.config.model_copy(update={"run": settings})
                 experiment = Experiment(**{**vars(experiment), "config": config})
+
+
+def _ship_own_code(experiment: Experiment) -> None:
+    """Let modules of the user's travel to the actors as they are, where their files may not exist."""
+    own = [type(experiment.algorithm), experiment.module, experiment.loss, *experiment.metrics.values()]
+    if isinstance(experiment.module, Seeded):
+        own.append(experiment.module.model)
+    for thing in own:
+        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+        name = module.__name__ if module is not None else "builtins"
+        if name.partition(".")[0] not in ("fedray", "torch", "torchvision", "builtins", "__main__"):
+            ray.cloudpickle.register_pickle_by_value(module)
 
 
 def _drive(

@@ -1,0 +1,5 @@
+"""Contract tests that every algorithm must pass, fedray's and yours."""
+
+from fedray.testing.contracts import AlgorithmContract
+
+__all__ = ["AlgorithmContract"]

@@ -1,0 +1,228 @@
+"""Contract tests of an algorithm: subclass :class:`AlgorithmContract` in a pytest module and name yours.
+
+    from fedray.testing import AlgorithmContract
+
+    class TestMine(AlgorithmContract):
+        algorithm = "my_package.my_module:Mine"
+        hyper = {"mu": 0.3}
+        zero = {"mu": 0.0}      # with these it is FedAvg
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fedray.config import load
+from fedray.data.federated import FederatedData
+from fedray.data.source import Source
+from fedray.engine import checkpoint as checkpoints
+from fedray.engine.opening import opened
+from fedray.engine.pool import Held, LocalPool
+from fedray.engine.process import describe, settled
+from fedray.engine.tasks import ChunkTask, Task
+from fedray.engine.worker import Worker
+from fedray.resolve import Experiment, Own, resolve
+from fedray.simulation import RunResult, simulate
+from fedray.tracking.costs import bytes_per_client
+
+TIMES = ("round_seconds", "wall_seconds", "virtual_seconds")
+
+SETTINGS: dict[str, Any] = {
+    "data.clients": 9,
+    "data.partition.kind": "dirichlet",
+    "data.public_samples": 60,
+    "model.name": "mlp",
+    "model.hidden": [8],
+    "train.local_epochs": 1,
+    "train.batch_size": 8,
+    "train.lr": 0.1,
+    "train.cohort_size": 5,
+    "run.rounds": 6,
+    "engine.kind": "local",
+    "engine.vectorize": False,
+}
+"""The run that contracts are tried on: unequal clients, partial participation, ragged batches."""
+
+
+def small_source() -> Source:
+    """360 + 60 samples of 12 features in 4 classes, made of fixed random numbers."""
+    rng = np.random.Generator(np.random.Philox(key=7))
+    centres = rng.normal(size=(4, 12))
+    y = rng.integers(0, 4, 420)
+    x = (centres[y] + rng.normal(size=(420, 12))).astype(np.float32)
+    return Source("small", x[:360], y[:360], x[360:], y[360:], 4)
+
+
+class AlgorithmContract:
+    """What holds for every algorithm, as pytest tests. Set the class attributes in a subclass."""
+
+    algorithm: ClassVar[str]
+    """A name, or module:Class."""
+    hyper: ClassVar[Mapping[str, Any]] = {}
+    """Hyper-parameters under which the algorithm does all that it can."""
+    zero: ClassVar[Mapping[str, Any] | None] = None
+    """Hyper-parameters under which it is FedAvg, if there are such."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Further keys of the run, for example train.local_steps for an algorithm that needs equal steps."""
+    actors: ClassVar[Sequence[int]] = (1, 2, 3)
+    """Numbers of Ray client actors that must give the bits of the local engine."""
+
+    def config(self, folder: Path, **changes: Any) -> dict[str, Any]:
+        """The configuration of a contract's run below ``folder``."""
+        hyper = {f"algorithm.{name}": value for name, value in self.hyper.items()}
+        named = {"algorithm.name": self.algorithm, "run.output": str(folder)}
+        return {**SETTINGS, **named, **hyper, **self.settings, **{k.replace("__", "."): v for k, v in changes.items()}}
+
+    def simulate(self, folder: Path, **changes: Any) -> RunResult:
+        """Run it."""
+        return simulate(self.config(folder, **changes), data=small_source())
+
+    def test_state_round_trip(self, tmp_path: Path) -> None:
+        """A checkpoint gives back exactly the state that was saved."""
+        experiment, data = self._resolved(tmp_path)
+        with _simulation(experiment, data) as simulation:
+            for report in simulation.rounds():
+                if report.round == 3:
+                    simulation.checkpoint(1.0)
+                    before = {name: vector.clone() for name, vector in simulation.server.vectors.items()}
+                    table = {name: dict(column) for name, column in simulation.server.table.items()}
+                    states = {client: handle.value for client, handle in simulation.states.items()}
+                    break
+            saved = checkpoints.load_last(simulation.recorder.folder.checkpoints, print)
+            assert saved is not None
+            simulation.restore(saved)
+            assert simulation.server.round == 3
+            assert simulation.server.table == table
+            assert _hashes(simulation.server.vectors) == _hashes(before)
+            assert {client: _hashes(handle.value) for client, handle in simulation.states.items()} == {
+                client: _hashes(state) for client, state in states.items()
+            }
+
+    def test_resume_equality(self, tmp_path: Path) -> None:
+        """Stopped and resumed, a run ends as if it had never been stopped."""
+        whole = self.simulate(tmp_path / "whole")
+        config = self.config(tmp_path / "parts", run__checkpoint_every=2)
+        for stop in (1, 4):
+            simulate(config, data=small_source(), callbacks=[lambda report, stop=stop: report.round == stop])  # type: ignore[misc]
+        parts = simulate(config, data=small_source())
+        assert parts.summary["status"] == "completed"
+        assert_same(whole, parts)
+
+    def test_actor_counts(self, tmp_path: Path) -> None:
+        """The local engine and any number of Ray actors give the same bits."""
+        local = self.simulate(tmp_path / "local")
+        for actors in self.actors:
+            ray = self.simulate(
+                tmp_path / f"ray{actors}", engine__kind="ray", engine__actors=actors, engine__cpus_per_actor=0.1
+            )
+            assert_same(local, ray)
+
+    def test_chunk_sizes(self, tmp_path: Path) -> None:
+        """How the cohort is cut changes no bit in loop mode."""
+        runs = [self.simulate(tmp_path / str(size), engine__chunk=size) for size in (1, 2, 4, 16)]
+        for run in runs[1:]:
+            assert_same(runs[0], run)
+
+    def test_vectorized_agrees(self, tmp_path: Path) -> None:
+        """Training clients in one batched stream gives the numbers of one after another, to float tolerance."""
+        loop = _vector(self.simulate(tmp_path / "loop"))
+        vmap = _vector(self.simulate(tmp_path / "vmap", engine__vectorize=True, engine__chunk=4))
+        assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)
+
+    def test_client_updates_are_pure(self, tmp_path: Path) -> None:
+        """A task run again elsewhere, its earlier phases lost, gives the same bits; nothing it was given is changed."""
+        experiment, data = self._resolved(tmp_path)
+        with _simulation(experiment, data, DoublingPool) as simulation:
+            doubled = list(simulation.rounds())
+        assert len(doubled) == 6
+
+    def test_bytes(self, tmp_path: Path) -> None:
+        """The bytes in metrics.csv are the declared multiples of the model's size."""
+        run = self.simulate(tmp_path)
+        experiment, _ = self._resolved(tmp_path / "again")
+        down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
+        cohorts = run.metrics["cohort_size"].cumsum()
+        assert list(run.metrics["bytes_down"]) == list(cohorts * down)
+        assert list(run.metrics["bytes_up"]) == list(cohorts * up)
+
+    def test_reduces_to_fedavg(self, tmp_path: Path) -> None:
+        """With its coefficients at zero it is FedAvg."""
+        if self.zero is None:
+            import pytest
+
+            pytest.skip("no hyper-parameters declared under which it is FedAvg")
+        zero = {f"algorithm__{name}": value for name, value in self.zero.items()}
+        weighting = self._resolved(tmp_path / "weighting")[0].weighting
+        mine = _vector(self.simulate(tmp_path / "mine", **zero))
+        config = {k: v for k, v in self.config(tmp_path / "fedavg").items() if not k.startswith("algorithm.")}
+        fedavg = simulate({**config, "algorithm.name": "fedavg", "train.weighting": weighting}, data=small_source())
+        assert np.linalg.norm(mine - _vector(fedavg)) <= 1e-5 * np.linalg.norm(mine)
+
+    def _resolved(self, folder: Path) -> tuple[Experiment, FederatedData]:
+        return resolve(load(self.config(folder)), Own(source=small_source()))
+
+
+class DoublingPool(LocalPool):
+    """Runs every task twice, on two workers that share nothing, and compares all that they give and were given."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self.experiment, self.data = worker.experiment, worker.data
+
+    def map(self, tasks: Sequence[Task], sticky: bool = False) -> Iterator[tuple[Task, Any]]:
+        for task in tasks:
+            before = _given(task)
+            again = Worker(self.experiment, self.data, fetch=lambda handle: handle.value).run(task)
+            for (_, result) in super().map([task]):
+                if isinstance(task, ChunkTask):
+                    assert _hashes(result.sums) == _hashes(again.sums), "a task run again gave other sums"  # type: ignore[union-attr]
+                    assert result.scalars == again.scalars, "a task run again gave other scalars"  # type: ignore[union-attr]
+                    assert [_hashes(handle.value) for handle in result.states] == [
+                        _hashes(state) for state in again.states  # type: ignore[union-attr]
+                    ], "a task run again gave other states"
+                assert _given(task) == before, "a task changed what it was given"
+                yield task, result
+
+
+def assert_same(a: RunResult, b: RunResult) -> None:
+    """Two runs are equal to the bit: final model, and every column of the records that is not a time."""
+    assert a.summary["model_sha256"] == b.summary["model_sha256"]
+    pd.testing.assert_frame_equal(
+        a.metrics.drop(columns=list(TIMES)), b.metrics.drop(columns=list(TIMES)), check_exact=True
+    )
+    pd.testing.assert_frame_equal(a.clients, b.clients, check_exact=True)
+
+
+def _simulation(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:
+    import contextlib
+
+    @contextlib.contextmanager
+    def both() -> Iterator[Any]:
+        with settled(1, False), opened(experiment, data, lambda w: (pool(w), [describe("cpu")]), False) as simulation:
+            yield simulation
+
+    return both()
+
+
+def _given(task: Task) -> list[dict[str, str]]:
+    handles = task.broadcasts if isinstance(task, ChunkTask) else [task.broadcast]
+    states = [state for state in getattr(task, "states", ()) if state is not None]
+    return [_hashes(handle.value) for handle in (*handles, *states) if isinstance(handle, Held)]
+
+
+def _hashes(tensors: Mapping[str, Any]) -> dict[str, str]:
+    arrays = {name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()}
+    return {name: hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest() for name, a in sorted(arrays.items())}
+
+
+def _vector(run: RunResult) -> np.ndarray:
+    return np.concatenate([p.detach().double().numpy().ravel() for p in run.model().parameters()])
+
+

@@ -1,0 +1,47 @@
+"""Every algorithm passes the contract tests of fedray.testing; so do a user's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedray.testing import AlgorithmContract
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+class TestFedAvg(AlgorithmContract):
+    algorithm = "fedavg"
+    zero = {}  # noqa: RUF012
+
+
+class TestFedProx(AlgorithmContract):
+    algorithm = "fedprox"
+    hyper = {"mu": 0.3}  # noqa: RUF012
+    zero = {"mu": 0.0}  # noqa: RUF012
+
+
+class TestFedNAG(AlgorithmContract):
+    algorithm = "fednag"
+    zero = {"gamma": 0.0}  # noqa: RUF012
+
+
+class TestPFedMo(AlgorithmContract):
+    algorithm = "pfedmo"
+    hyper = {"pi": 0.7, "probe_batch": 32}  # noqa: RUF012
+    zero = {"pi": 0.0, "gamma": 0.0}  # noqa: RUF012
+
+
+class TestPFedMoPrinted(AlgorithmContract):
+    algorithm = "pfedmo"
+    hyper = {"pi": 0.3, "form": "printed", "rep_steps": 3}  # noqa: RUF012
+    zero = {"pi": 0.0, "gamma": 0.0}  # noqa: RUF012
+
+
+class TestOwnStateful(AlgorithmContract):
+    algorithm = "stateful:Drift"
+    zero = {"strength": 0.0}  # noqa: RUF012
+
+
+class TestOwnLoss(AlgorithmContract):
+    algorithm = "stateful:Contrast"
+    zero = {"mu": 0.0}  # noqa: RUF012
