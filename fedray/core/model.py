@@ -167,8 +167,8 @@ class LoopModel(FlatModel):
             pieces = torch.autograd.grad(each.mean(), self._trainable, allow_unused=True)
             torch.cat(
                 [
-                    (p.new_zeros(p.shape) if g is None else g).reshape(-1)
-                    for g, p in zip(pieces, self._trainable, strict=True)
+                    at.new_zeros(slot.size) if piece is None else slot.flat(piece)
+                    for slot, piece in zip(self.layout.slots, pieces, strict=True)
                 ],
                 out=value[row, : self.layout.parameters],
             )

@@ -15,19 +15,40 @@ ROW = 16
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one named tensor lies in a flat vector."""
+    """Where one named tensor lies in a flat vector.
+
+    ``order``: its dimensions from the outermost in memory to the innermost, so that a module's memory format (channels
+    last, say) is kept: it decides which kernels run.
+    """
 
     name: str
     shape: torch.Size
     start: int
     dtype: torch.dtype
+    order: tuple[int, ...]
 
     @property
     def size(self) -> int:
         return prod(self.shape)
 
     def view(self, vector: Tensor) -> Tensor:
-        return vector[self.start : self.start + self.size].view(self.shape)
+        """The tensor in ``vector [width]``."""
+        return self.shaped(vector[self.start : self.start + self.size])
+
+    def shaped(self, piece: Tensor) -> Tensor:
+        """The tensor from its numbers ``piece [size]`` in memory order."""
+        if self.plain:
+            return piece.view(self.shape)
+        inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return piece.view([self.shape[d] for d in self.order]).permute(inverse)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The numbers ``[size]`` of ``tensor`` in memory order."""
+        return (tensor if self.plain else tensor.permute(self.order)).reshape(-1)
+
+    @property
+    def plain(self) -> bool:
+        return self.order == tuple(range(len(self.order)))
 
 
 class Layout:
@@ -65,15 +86,22 @@ class Layout:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """As :meth:`named`, by one differentiable split."""
         pieces = vector.split(self.sizes)
-        return {slot.name: piece.view(slot.shape) for slot, piece in zip(self.slots, pieces, strict=False)}
+        return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 
 
 def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
     slots, start = [], 0
     for name, tensor in tensors:
-        slots.append(Slot(name, tensor.shape, start, tensor.dtype))
+        dimensions = tuple(range(tensor.dim()))
+        dense = tensor.is_contiguous() or tensor.permute(_memory_order(tensor)).is_contiguous()
+        order = _memory_order(tensor) if dense else dimensions
+        slots.append(Slot(name, tensor.shape, start, tensor.dtype, order))
         start += tensor.numel()
     return slots, start
+
+
+def _memory_order(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), -tensor.shape[d], d)))
 
 
 def _pack(slots: list[Slot], tensors: dict[str, Tensor], width: int) -> Tensor:

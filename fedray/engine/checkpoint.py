@@ -117,6 +117,9 @@ def _checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def flat_sha256(vector: Tensor, parameters: int) -> str:
-    """sha256 of the float32 bytes of a flat vector, without its padding."""
-    return hashlib.sha256(vector[:parameters].cpu().to(torch.float32).numpy().tobytes()).hexdigest()
+def flat_sha256(named: Mapping[str, Tensor]) -> str:
+    """sha256 of the float32 bytes of a model's trainable parameters, one after another in the module's order."""
+    digest = hashlib.sha256()
+    for tensor in named.values():
+        digest.update(tensor.detach().cpu().to(torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()

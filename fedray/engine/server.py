@@ -360,7 +360,7 @@ class Simulation:
         self.recorder.finish(
             status,
             parameters=layout.parameters,
-            model_sha256=flat_sha256(model, layout.parameters),
+            model_sha256=flat_sha256(layout.named(model)),
             partition_hash=self.data.partition_hash,
         )
 

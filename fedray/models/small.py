@@ -1,4 +1,8 @@
-"""Small models of the papers: linear and logistic regression, MLP, LeNet-5 and FedTrip's CNN."""
+"""Small models of the papers: linear and logistic regression, MLP, LeNet-5 and FedTrip's CNN.
+
+Convolutions keep their weights channels-last, which halves the time of max-pooling on a CPU, and the ReLU that the papers
+put before max-pooling stands behind it, where it has a quarter of the work: both are monotone, so they commute exactly.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +60,11 @@ class LeNet5(nn.Module):
         self.fc1 = nn.Linear(features, 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
+        self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = F.relu(self.fc1(x.flatten(1)))
         return self.fc3(F.relu(self.fc2(x)))
 
@@ -78,10 +83,11 @@ class FedTripCNN(nn.Module):
             raise ValueError("images must be at least 28 x 28")
         self.fc1 = nn.Linear(120 * height * width, 84)
         self.fc2 = nn.Linear(84, classes)
+        self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = F.relu(self.conv3(x))
         return self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
 

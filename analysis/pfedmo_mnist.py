@@ -1,0 +1,123 @@
+"""pFedMo's LeNet-5 on MNIST: label skew with 3 classes per client (its Fig. 4) and its Table 2, over seeds.
+
+FEDRAY_DATA=... python analysis/pfedmo_mnist.py OUTPUT [--seeds 3] [--processes 2]
+
+Writes a table (Markdown and CSV) and the curves (PNG) into OUTPUT; runs that are there already are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+
+import fedray
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COMMON = {
+    "data.source": "mnist",
+    "data.clients": 4,
+    "data.public_samples": 6000,
+    "model.name": "lenet5",
+    "train.local_steps": 40,
+    "train.batch_size": 64,
+    "train.lr": 0.01,
+    "run.iterations": 1000,
+    "run.eval_train_samples": 10000,
+    "engine.kind": "local",
+}
+SETTINGS = {
+    "skew3": {"data.partition.kind": "label_skew", "data.partition.classes_per_client": 3, "data.partition.assign": "balanced"},
+    "table2": {"data.partition.kind": "iid"},
+}
+PI = {"skew3": 0.5, "table2": 1.0}
+METHODS = {
+    "fedavg": {"algorithm.name": "fedavg"},
+    "fedprox": {"algorithm.name": "fedprox"},
+    "fednag": {"algorithm.name": "fednag", "algorithm.gamma": 0.5},
+    "pfedmo-velocity": {"algorithm.name": "pfedmo", "algorithm.gamma": 0.5, "algorithm.form": "velocity"},
+    "pfedmo-printed": {"algorithm.name": "pfedmo", "algorithm.gamma": 0.5, "algorithm.form": "printed"},
+}
+PAPER_TABLE2 = {"fedavg": "93.31 ± 0.08", "fedprox": "93.78 ± 0.06", "fednag": "95.04 ± 0.06", "pfedmo-velocity": "97.23 ± 0.03"}
+
+
+def one(output: Path, setting: str, method: str, seed: int) -> pd.DataFrame:
+    """One run; its metrics with what it was in front."""
+    config = {**COMMON, **SETTINGS[setting], **METHODS[method], "run.seed": seed, "run.output": str(output)}
+    config["run.name"] = f"{setting}-{method}-{seed}"
+    if method.startswith("pfedmo"):
+        config["algorithm.pi"] = PI[setting]
+    run = fedray.simulate(config)
+    print(f"{config['run.name']}: {run.summary['status']}, {run.summary['final_accuracy']:.4f}", flush=True)
+    status = run.summary["status"]
+    return run.metrics.assign(setting=setting, method=method, seed=seed, status=status)
+
+
+def table(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Final accuracies in percent: mean and sample deviation over the seeds, a row per setting and method."""
+    last = metrics.sort_values("round").groupby(["setting", "method", "seed"]).tail(1)
+    alone = last[last["method"] == "pfedmo-velocity"].assign(method="representation alone")
+    alone = alone.assign(test_accuracy=alone["representation_accuracy"], train_accuracy=float("nan"))
+    alone = alone.assign(personalized_accuracy=float("nan"), status="completed")
+    last = pd.concat([last, alone])
+    rows = []
+    for (setting, method), runs in last.groupby(["setting", "method"], sort=False):
+        row = {"setting": setting, "method": method}
+        for column in ("test_accuracy", "train_accuracy", "personalized_accuracy", "representation_accuracy"):
+            values = 100 * runs[column].dropna()
+            row[column.removesuffix("_accuracy")] = f"{values.mean():.2f} ± {values.std():.2f}" if len(values) else ""
+        row["diverged"] = int((runs["status"] == "diverged").sum())
+        row["paper (training)"] = PAPER_TABLE2.get(method, "") if setting == "table2" else ""
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def plot(metrics: pd.DataFrame, path: Path) -> None:
+    """Test accuracy over local iterations: mean over the seeds, and their range."""
+    figure, axes = plt.subplots(1, len(SETTINGS), figsize=(12, 4.5), sharey=True)
+    for axis, setting in zip(axes, SETTINGS, strict=True):
+        chosen = metrics[metrics["setting"] == setting]
+        curves = {m: chosen[chosen["method"] == m].rename(columns={"test_accuracy": "y"}) for m in METHODS}
+        curves["representation alone"] = chosen[chosen["method"] == "pfedmo-velocity"].rename(
+            columns={"representation_accuracy": "y"}
+        )
+        for name, runs in curves.items():
+            grouped = 100 * runs.groupby("iterations")["y"].agg(["mean", "min", "max"])
+            style = "--" if name == "representation alone" else "-"
+            axis.plot(grouped.index, grouped["mean"], style, label=name)
+            axis.fill_between(grouped.index, grouped["min"], grouped["max"], alpha=0.15)
+        axis.set(title=f"LeNet-5, MNIST: {setting}", xlabel="local iterations", ylim=(0, 100))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("test accuracy, %")
+    axes[0].legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    jobs = [(s, m, seed) for s in SETTINGS for seed in range(options.seeds) for m in METHODS]
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(one, options.output / "runs", *job) for job in jobs]
+        metrics = pd.concat([future.result() for future in futures], ignore_index=True)
+    metrics.to_csv(options.output / "curves.csv", index=False)
+    result = table(metrics)
+    result.to_csv(options.output / "table.csv", index=False)
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in [result.columns, ["---"] * result.shape[1], *result.to_numpy()]]
+    (options.output / "table.md").write_text("\n".join(lines) + "\n")
+    plot(metrics, options.output / "curves.png")
+    print(result.to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""`ray up`, `ray submit` and `ray down` with cluster/config.yaml, as typed, on two machines of their own.
+
+The machines are what the script in $FEDRAY_TEST_HOSTS makes: `up 2` prints their addresses and leaves their ssh key as
+$TEST_HOSTS_DIR/id, `ssh I COMMAND` runs a command on one, `down` removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+
+# connects to the address it is given, or says who refused
+PROBE = """
+import sys, ray
+try:
+    ray.init(address=sys.argv[1], logging_level="error", log_to_driver=False)
+    print("connected")
+except ConnectionError as error:
+    print("refused:", error)
+"""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    script: str
+    folder: Path
+    addresses: tuple[str, ...]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # the launcher's state and caches go to the folder too, and `ray` is that of this Python
+        return os.environ | {
+            "TEST_HOSTS_DIR": str(self.folder),
+            "TMPDIR": str(self.folder),
+            "RAY_TMPDIR": str(self.folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+
+    def run(self, *command: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+        """What a user would type, in the root of the checkout."""
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+        )
+        # the remote end is a terminal, with its line ends
+        output = done.stdout.decode(errors="replace").replace("\r\n", "\n")
+        print(f"$ {' '.join(command)}  # exit code {done.returncode}\n{output}")
+        return subprocess.CompletedProcess(command, done.returncode, output)
+
+    def ssh(self, host: int, command: str) -> str:
+        done = self.run(self.script, "ssh", str(host), command, timeout=60)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def ray_processes(self, host: int) -> str:
+        return self.ssh(host, "pgrep -af '[r]aylet|[g]cs_server|ray:[:]|[l]og_monitor|[f]edray' || true")
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    script = os.environ.get("FEDRAY_TEST_HOSTS")
+    if not script:
+        pytest.skip("no machines for a cluster: FEDRAY_TEST_HOSTS names no script that makes some")
+    if os.geteuid() != 0 or not shutil.which("rsync") or not shutil.which("ssh"):
+        pytest.skip("a cluster of test machines takes root, ssh and rsync")
+    with tempfile.TemporaryDirectory(prefix="hosts", ignore_cleanup_errors=True) as name:
+        machines = Hosts(script, Path(name), ())
+        up = machines.run(script, "up", "2")
+        if up.returncode and "File exists" in up.stdout:
+            pytest.skip("other tests have machines up, and they are not ours to remove")
+        try:
+            assert up.returncode == 0
+            machines = Hosts(script, Path(name), tuple(re.findall(r"^host \d: (\S+)$", up.stdout, re.MULTILINE)))
+            give_homes(machines)
+            yield machines
+        finally:
+            machines.run(script, "down")
+
+
+def give_homes(hosts: Hosts) -> None:
+    """Each machine gets an empty home folder of its own, at one path, and knows the names of both.
+
+    The machines share their disk with this one: without, they would share the token and write to the user's real home.
+    """
+    folder = hosts.folder
+    (folder / "home").mkdir()
+    root = re.compile(r"^(root:(?:[^:]*:){4})[^:]*", re.MULTILINE)
+    (folder / "passwd").write_text(root.sub(rf"\g<1>{folder}/home", Path("/etc/passwd").read_text()))
+    names = [hosts.ssh(host, "hostname").strip() for host in (1, 2)]
+    lines = [f"{address} {name}\n" for address, name in zip(hosts.addresses, names, strict=True)]
+    (folder / "names").write_text("127.0.0.1 localhost\n" + "".join(lines))
+    for host in (1, 2):
+        (folder / f"home{host}").mkdir()
+        hosts.ssh(
+            host,
+            f"mount --bind {folder}/home{host} {folder}/home && mount --bind {folder}/passwd /etc/passwd"
+            f" && mount --bind {folder}/names /etc/hosts",
+        )
+
+
+def edit(hosts: Hosts) -> str:
+    """A copy of cluster/config.yaml with its first part edited, as a user would: these machines, and this Python."""
+    config = yaml.safe_load((ROOT / "cluster" / "config.yaml").read_text())
+    config["cluster_name"] = "fedray-test"
+    config["provider"].update(head_ip=hosts.addresses[0], worker_ips=list(hosts.addresses[1:]))
+    config["auth"].update(ssh_user="root", ssh_private_key=str(hosts.folder / "id"))
+    [settings] = config["initialization_commands"]
+    # nothing to install: the libraries are here, and the package is the synchronized copy
+    for name, value in (("venv", sys.prefix), ("install", '""; export PYTHONPATH=~/.fedray/source')):
+        settings, count = re.subn(rf"^{name}=.*$", f"{name}={value}", settings, flags=re.MULTILINE)
+        assert count == 1
+    config["initialization_commands"] = [settings]
+    path = hosts.folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_up_submit_down(hosts: Hosts) -> None:
+    config = edit(hosts)
+    up = hosts.run("ray", "up", "-y", config)
+    assert up.returncode == 0
+    assert "1 of 1 workers joined" in up.stdout
+
+    # the token: made on the head, the same on the worker, read by nobody else, shown nowhere
+    tokens = {hosts.ssh(host, "cat ~/.ray/auth_token; stat -c ' %a' ~/.ray/auth_token") for host in (1, 2)}
+    assert len(tokens) == 1
+    token, mode = tokens.pop().split()
+    assert len(token) >= 32
+    assert mode == "600"
+    assert token not in up.stdout
+
+    # who has no token, or another, gets in nowhere, not even from a node; no dashboard for the network
+    (hosts.folder / "probe.py").write_text(PROBE)
+    probe = f"HOME=/nowhere timeout 100 {sys.executable} {hosts.folder}/probe.py {hosts.addresses[0]}:6379 2>&1"
+    for mode in ("RAY_AUTH_MODE=disabled", f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN={'0' * len(token)}"):
+        answer = hosts.ssh(2, f"{mode} {probe}")
+        assert "refused" in answer
+        assert "InvalidAuthToken" in answer
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((hosts.addresses[0], 8265), timeout=10)
+
+    # up again, with another setting: the cluster is whole again and the nodes have it once
+    Path(config).write_text(Path(config).read_text().replace("install=", "export FEDRAY_AGAIN=1; install="))
+    again = hosts.run("ray", "up", "-y", config)
+    assert again.returncode == 0
+    assert "1 of 1 workers joined" in again.stdout
+    for host in (1, 2):
+        assert hosts.ssh(host, "cat ~/.bashrc").count("settings") == 1
+        assert hosts.ssh(host, "cat ~/.fedray/settings").count("FEDRAY_AGAIN") == 1
+
+    run = ["algorithm.name=fedavg", "data.clients=8", "run.rounds=2", "model.name=logistic"]
+    run += ["engine.actors=2", "engine.cpus_per_actor=1"]
+    submit = hosts.run("ray", "submit", config, "fedray/run.py", *run)
+    assert submit.returncode == 0
+    assert "completed after 2 rounds" in submit.stdout
+    down = hosts.run("ray", "rsync-down", config, "runs/", f"{hosts.folder}/runs/")
+    assert down.returncode == 0
+    summary = json.loads((hosts.folder / "runs" / "fedavg-sample" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert len({process["node"] for process in summary["machine"]["processes"]}) == 2
+
+    wrong = hosts.run("ray", "submit", config, "fedray/run.py", "algorithm.name=fedavq")
+    assert wrong.returncode == 1
+    assert "fedavg" in wrong.stdout
+
+    assert hosts.run("ray", "down", "-y", config).returncode == 0
+    assert not hosts.ray_processes(1)
+    deadline = time.monotonic() + 60
+    while left := hosts.ray_processes(2):
+        assert time.monotonic() < deadline, left
+        time.sleep(2)

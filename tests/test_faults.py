@@ -1,0 +1,137 @@
+"""Processes that die: the run goes on, or resumes, to the same bits."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fedray import Report, simulate
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tracking.folder import read_metrics
+
+ALGORITHMS = ("fedavg", "fedprox", "fednag", "pfedmo")
+
+SLOW_ROUNDS = {**SETTINGS, "model.hidden": [64], "train.local_epochs": 8, "run.rounds": 12, "run.checkpoint_every": 3}
+
+
+def actor_pids(folder: Path) -> list[int]:
+    """The client actors that a run has now."""
+    pids = [int(pid) for pid in re.findall(r"client actor: pid (\d+)", (folder / "log.txt").read_text())]
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_actors_killed_in_the_middle_of_rounds(algorithm: str, tmp_path: Path, ray_cluster: None) -> None:
+    config = {**SLOW_ROUNDS, "algorithm.name": algorithm}
+    whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
+    killed: list[int] = []
+    timers: list[threading.Timer] = []
+
+    def kill_one() -> None:
+        killed.append(actor_pids(folder)[-1])
+        os.kill(killed[-1], signal.SIGKILL)
+
+    def callback(report: Report) -> None:
+        if report.round in (2, 5, 8):
+            # some way into the round that begins when this returns
+            timers.append(threading.Timer(report.metrics["round_seconds"] * 0.4, kill_one))
+            timers[-1].start()
+
+    folder = tmp_path / "ray" / f"{algorithm}-small"
+    ray_config = {**config, "run.output": str(tmp_path / "ray"), "engine.kind": "ray", "engine.actors": 2, "engine.cpus_per_actor": 0.1}
+    run = simulate(ray_config, data=small_source(), callbacks=[callback])
+    for timer in timers:
+        timer.join()
+    assert len(set(killed)) == 3
+    assert (folder / "log.txt").read_text().count("a client actor died") >= 2
+    assert_same(whole, run)
+
+
+def own_settings(folder: Path, algorithm: str, kind: str) -> list[str]:
+    """The command that runs this file's problem as a program of its own."""
+    settings = {**SLOW_ROUNDS, "algorithm.name": algorithm, "run.output": str(folder), "engine.kind": kind}
+    settings |= {"data.source": "problem:source", "data.partition.kind": "dirichlet", "run.name": "run"}
+    if kind == "ray":
+        settings |= {"engine.actors": 2, "engine.cpus_per_actor": 0.1, "engine.address": "local"}
+    program = Path(sys.modules["fedray"].__path__[0]) / "run.py"
+    return [sys.executable, str(program), *(f"{key}={value}" for key, value in settings.items())]
+
+
+def wait_for_rounds(process: subprocess.Popen[bytes], metrics: Path, rounds: int) -> None:
+    """Return once that many rounds are recorded."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the run ended before it could be killed"
+        if metrics.exists() and metrics.read_text().count("\n") > rounds:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no round was recorded")
+
+
+def descendants(pid: int) -> list[int]:
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found = [pid]
+    for candidate in found:
+        found += [child for child, parent in parents.items() if parent == candidate]
+    return found[1:]
+
+
+def gone(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_resumed_after_kill_9(algorithm: str, kind: str, tmp_path: Path) -> None:
+    """Driver, server and client actors killed alike; the same command then ends with the bits of an unbroken run."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
+    local = {**SLOW_ROUNDS, "algorithm.name": algorithm, "run.name": "run", "run.output": str(tmp_path / "whole")}
+    whole = simulate({**local, "data.source": "problem:source"})
+    command = own_settings(tmp_path / "killed", algorithm, kind)
+    folder = tmp_path / "killed" / "run"
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_for_rounds(process, folder / "metrics.csv", 5)
+        below = descendants(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    computing = [pid for pid in below if b"ray::" in _command_line(pid)]
+    for pid in computing:
+        os.kill(pid, signal.SIGKILL)
+    assert kind == "local" or len(computing) >= 3
+    assert not (folder / "summary.json").exists()
+    assert gone(below, 60), "processes were left behind"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "resuming" in (folder / "log.txt").read_text()
+    resumed = type(whole)(folder, whole.module)
+    assert_same(whole, resumed)
+    assert len(read_metrics(folder)) == SLOW_ROUNDS["run.rounds"]
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
