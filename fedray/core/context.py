@@ -18,6 +18,9 @@ from fedray.core.seeds import Purpose
 
 Indices = NDArray[np.int64]
 
+GATHERED_BYTES = 8 << 20
+"""How much of a stack's samples is gathered ahead of the steps that use it."""
+
 
 @dataclass(frozen=True)
 class LocalTraining:
@@ -44,12 +47,21 @@ class Samples:
 
     def gather(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """``x [*indices.shape, ...]`` float32 and ``y`` of the samples, in fresh (hence aligned) memory."""
-        flat = torch.from_numpy(np.ascontiguousarray(indices).reshape(-1)).to(self.x.device)
-        x = self.x.index_select(0, flat).float()
-        if self.scale is not None and self.shift is not None:
-            shape = (-1,) + (1,) * (x.dim() - 2)
-            x = torch.addcmul(self.shift.view(shape), x, self.scale.view(shape))
-        return x.view(*indices.shape, *x.shape[1:]), self.y.index_select(0, flat).view(indices.shape)
+        raw, y = self.raw(indices)
+        return self.inputs(raw), y
+
+    def raw(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """As :meth:`gather`, but ``x`` as it is stored."""
+        flat = torch.from_numpy(indices.reshape(-1)).to(self.x.device)
+        x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
+        return x.view(*indices.shape, *x.shape[1:]), y.view(indices.shape)
+
+    def inputs(self, raw: Tensor) -> Tensor:
+        """Float32 inputs of stored samples ``[..., *sample]``, in fresh memory whatever ``raw`` is a slice of."""
+        if self.scale is None or self.shift is None:
+            return raw.to(torch.float32, copy=True)
+        shape = (-1,) + (1,) * (self.x.dim() - 2)
+        return raw.to(torch.float32, copy=True).mul_(self.scale.view(shape)).add_(self.shift.view(shape))
 
 
 @dataclass
@@ -130,23 +142,34 @@ class Context:
             )
             for client, indices, steps in zip(stack.ids, stack.indices, stack.steps, strict=True)
         ]
-        for j in range(max(stack.steps, default=0)):
-            yield self._batch(schedules, j)
+        chosen, counts = self._padded(schedules)
+        size = chosen.shape[2]
+        block = max(1, GATHERED_BYTES // max(1, self.samples.x[0].nbytes * self.size * size))
+        for start in range(0, len(chosen), block):
+            raw, labels = self.samples.raw(chosen[start : start + block])
+            for j in range(start, min(start + block, len(chosen))):
+                width = int(counts[j].max())
+                x = self.samples.inputs(raw[j - start, :, :width])
+                if self.training.augment:
+                    x = self._augmented(x, j)
+                ragged = bool((counts[j] != width).any())
+                yield Batch(x, labels[j - start, :, :width], j, counts[j].clip(min=1).tolist() if ragged else None)
 
-    def _batch(self, schedules: list[Schedule], j: int) -> Batch:
-        live = [j < len(s.order) for s in schedules]
-        counts = [int(s.counts[j]) if on else 0 for s, on in zip(schedules, live, strict=True)]
-        size = max(counts)
-        chosen = np.zeros((self.size, size), np.int64)
+    def _padded(self, schedules: Sequence[Schedule]) -> tuple[Indices, Indices]:
+        """Sample indices ``[J, C, b]`` and the number of real ones ``[J, C]``, for the longest and largest client.
+
+        Padding repeats a client's first sample: a valid input, whose weight is zero.
+        """
+        steps = max(len(plan.order) for plan in schedules)
+        size = max(plan.order.shape[1] for plan in schedules)
+        chosen = np.empty((steps, self.size, size), np.int64)
+        counts = np.zeros((steps, self.size), np.int64)
         for row, (plan, own) in enumerate(zip(schedules, self.stack.indices, strict=True)):
-            # padding repeats the client's first sample: a valid input whose weight is zero
-            chosen[row] = own[0]
-            chosen[row, : counts[row]] = own[plan.order[j, : counts[row]]] if live[row] else own[0]
-        x, y = self.samples.gather(chosen)
-        if self.training.augment:
-            x = self._augmented(x, j)
-        ragged = any(count != size for count in counts)
-        return Batch(x, y, j, [max(count, 1) for count in counts] if ragged else None)
+            made, width = plan.order.shape
+            chosen[:, row] = own[0]
+            chosen[:made, row, :width] = own[plan.order]
+            counts[:made, row] = plan.counts
+        return chosen, counts
 
     def _augmented(self, x: Tensor, j: int) -> Tensor:
         """Random crop after padding by 4, and mirroring, drawn for each client by itself; ``x [C, b, c, h, w]``."""
