@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedray.algorithms import (
-        Algorithm, Broadcast, Cohort, Hyper, Result, Server, Traffic, mean, parameter, total, uniform, weighted,
-    )  # fmt: skip
+        Algorithm,
+        Broadcast,
+        Cohort,
+        Hyper,
+        Result,
+        Server,
+        Traffic,
+        mean,
+        parameter,
+        total,
+        uniform,
+        weighted,
+    )
     from fedray.config import Config
     from fedray.core.batches import Batch
     from fedray.core.context import Context

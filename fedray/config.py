@@ -145,7 +145,9 @@ class ModelConfig(Section):
     name: str = Field("lenet5", description="see `fedray models`, or module:Class of your own")
     init: Literal["default", "zeros"] = Field("default", description="PyTorch's initialisation, or zeros")
     weights: str | None = Field(None, description="a safetensors or pt file with initial weights")
-    head: Literal["auto", "none", "moon", "siam"] = Field("auto", description="projection head; what the algorithm asks for")
+    head: Literal["auto", "none", "moon", "siam"] = Field(
+        "auto", description="projection head; what the algorithm asks for"
+    )
     proj_dim: Whole = Field(256, ge=1, description="width of the projection head")
 
 
@@ -186,12 +188,18 @@ class EngineConfig(Section):
     cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
     gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
     actors_per_gpu: Whole | None = Field(None, ge=1, description="client actors on each GPU, instead of gpus_per_actor")
-    chunk: Whole | Auto = Field("auto", description="clients per task, a power of two; changes bits with vectorize: true")
-    vectorize: bool | Auto = Field("auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits")
+    chunk: Whole | Auto = Field(
+        "auto", description="clients per task, a power of two; changes bits with vectorize: true"
+    )
+    vectorize: bool | Auto = Field(
+        "auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits"
+    )
     start_timeout: Real = Field(120.0, gt=0, description="seconds to wait for the cluster's resources")
     max_retries: Whole = Field(3, ge=0, description="how often in a row a chunk may be lost before the run stops")
     address: str | None = Field(None, description="address of a running Ray cluster; `local` starts one here")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where the actor has a GPU; changes bits")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: cuda where the actor has a GPU; changes bits"
+    )
     threads: Whole = Field(1, ge=1, description="torch threads of every computing process; changes bits")
     server_cpus: Real = Field(0.0, ge=0, description="CPU share of the server actor")
     server_gpus: Real = Field(0.0, ge=0, description="GPU share of the server actor")

@@ -18,14 +18,21 @@ class ClientError(Exception):
     original traceback."""
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that ``name`` was probably meant to be, whatever its case; None if none is close."""
+    by_lower = {known_name.lower(): known_name for known_name in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[close[0]] if close else None
+
+
 def near_miss(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest known name, or the list of them all when none is close.
 
     >>> near_miss("fedporx", ["fedavg", "fedprox"])
     " (did you mean 'fedprox'?)"
     """
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    known = sorted(map(str, known))
+    close = closest(name, known)
     if close:
-        return f" (did you mean {close[0]!r}?)"
+        return f" (did you mean {close!r}?)"
     return f" (there are: {', '.join(known)})" if known else ""

@@ -106,7 +106,9 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     training = _training(config)
     device, vectorize, chunk = _backend(config, facts, training)
     if config.model.head not in ("auto", "none"):
-        raise UserError(f"model.head={config.model.head}: no algorithm here asks for a projection head; use auto or none")
+        raise UserError(
+            f"model.head={config.model.head}: no algorithm here asks for a projection head; use auto or none"
+        )
     rounds = config.run.rounds or (
         config.run.iterations // (training.local_steps or 1) if config.run.iterations else 50
     )
@@ -162,7 +164,9 @@ def _algorithm(config: Config) -> Algorithm:
         raise UserError(f"unknown key algorithm.{unknown[0]} for {config.algorithm.name}{hint}")
     algorithm = cls(check(cls.Hyper, extras, prefix="algorithm."))
     if config.train.server_lr != 1 and not algorithm.uses_server_lr:
-        raise UserError(f"train.server_lr={config.train.server_lr}: {config.algorithm.name} has no server learning rate")
+        raise UserError(
+            f"train.server_lr={config.train.server_lr}: {config.algorithm.name} has no server learning rate"
+        )
     return algorithm
 
 
@@ -290,7 +294,9 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     """Initial weights from a safetensors or pt file, names and shapes checked."""
     try:
         tensors: dict[str, Tensor] = (
-            load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
         )
     except OSError as error:
         raise UserError(f"model.weights: can't read {path}: {error.strerror or error}") from None

@@ -75,11 +75,12 @@ def simulate(
 
     ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
     ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
-    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``, for ``natural`` clients),
-    or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a module, or what makes one from
-    ``input_shape`` and ``classes``. ``loss(logits, targets) -> [b]`` and each of ``metrics`` give one number per sample;
-    a metric's mean over the test set is column ``test_<name>``. ``callbacks`` are called in this process after every
-    round with a :class:`fedray.Report`; the next round waits for them, and one that returns true ends the run.
+    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``, for ``natural``
+    clients), or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a module, or what makes
+    one from ``input_shape`` and ``classes``. ``loss(logits, targets) -> [b]`` and each of ``metrics`` give one number
+    per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks`` are called in this process
+    after every round with a :class:`fedray.Report`; the next round waits for them, and one that returns true ends the
+    run.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """
@@ -98,8 +99,9 @@ def simulate(
         display.say(f"{folder.path} is finished already")
         return result
     display.say(
-        f"{experiment.config.algorithm.name} on {experiment.config.data.source}: {federated.clients} clients, cohorts of "
-        f"{experiment.cohort_size}, {experiment.facts.parameters:,} parameters, {experiment.rounds} rounds -> {folder.path}"
+        f"{experiment.config.algorithm.name} on {experiment.config.data.source}: {federated.clients} clients, "
+        f"cohorts of {experiment.cohort_size}, {experiment.facts.parameters:,} parameters, {experiment.rounds} rounds "
+        f"-> {folder.path}"
     )
     if experiment.config.engine.kind == "ray":
         from fedray.engine.ray_engine import run

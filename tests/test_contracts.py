@@ -11,37 +11,37 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 class TestFedAvg(AlgorithmContract):
     algorithm = "fedavg"
-    zero = {}  # noqa: RUF012
+    zero = {}
 
 
 class TestFedProx(AlgorithmContract):
     algorithm = "fedprox"
-    hyper = {"mu": 0.3}  # noqa: RUF012
-    zero = {"mu": 0.0}  # noqa: RUF012
+    hyper = {"mu": 0.3}
+    zero = {"mu": 0.0}
 
 
 class TestFedNAG(AlgorithmContract):
     algorithm = "fednag"
-    zero = {"gamma": 0.0}  # noqa: RUF012
+    zero = {"gamma": 0.0}
 
 
 class TestPFedMo(AlgorithmContract):
     algorithm = "pfedmo"
-    hyper = {"pi": 0.7, "probe_batch": 32}  # noqa: RUF012
-    zero = {"pi": 0.0, "gamma": 0.0}  # noqa: RUF012
+    hyper = {"pi": 0.7, "probe_batch": 32}
+    zero = {"pi": 0.0, "gamma": 0.0}
 
 
 class TestPFedMoPrinted(AlgorithmContract):
     algorithm = "pfedmo"
-    hyper = {"pi": 0.3, "form": "printed", "rep_steps": 3}  # noqa: RUF012
-    zero = {"pi": 0.0, "gamma": 0.0}  # noqa: RUF012
+    hyper = {"pi": 0.3, "form": "printed", "rep_steps": 3}
+    zero = {"pi": 0.0, "gamma": 0.0}
 
 
 class TestOwnStateful(AlgorithmContract):
     algorithm = "stateful:Drift"
-    zero = {"strength": 0.0}  # noqa: RUF012
+    zero = {"strength": 0.0}
 
 
 class TestOwnLoss(AlgorithmContract):
     algorithm = "stateful:Contrast"
-    zero = {"mu": 0.0}  # noqa: RUF012
+    zero = {"mu": 0.0}

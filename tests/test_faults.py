@@ -46,7 +46,13 @@ def test_actors_killed_in_the_middle_of_rounds(algorithm: str, tmp_path: Path, r
             timers[-1].start()
 
     folder = tmp_path / "ray" / f"{algorithm}-small"
-    ray_config = {**config, "run.output": str(tmp_path / "ray"), "engine.kind": "ray", "engine.actors": 2, "engine.cpus_per_actor": 0.1}
+    ray_config = {
+        **config,
+        "run.output": str(tmp_path / "ray"),
+        "engine.kind": "ray",
+        "engine.actors": 2,
+        "engine.cpus_per_actor": 0.1,
+    }
     run = simulate(ray_config, data=small_source(), callbacks=[callback])
     for timer in timers:
         timer.join()

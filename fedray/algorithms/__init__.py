@@ -11,7 +11,18 @@ import pkgutil
 import re
 from functools import cache
 
-from fedray.algorithms.base import Algorithm, Broadcast, Hyper, Result, Traffic, mean, parameter, total, uniform, weighted
+from fedray.algorithms.base import (
+    Algorithm,
+    Broadcast,
+    Hyper,
+    Result,
+    Traffic,
+    mean,
+    parameter,
+    total,
+    uniform,
+    weighted,
+)
 from fedray.algorithms.server import Cohort, Server
 from fedray.errors import UserError, near_miss
 from fedray.importing import import_object

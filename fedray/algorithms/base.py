@@ -63,8 +63,9 @@ def weighted(scale: Tensor, value: Tensor) -> Upload:
 class Result:
     """What a phase gives for a stack of clients.
 
-    ``uploads`` are reduced over the cohort; ``state`` replaces the clients' vectors ``[C, ...]`` when the round commits;
-    ``scalars [C, 1]`` go to the server as they are, one per client; ``kept [C, ...]`` is there again in the next phase.
+    ``uploads`` are reduced over the cohort; ``state`` replaces the clients' vectors ``[C, ...]`` when the round
+    commits; ``scalars [C, 1]`` go to the server as they are, one per client; ``kept [C, ...]`` is there again in the
+    next phase.
     """
 
     uploads: Mapping[str, Upload] = field(default_factory=dict)
@@ -97,11 +98,11 @@ class Traffic:
 class Algorithm:
     """A federated learning algorithm.
 
-    A round runs through ``phases``. Each begins with the server's :meth:`broadcast`, is a method of the phase's name that
-    maps a stack of clients to a :class:`Result`, and ends with the server's :meth:`reduce`. The phase ``train`` is local
-    training, given by :meth:`begin`, :meth:`step` and :meth:`end`. Client methods are pure: whatever they return depends
-    on the context alone, since a lost client is simply run again. Formulas broadcast over the C clients of a stack:
-    vectors are ``[C, width]``, scalars ``[C, 1]``.
+    A round runs through ``phases``. Each begins with the server's :meth:`broadcast`, is a method of the phase's name
+    that maps a stack of clients to a :class:`Result`, and ends with the server's :meth:`reduce`. The phase ``train`` is
+    local training, given by :meth:`begin`, :meth:`step` and :meth:`end`. Client methods are pure: whatever they return
+    depends on the context alone, since a lost client is simply run again. Formulas broadcast over the C clients of a
+    stack: vectors are ``[C, width]``, scalars ``[C, 1]``.
     """
 
     Hyper: ClassVar[type[Hyper]] = Hyper
@@ -119,7 +120,7 @@ class Algorithm:
     background_before: ClassVar[str | None] = None
     """The phase before which :meth:`background` must be done."""
 
-    def __init__(self, hyper: Hyper | None = None) -> None:
+    def __init__(self, hyper: BaseModel | None = None) -> None:
         self.hyper: Any = hyper if hyper is not None else self.Hyper()
 
     def init_server(self, server: Server) -> None:
@@ -155,7 +156,9 @@ class Algorithm:
         """Server vectors computed while the clients train; pure. They replace the server's when it is done."""
         return {}
 
-    def reduce(self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]) -> None:
+    def reduce(
+        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    ) -> None:
         """The server's rule after ``phase``: ``sums`` are the reduced uploads, ``scalars`` the clients' in id order."""
         raise NotImplementedError
 

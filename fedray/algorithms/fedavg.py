@@ -1,7 +1,7 @@
 """FedAvg: local SGD, averaged.
 
-H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-Efficient Learning of Deep Networks from
-Decentralized Data. AISTATS 2017, Algorithm 1.
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-Efficient Learning of Deep Networks
+from Decentralized Data. AISTATS 2017, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -31,5 +31,7 @@ class FedAvg(Algorithm):
     def end(self, ctx: Context, carry: Carry) -> Result:
         return Result(uploads={"y": mean(carry["y"])})
 
-    def reduce(self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]) -> None:
+    def reduce(
+        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    ) -> None:
         server.move(sums["y"])

@@ -46,5 +46,7 @@ class FedNAG(Algorithm):
     def end(self, ctx: Context, carry: Carry) -> Result:
         return Result(uploads={"x": mean(carry["x"]), "y": mean(carry["y"])})
 
-    def reduce(self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]) -> None:
+    def reduce(
+        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    ) -> None:
         server["x"], server["y"] = sums["x"], sums["y"]

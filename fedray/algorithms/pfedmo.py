@@ -4,9 +4,9 @@ J. Fu, Z. Yang et al.: pFedMo, IEEE Transactions on Big Data 2024, eqs. 6-12.
 
 What "momentum" means in eqs. 11-12. The paper writes y, the iterate of Nesterov's rule. Read so (``form: printed``) the
 pull towards the representation model cancels in eq. 12, x_i+ = xbar + a_i gamma (v_rep - vbar), and training gets worse
-than FedNAG or diverges. Read as the velocity v_t = y_t - y_{t-1} (``form: velocity``, the default, "worker i's momentum"
-of the paper's Table 1) it behaves as published. Most of the gain under label skew is then the representation model's own
-accuracy, which is why ``representation_accuracy`` is always logged beside the others.
+than FedNAG or diverges. Read as the velocity v_t = y_t - y_{t-1} (``form: velocity``, the default, "worker i's
+momentum" of the paper's Table 1) it behaves as published. Most of the gain under label skew is then the representation
+model's own accuracy, which is why ``representation_accuracy`` is always logged beside the others.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PFedMo(Algorithm):
     s_i = 1 - l_i/u_i, a_i = pi s_i. Then
         m_i+ = (1 - a_i) mbar + a_i m_rep                             (11)
         x_i+ = (1 - a_i) xbar + a_i x_rep + (mbar - m_i+)             (12)
-    and the global model is x_+ = sum p_i x_i+. Under partial participation a client starts from the current four vectors
-    and its last a_i; one never scored takes sum p_j a_j of the last cohort, which gives exactly (x_+, m_+).
+    and the global model is x_+ = sum p_i x_i+. Under partial participation a client starts from the current four
+    vectors and its last a_i; one never scored takes sum p_j a_j of the last cohort, which gives exactly (x_+, m_+).
     """
 
     paper = "Fu, Yang et al., IEEE Trans. Big Data 2024"
@@ -50,7 +50,9 @@ class PFedMo(Algorithm):
         pi: float = base.parameter(0.5, "strength of the personal pull (pi)", ge=0, le=1)
         form: Literal["velocity", "printed"] = base.parameter("velocity", "what momentum is in eqs. 11-12: v or y")
         contrast: bool = base.parameter(True, "the last term of eq. 12, mbar - m_i+")
-        rep_steps: int | None = base.parameter(None, "steps of the representation model per round; the clients' J", ge=1)
+        rep_steps: int | None = base.parameter(
+            None, "steps of the representation model per round; the clients' J", ge=1
+        )
         probe_batch: int = base.parameter(256, "samples of the probe batch (B, eq. 9)", ge=1)
         probe_source: Literal["public", "test"] = base.parameter(
             "public", "where the probe batch comes from; the paper takes the test set"
@@ -66,7 +68,8 @@ class PFedMo(Algorithm):
     def broadcast(self, server: Server, phase: str) -> Broadcast:
         if phase == "score":
             inputs = server.probe(server, self.hyper.probe_batch, self.hyper.probe_source)
-            logits = server.model.forward(server["x_rep"][None], inputs[None]).logits[0]
+            buffers = server["buffers_rep"][None] if "buffers_rep" in server.vectors else None
+            logits = server.model.forward(server["x_rep"][None], inputs[None], buffers).logits[0]
             return Broadcast({"inputs": inputs, "w": torch.softmax(logits, dim=1)})
         return self.personal_broadcast(server)
 
@@ -77,7 +80,7 @@ class PFedMo(Algorithm):
 
     def begin(self, ctx: Context) -> Carry:
         if ctx.buffers is not None:
-            ctx.buffers = torch.lerp(ctx.buffers, ctx.shared["buffers_rep"], ctx.given["a"])
+            ctx.buffers = _mix(ctx.buffers, ctx.shared["buffers_rep"], ctx.given["a"])
         x, m = self._personal(ctx.shared, ctx.given["a"])
         return {"x": x, "m": m}
 
@@ -115,7 +118,9 @@ class PFedMo(Algorithm):
         buffers = {} if ctx.buffers is None else {"buffers_rep": ctx.buffers[0]}
         return {"x_rep": carry["x"][0], "m_rep": carry["m"][0], **buffers}
 
-    def reduce(self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]) -> None:
+    def reduce(
+        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    ) -> None:
         if phase == "train":
             server["x"], server["m"] = sums["x"], sums["m"]
             return
@@ -124,7 +129,9 @@ class PFedMo(Algorithm):
             u[client] = max(u.get(client, l), l)
             scores.append(1 - l / u[client] if u[client] > 0 else 0.0)
             a[client] = self.hyper.pi * scores[-1]
-        server.column("mean_a")[0] = sum(p * a[i] for p, i in zip(server.cohort.weights, server.cohort.ids, strict=True))
+        server.column("mean_a")[0] = sum(
+            p * a[i] for p, i in zip(server.cohort.weights, server.cohort.ids, strict=True)
+        )
         server.client_scalars["score"] = scores
 
     def _mean_a(self, server: Server) -> float:
@@ -138,7 +145,7 @@ class PFedMo(Algorithm):
         if "buffers" not in server.vectors:
             return None
         mixing = 1.0 if model == "representation" else self._mean_a(server)
-        return server["buffers"].lerp(server["buffers_rep"], mixing)
+        return _mix(server["buffers"], server["buffers_rep"], mixing)
 
     def monitors(self, server: Server) -> Mapping[str, Tensor]:
         return {"representation": server["x_rep"]}
@@ -149,6 +156,13 @@ class PFedMo(Algorithm):
     def extra_flops(self, server: Server, forward: float, width: int) -> float:
         cohort = server.cohort
         steps = self.hyper.rep_steps or round(sum(cohort.steps) / len(cohort.steps))
-        batch = server.batch_size or server.public_samples
-        probes = min(self.hyper.probe_batch, server.public_samples) * (len(cohort.ids) + 1)
+        batch = min(server.batch_size or server.public_samples, server.public_samples)
+        there = server.public_samples if self.hyper.probe_source == "public" else server.test_samples
+        probes = min(self.hyper.probe_batch, there) * (len(cohort.ids) + 1)
         return forward * (3 * steps * batch + probes)
+
+
+def _mix(buffers: Tensor, buffers_rep: Tensor, a: Tensor | float) -> Tensor:
+    """(1 - a) buffers + a buffers_rep, where they differ: a constant buffer may hold infinities."""
+    a = torch.as_tensor(a, dtype=buffers.dtype, device=buffers.device)
+    return torch.where(buffers == buffers_rep, buffers, torch.lerp(buffers, buffers_rep, a))

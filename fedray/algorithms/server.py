@@ -27,10 +27,10 @@ class Cohort:
 class Server:
     """The server's side of a run.
 
-    ``vectors``: named tensors, checkpointed, of which ``x`` is the model x^r ``[width]`` (and ``buffers`` its buffers if
-    it has any). ``table``: per-client numbers by name and client, lazily filled and checkpointed. The rest describes the
-    round r in progress: ``lr`` is eta_l of this round, ``server_lr`` eta_g, ``N`` the number of registered clients,
-    ``batch_size`` B (None: full batch), ``public_samples`` the size of the public set.
+    ``vectors``: named tensors, checkpointed, of which ``x`` is the model x^r ``[width]`` (and ``buffers`` its buffers
+    if it has any). ``table``: per-client numbers by name and client, lazily filled and checkpointed. The rest describes
+    the round r in progress: ``lr`` is eta_l of this round, ``server_lr`` eta_g, ``N`` the number of registered clients,
+    ``batch_size`` B (None: full batch), ``public_samples`` and ``test_samples`` the sizes of those sets.
     """
 
     vectors: dict[str, Tensor]
@@ -45,6 +45,7 @@ class Server:
     each round."""
     batch_size: int | None = None
     public_samples: int = 0
+    test_samples: int = 0
     table: dict[str, dict[int, float]] = field(default_factory=dict)
     client_scalars: dict[str, Sequence[float]] = field(default_factory=dict)
     """Numbers of the cohort's clients that a rule wants logged for this round, in id order."""

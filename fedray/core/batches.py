@@ -56,8 +56,8 @@ def schedule(
 ) -> Schedule:
     """The batches of one client in one round, which depend on nothing but the arguments.
 
-    ``local_steps``: slices of b = min(B, n) from an endless stream of permutations of the n samples. ``local_epochs``: a
-    fresh permutation each epoch, the ragged last batch kept.
+    ``local_steps``: slices of b = min(B, n) from an endless stream of permutations of the n samples. ``local_epochs``:
+    a fresh permutation each epoch, the ragged last batch kept.
     """
     size = min(batch_size or samples, samples)
     steps = steps_of(samples, batch_size, local_steps, local_epochs)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,13 +12,16 @@ from torch import Tensor
 
 from fedray.core import seeds
 from fedray.core.batches import Batch, Schedule, schedule
-from fedray.core.model import FlatModel, Outputs, RuleLoss
+from fedray.core.model import Draws, FlatModel, Outputs, RuleLoss
 from fedray.core.seeds import Purpose
 
 Indices = NDArray[np.int64]
 
 GATHERED_BYTES = 8 << 20
 """How much of a stack's samples is gathered ahead of the steps that use it."""
+
+NO_STEP = 2**63
+"""The step coordinate of what a module draws outside local steps."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class Context:
                 width = int(counts[j].max())
                 x = self.samples.inputs(raw[j - start, :, :width])
                 if self.training.augment:
-                    x = self._augmented(x, j)
+                    x = self._augmented(x, counts[j], j)
                 ragged = bool((counts[j] != width).any())
                 yield Batch(x, labels[j - start, :, :width], j, counts[j].clip(min=1).tolist() if ragged else None)
 
@@ -171,16 +173,20 @@ class Context:
             counts[:made, row] = plan.counts
         return chosen, counts
 
-    def _augmented(self, x: Tensor, j: int) -> Tensor:
-        """Random crop after padding by 4, and mirroring, drawn for each client by itself; ``x [C, b, c, h, w]``."""
+    def _augmented(self, x: Tensor, counts: Indices, j: int) -> Tensor:
+        """Random crop after padding by 4, and mirroring; ``x [C, b, c, h, w]``.
+
+        Drawn for each client's own samples alone, of which there are ``counts [C]``, whatever its chunk-mates have.
+        """
         rows = []
         for row, client in enumerate(self.stack.ids):
             rng = seeds.stream(self.training.seed, Purpose.AUGMENTATION, self.round, client, j)
             samples, _, height, width = x[row].shape
             padded = torch.nn.functional.pad(x[row], (4, 4, 4, 4))
-            top, left = (torch.from_numpy(rng.integers(0, 9, samples)) for _ in range(2))
+            own, others = int(counts[row]), (0, samples - int(counts[row]))
+            top, left = (torch.from_numpy(np.pad(rng.integers(0, 9, own), others)) for _ in range(2))
             columns = torch.arange(width) + left[:, None]
-            mirrored = torch.from_numpy(rng.random(samples) < 0.5)[:, None]
+            mirrored = torch.from_numpy(np.pad(rng.random(own) < 0.5, others))[:, None]
             columns = torch.where(mirrored, columns.flip(1), columns).to(x.device)
             lines = (torch.arange(height) + top[:, None]).to(x.device)
             image = torch.arange(samples, device=x.device)[:, None, None]
@@ -201,7 +207,7 @@ class Context:
         ``extras`` is ``[C, ...]`` and is handed over a client at a time. May be called several times on one batch (with
         the same dropout each time); the first call of a step is the one whose loss and accuracy are logged.
         """
-        gradient = self.model.gradients(at, batch, self.buffers, loss, extras, self._dropout(batch))
+        gradient = self.model.gradients(at, batch, self.buffers, loss, extras, self._draws(batch.step))
         if batch.step != self._step:
             self._step = batch.step
             self._losses.append(gradient.task_loss)
@@ -209,9 +215,10 @@ class Context:
             self._seen.append(batch.counts or [batch.y.shape[1]] * self.size)
         return gradient.value
 
-    def _dropout(self, batch: Batch) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        seed, round, client = self.training.seed, self.round, self.stack.ids[0]
-        return lambda: seeds.torch_rng(seed, Purpose.DROPOUT, round, client, batch.step)
+    def _draws(self, step: int, first: int = 0) -> Draws:
+        """What a module draws (dropout) in a step, for the clients from position ``first`` of the stack on."""
+        seed, round, ids = self.training.seed, self.round, self.stack.ids
+        return lambda row: seeds.torch_rng(seed, Purpose.DROPOUT, round, ids[first + row], step)
 
     def full_grad(self, at: Tensor) -> Tensor:
         """Gradient ``[C, width]`` of each client's mean loss over all its samples, unaugmented, buffers untouched."""
@@ -219,9 +226,10 @@ class Context:
         for row, own in enumerate(self.stack.indices):
             total = torch.zeros(at.shape[1], dtype=torch.float64, device=at.device)
             buffers = None if self.buffers is None else self.buffers[row : row + 1].clone()
-            for part in np.array_split(own, -(-len(own) // 256)):
+            for number, part in enumerate(np.array_split(own, -(-len(own) // 256))):
                 x, y = self.samples.gather(part[None])
-                gradient = self.model.gradients(at[row : row + 1], Batch(x, y, -1), buffers)
+                draws = self._draws(NO_STEP + number, row)
+                gradient = self.model.gradients(at[row : row + 1], Batch(x, y, -1), buffers, rng=draws)
                 total += gradient.value[0].double() * (len(part) / len(own))
             rows.append(total.float())
         return torch.stack(rows)
@@ -230,7 +238,7 @@ class Context:
         """Evaluation-mode outputs of ``x [C, b, ...]`` (or ``[b, ...]``, the same for all) at ``at [C, width]``."""
         if x.shape[0] != self.size or x.dim() == self.samples.x.dim():
             x = x.expand(self.size, *x.shape)
-        return self.model.forward(at, x, self.buffers)
+        return self.model.forward(at, x, self.buffers, self._draws(NO_STEP))
 
     def assemble(self, w: Tensor, direction: Tensor) -> Tensor:
         """The step's direction: corrected gradient, clipped, plus weight decay, through the client's momentum.
@@ -259,7 +267,7 @@ class Context:
         """``new``, but ``old`` for the clients that have made their J_i steps already."""
         if j < min(self.stack.steps):
             return new
-        live = self.J > j
+        live = j < self.J
         return {name: torch.where(live, value, old[name]) for name, value in new.items()}
 
     def training_scalars(self) -> dict[str, list[float]]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedray.core.batches import Batch
 from fedray.core.vectors import Layout
@@ -45,6 +46,15 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none")
 
 
+Draws = Callable[[int], contextlib.AbstractContextManager[None]]
+"""``draws(row)``: within it, torch's generators draw what belongs to the client of that row of the stack."""
+
+
+def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
+    """The :data:`Draws` of a module that draws nothing."""
+    return contextlib.nullcontext()
+
+
 class FlatModel:
     """A module whose parameters are views into one flat vector, so that loading a model is one copy."""
 
@@ -66,6 +76,7 @@ class FlatModel:
         self.parameters, self.buffers = parameters.to(self.device), buffers.to(self.device)
         self._bind()
         self._features: Tensor | None = None
+        self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
         linears = [m for m in self.module.modules() if isinstance(m, nn.Linear)]
         if linears:
             linears[-1].register_forward_pre_hook(self._remember_features)
@@ -84,10 +95,7 @@ class FlatModel:
     def outputs(self, x: Tensor, parameters: dict[str, Tensor] | None = None) -> Outputs:
         """Forward of ``x [b, ...]`` with the loaded parameters, or with those given."""
         with self._autocast():
-            if parameters is None:
-                logits = self.module(x)
-            else:
-                logits = torch.func.functional_call(self.module, parameters, (x,))
+            logits = self.module(x) if parameters is None else torch.func.functional_call(self.module, parameters, (x,))
         features, self._features = self._features, None
         return Outputs(logits.float(), features)
 
@@ -110,15 +118,19 @@ class FlatModel:
             slot.view(buffers).copy_(tensor)
 
     @torch.no_grad()
-    def forward(self, at: Tensor, x: Tensor, buffers: Tensor | None = None) -> Outputs:
+    def forward(self, at: Tensor, x: Tensor, buffers: Tensor | None = None, rng: Draws = undrawn) -> Outputs:
         """Evaluation-mode forward of ``x [C, b, ...]`` at the models ``at [C, width]``: logits ``[C, b, classes]``."""
         self.module.eval()
         results = []
         for row in range(len(at)):
             self.load(at[row], None if buffers is None else buffers[row])
-            results.append(self.outputs(x[row]))
+            with self._drawing(rng, row):
+                results.append(self.outputs(x[row]))
         features = None if results[0].features is None else torch.stack([r.features for r in results])  # type: ignore[misc]
         return Outputs(torch.stack([r.logits for r in results]), features)
+
+    def _drawing(self, rng: Draws, row: int) -> contextlib.AbstractContextManager[None]:
+        return rng(row) if self.draws else contextlib.nullcontext()
 
     def gradients(
         self,
@@ -127,12 +139,12 @@ class FlatModel:
         buffers: Tensor | None,
         rule_loss: RuleLoss | None = None,
         extras: Sequence[Tensor] = (),
-        rng: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        rng: Draws = undrawn,
     ) -> Gradient:
         """Gradient of the mean loss over each client's batch at ``at [C, width]``, in training mode.
 
-        ``rule_loss`` replaces the task loss, and gets one row of each of ``extras [C, ...]``. ``buffers`` are updated in
-        place as the module's forward does it. ``rng`` is entered around forwards of modules that draw (dropout).
+        ``rule_loss`` replaces the task loss, and gets one row of each of ``extras [C, ...]``. ``buffers`` are updated
+        in place as the module's forward does it. ``rng`` is entered around forwards of modules that draw (dropout).
         """
         raise NotImplementedError
 
@@ -147,7 +159,7 @@ class LoopModel(FlatModel):
         buffers: Tensor | None,
         rule_loss: RuleLoss | None = None,
         extras: Sequence[Tensor] = (),
-        rng: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        rng: Draws = undrawn,
     ) -> Gradient:
         value = torch.empty_like(at, memory_format=torch.contiguous_format)
         value[:, self.layout.parameters :] = 0
@@ -157,9 +169,12 @@ class LoopModel(FlatModel):
             x, y = batch.x[row], batch.y[row]
             if batch.counts is not None:
                 x, y = x[: batch.counts[row]], y[: batch.counts[row]]
-            # a batch of one has no variance to normalise by, so BatchNorm uses its running statistics
-            self.module.train(buffers is None or len(x) > 1)
-            with rng() if self.draws else contextlib.nullcontext():
+            self.module.train()
+            if len(x) == 1:
+                # it has no variance to normalise by: running statistics are used
+                for norm in self._norms:
+                    norm.eval()
+            with self._drawing(rng, row):
                 outputs = self.outputs(x)
             each = task = self.loss(outputs.logits, y)
             if rule_loss is not None:
@@ -189,7 +204,7 @@ class VmapModel(FlatModel):
         buffers: Tensor | None,
         rule_loss: RuleLoss | None = None,
         extras: Sequence[Tensor] = (),
-        rng: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        rng: Draws = undrawn,
     ) -> Gradient:
         self.module.train()
         size = batch.y.shape[1]

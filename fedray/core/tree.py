@@ -1,8 +1,9 @@
 """Sums along one fixed binary tree, so that the way in which work is divided never changes a bit.
 
 A sum over a cohort of m clients is taken over positions 0..m-1 (clients sorted by id). Node (level, index) of the tree
-covers positions [index * 2**level, (index + 1) * 2**level); its value is the float64 sum of its two children, and a node
-whose sibling lies wholly beyond the cohort is handed up as it is. Whoever holds all of a subtree may add it up alone.
+covers positions [index * 2**level, (index + 1) * 2**level); its value is the float64 sum of its two children, and a
+node whose sibling lies wholly beyond the cohort is handed up as it is. Whoever holds all of a subtree may add it up
+alone.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ def reduce_rows(rows: Tensor) -> Tensor:
     return rows[0]
 
 
-def subtree(start: int, size: int, members: int) -> Node:
-    """The highest node whose positions, of those below ``members``, are exactly start .. start + size - 1.
+def subtree(start: int, size: int) -> Node:
+    """The lowest node that covers the positions start .. start + size - 1.
 
-    ``start`` is a multiple of a power of two that is at least ``size``.
+    ``start`` is a multiple of a power of two that is at least ``size``; unless ``size`` is that power, the cohort ends
+    with these positions.
     """
     level, index = 0, start
     while (1 << level) < size:

@@ -61,8 +61,7 @@ class Layout:
 
     def __init__(self, module: nn.Module) -> None:
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        others = {name: p for name, p in module.named_parameters() if not p.requires_grad}
-        others |= dict(module.named_buffers())
+        others = {name: p for name, p in tensors_of(module).items() if name not in trainable}
         self.slots, self.parameters = _lay_out(trainable.items())
         self.buffer_slots, self.buffers = _lay_out(others.items())
         self.width = -(-self.parameters // ROW) * ROW
@@ -71,7 +70,7 @@ class Layout:
 
     def pack(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """The module's parameters ``[width]`` and buffers ``[buffer_width]``, copied, float32 on the CPU."""
-        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        tensors = tensors_of(module)
         return _pack(self.slots, tensors, self.width), _pack(self.buffer_slots, tensors, self.buffer_width)
 
     def named(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
@@ -89,6 +88,11 @@ class Layout:
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 
 
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """A module's parameters and buffers by name, each once."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
 def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
     slots, start = [], 0
     for name, tensor in tensors:
@@ -101,7 +105,8 @@ def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
 
 
 def _memory_order(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), -tensor.shape[d], d)))
+    strides, shape = tensor.stride(), tensor.shape
+    return tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], -shape[d], d)))
 
 
 def _pack(slots: list[Slot], tensors: dict[str, Tensor], width: int) -> Tensor:

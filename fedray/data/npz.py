@@ -23,7 +23,7 @@ def npz(root: str | None) -> Source:
     """
     if root is None:
         raise UserError("data.source npz needs data.root: the path of the .npz file itself")
-    path = Path(root)
+    path = Path(root).expanduser()
     given = _read(path)
     x = given.get("x_train")
     if x is not None and x.dtype == np.uint8 and x.ndim > 1:

@@ -17,7 +17,8 @@ Arrays = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
 def own_source(data: Any, test: Any, client_column: str, label_column: str) -> Source:
     """A checked :class:`Source` of ``data`` (training) and ``test``, each in any form that simulate() takes.
 
-    Clients given with the samples (a third array, a client column) may have any names; they are numbered in their order.
+    Clients given with the samples (a third array, a client column) may have any names; they are numbered in their
+    order.
     """
     if isinstance(data, Source):
         if test is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedray.errors import UserError, near_miss
+from fedray.importing import blamed, import_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,35 +77,22 @@ def load_source(name: str, root: str | None = None) -> Source:
     (``classes`` may be left out: the largest label + 1). UserError for unknown names, failing imports and bad data.
     """
     if name in SOURCES:
-        loader = _import(SOURCES[name].loader)
+        loader = import_object(SOURCES[name].loader, "data.source")
     elif ":" in name:
-        loader = _import(name)
+        loader = import_object(name, "data.source")
+        if not callable(loader):
+            raise UserError(f"data.source={name} is not a function but {type(loader).__name__}")
     else:
         close = near_miss(name, SOURCES)
         raise UserError(f"data.source: there is no source {name!r}{close}; one of your own is module:function")
-    loaded = loader(root) if inspect.signature(loader).parameters else loader()
+    with blamed(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
+        loaded = loader(root) if inspect.signature(loader).parameters else loader()
     if isinstance(loaded, Source):
         return validate(loaded)
     if isinstance(loaded, Mapping):
         return from_fields(name, loaded)
     kind = type(loaded).__name__
     raise UserError(f"data.source {name} must return a Source or a dict of its fields, not {kind}")
-
-
-def _import(name: str) -> Any:
-    module, _, function = name.partition(":")
-    try:
-        found = importlib.import_module(module)
-    except Exception as error:  # whatever a user's module raises while it is imported
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"data.source {name!r}: can't import {module!r} ({reason})") from error
-    loader = getattr(found, function, None)
-    if loader is None:
-        close = near_miss(function, [key for key, value in vars(found).items() if inspect.isfunction(value)])
-        raise UserError(f"data.source {name!r}: {module} has no function {function!r}{close}")
-    if not callable(loader):
-        raise UserError(f"data.source {name!r}: {function} is not a function but {type(loader).__name__}")
-    return loader
 
 
 def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -> Source:
@@ -118,13 +106,22 @@ def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}")
     if given.get("classes") is None:
-        labels = [_labels(where, key, given[key]) for key in ("y_train", "y_test", "y_public") if _has(given, key)]
-        given = {**given, "classes": max(int(y.max(initial=0)) for y in labels) + 1}
+        given = {**given, "classes": _classes(where, given)}
     return validate(Source(**{"name": name, **given}), where)
 
 
-def _has(given: Mapping[str, Any], key: str) -> bool:
-    return given.get(key) is not None
+def _classes(where: str, given: Mapping[str, Any]) -> int:
+    """The largest label + 1; a stray label would make a model of as many outputs."""
+    present = [key for key in ("y_train", "y_test", "y_public") if given.get(key) is not None]
+    labels = {key: _labels(where, key, given[key]) for key in present}
+    name = max(labels, key=lambda key: int(labels[key].max(initial=0)))
+    largest, samples = int(labels[name].max(initial=0)), sum(map(len, labels.values()))
+    if largest >= max(samples, 2):
+        raise UserError(
+            f"{where}: {name} has label {largest} in row {int(labels[name].argmax())}, but there are {samples} samples "
+            "in all; labels must be 0..classes-1"
+        )
+    return largest + 1
 
 
 def validate(source: Source, where: str | None = None) -> Source:
@@ -194,6 +191,8 @@ def _integers(where: str, name: str, values: Any) -> np.ndarray:
         raise UserError(f"{where}: {name} must hold whole numbers, not {values.dtype}{cast}")
     if values.ndim != 1:
         raise UserError(f"{where}: {name} must hold one number per sample (shape [n]), not shape {list(values.shape)}")
+    if values.dtype == np.uint64 and values.max(initial=0) > np.iinfo(np.int64).max:
+        raise UserError(f"{where}: {name} has a number beyond int64 in row {int(values.argmax())}")
     return np.ascontiguousarray(values, dtype=np.int64)
 
 

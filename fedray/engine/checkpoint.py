@@ -44,7 +44,9 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     staging = folder / f".{target.name}.{os.getpid()}"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
-    save_file({name: tensor.cpu().contiguous() for name, tensor in checkpoint.vectors.items()}, staging / "server.safetensors")
+    save_file(
+        {name: tensor.cpu().contiguous() for name, tensor in checkpoint.vectors.items()}, staging / "server.safetensors"
+    )
     flat = {
         f"{client}/{name}": np.ascontiguousarray(value)
         for client, state in checkpoint.states.items()

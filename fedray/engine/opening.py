@@ -38,7 +38,9 @@ def opened(
         if found.status == "unfinished":
             saved = checkpoints.load_last(folder.checkpoints, warnings.append)
             if saved is None and warnings:
-                raise UserError(f"{warnings[-1].split(';')[0]}, and no other is left: use run.resume=false to start over")
+                raise UserError(
+                    f"{warnings[-1].split(';')[0]}, and no other is left: use run.resume=false to start over"
+                )
             if saved is None and found.summary is not None:
                 raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
             if saved is not None and saved.round > experiment.rounds:
@@ -58,7 +60,9 @@ def opened(
         for line in (*warnings, *data.notes):
             recorder.note(line)
         if not machine["bits_promised"]:
-            recorder.note("warning: the nodes differ in device, instruction set or torch version: bits are not promised")
+            recorder.note(
+                "warning: the nodes differ in device, instruction set or torch version: bits are not promised"
+            )
         simulation = Simulation(experiment, data, worker, pool, recorder, concurrent)
         if saved is not None:
             simulation.restore(saved)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedray.engine.tasks import Handle, Task
+from fedray.engine.tasks import AnyTask, ChunkResult, Handle
 from fedray.engine.worker import Worker
 
 
@@ -24,7 +24,7 @@ class Pool(Protocol):
 
     def publish(self, tensors: dict[str, Tensor]) -> Handle: ...
 
-    def map(self, tasks: Sequence[Task], sticky: bool = False) -> Iterator[tuple[Task, Any]]: ...
+    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]: ...
 
     def fetch(self, handles: Sequence[Handle]) -> list[Any]: ...
 
@@ -52,10 +52,10 @@ class LocalPool:
     def publish(self, tensors: dict[str, Tensor]) -> Handle:
         return Held(tensors)
 
-    def map(self, tasks: Sequence[Task], sticky: bool = False) -> Iterator[tuple[Task, Any]]:
+    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task in tasks:
             result = self.worker.run(task)
-            if getattr(result, "states", None):
+            if isinstance(result, ChunkResult):
                 result.states = self.hold(result.states)
             yield task, result
 

@@ -51,7 +51,10 @@ class ServerActor:
             pool = RayPool(self.experiment, self.data, self.actors, notes.append)
             return pool, pool.machines
 
-        with settled(engine.threads, engine.portable_bits), opened(self.experiment, data, make_pool, True) as simulation:
+        with (
+            settled(engine.threads, engine.portable_bits),
+            opened(self.experiment, data, make_pool, True) as simulation,
+        ):
             simulation.stopping = self.stop_asked
             record = simulation.recorder.note
             for line in notes:
@@ -94,6 +97,8 @@ def cluster(engine: EngineConfig, say: Callable[[str], None]) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address == "local":
         say("starting Ray on this machine ...")
+        # the client actors are the work: Ray would start them at a lower priority than whatever else runs here
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(
             address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir, **quiet
         )  # fmt: skip

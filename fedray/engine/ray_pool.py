@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedray.data.federated import FederatedData
 from fedray.engine.process import describe, environment, settled
-from fedray.engine.tasks import ChunkTask, Handle, Task
+from fedray.engine.tasks import ChunkResult, ChunkTask, Handle, Task
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError, UserError
 from fedray.resolve import Experiment
@@ -27,19 +28,30 @@ class ClientActor:
         self._settled = settled(engine.threads, engine.portable_bits)
         self._settled.__enter__()
         self.device = experiment.device
+        self.stateful = bool(experiment.algorithm.client_state)
         self.worker = Worker(experiment, data, fetch=ray.get)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.device)
 
     def run(self, task: Task) -> Any:
-        """The result; a chunk's new states follow it as objects of their own, so that each can be fetched alone."""
+        """The result; of a stateful algorithm, each client's new state follows it as an object of its own, so that it can
+        be fetched alone."""
         result = self.worker.run(task)
-        states = getattr(result, "states", None)
-        if not states:
+        if not isinstance(result, ChunkResult) or not self.stateful:
             return result
-        result.states = []  # type: ignore[union-attr]
+        states = result.states if result.gave_states else [None] * len(task.ids)  # type: ignore[union-attr]
+        result.states = []
         return (result, *states)
+
+
+@dataclass
+class _Sent:
+    """A task that an actor has, and the references to the states that it will give."""
+
+    actor: Any
+    task: Task
+    states: list[Any]
 
 
 class RayPool:
@@ -53,9 +65,10 @@ class RayPool:
         self.share = {"num_cpus": engine.cpus_per_actor, "num_gpus": gpu_share(experiment)}
         self.actors: list[Any] = []
         self.starting: dict[Any, Any] = {}
-        self.idle: list[Any] = []
+        self.alive: list[Any] = []
         self.machines: list[dict[str, Any]] = []
-        self.last_actor: dict[tuple[int, int], Any] = {}
+        self.owners: dict[int, Any] = {}
+        self.stateful = bool(experiment.algorithm.client_state)
         self.losses = 0
         for _ in range(actors):
             self._create()
@@ -83,10 +96,12 @@ class RayPool:
             if self.starting and time.monotonic() >= deadline:
                 waiting = len(self.starting)
                 self.close()
-                raise UserError(f"{shortage(self.slots, self.share)}: {waiting} of them did not start in {self.patience:g} s")
+                raise UserError(
+                    f"{shortage(self.slots, self.share)}: {waiting} of them did not start in {self.patience:g} s"
+                )
 
     def _welcome(self, timeout: float) -> None:
-        """Take actors that have started into the idle ones."""
+        """Take an actor that has started among those that get work."""
         ready, _ = ray.wait(list(self.starting), num_returns=1, timeout=timeout)
         for reference in ready:
             self._enter(reference)
@@ -106,68 +121,68 @@ class RayPool:
             return
         self.machines.append(machine)
         self.note(f"client actor: pid {machine['pid']} on {machine['node']}, {machine['device']}")
-        self.idle.append(actor)
+        self.alive.append(actor)
 
     def publish(self, tensors: dict[str, Tensor]) -> Handle:
         return ray.put({name: tensor.cpu().numpy() for name, tensor in tensors.items()})
 
     def map(self, tasks: Sequence[Task], sticky: bool = False) -> Iterator[tuple[Task, Any]]:
         queue = deque(tasks)
-        busy: dict[Any, tuple[Any, Task, list[Any]]] = {}
-        while queue or busy:
-            self._dispatch(queue, busy, sticky)
-            waiting = [*busy, *self.starting]
-            ready, _ = ray.wait(waiting, num_returns=1, timeout=None if busy else self.patience)
+        sent: dict[Any, _Sent] = {}
+        while queue or sent:
+            self._dispatch(queue, sent, sticky)
+            ready, _ = ray.wait([*sent, *self.starting], num_returns=1, timeout=None if sent else self.patience)
             if not ready:
-                raise UserError(f"{shortage(self.slots, self.share)}: all client actors were lost, and none could be replaced")
-            for reference in ready:
-                if reference in self.starting:
-                    self._enter(reference)
-                    continue
-                actor, task, states = busy.pop(reference)
-                try:
-                    result = ray.get(reference)
-                except RayTaskError as error:
-                    self.idle.append(actor)
-                    raise _cause(error) from None
-                except RayError as error:
-                    queue.appendleft(task)
-                    self._remove(actor)
-                    self._lost(f"a client actor died ({_first_line(error)}); its work is done again")
-                    continue
-                self.losses = 0
-                self.idle.append(actor)
-                if isinstance(task, ChunkTask):
-                    self.last_actor[task.round, task.start] = actor
-                    if states:
-                        result.states = states
-                yield task, result
-        if tasks and isinstance(tasks[0], ChunkTask):
-            self.last_actor = {key: actor for key, actor in self.last_actor.items() if key[0] == tasks[0].round}
-
-    def _dispatch(self, queue: deque[Task], busy: dict[Any, tuple[Any, Task, list[Any]]], sticky: bool) -> None:
-        """Give each idle actor a task: with ``sticky``, one whose earlier phase it did, if that actor still lives."""
-        for actor in list(self.idle):
-            task = self._choose(queue, actor, busy) if sticky else (queue[0] if queue else None)
-            if task is None:
+                raise UserError(
+                    f"{shortage(self.slots, self.share)}: all client actors were lost, and none could be replaced"
+                )
+            (reference,) = ready
+            if reference in self.starting:
+                self._enter(reference)
                 continue
-            queue.remove(task)
-            self.idle.remove(actor)
-            stateful = isinstance(task, ChunkTask) and bool(task.states) and task.phase == self._state_phase()
-            if stateful:
-                references = actor.run.options(num_returns=1 + len(task.ids)).remote(task)  # type: ignore[union-attr]
-                busy[references[0]] = actor, task, references[1:]
-            else:
-                busy[actor.run.remote(task)] = actor, task, []
+            done = sent.pop(reference)
+            try:
+                result = ray.get(reference)
+            except RayTaskError as error:
+                raise _cause(error) from None
+            except RayError as error:
+                queue.appendleft(done.task)
+                if done.actor in self.actors:
+                    self._remove(done.actor)
+                    self._lost(f"a client actor died ({_first_line(error)}); its work is done again")
+                continue
+            self.losses = 0
+            if isinstance(done.task, ChunkTask):
+                self.owners[done.task.start] = done.actor
+                result.states = done.states if result.gave_states else []
+            yield done.task, result
 
-    def _state_phase(self) -> int:
-        return self.experiment.algorithm.phases.index("train")
+    def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
+        """Give tasks to actors that have none, or one and many are left: the next is then there when the first is done."""
+        load = Counter(id(item.actor) for item in sent.values())
+        for depth in (1, 2):
+            for actor in self.alive:
+                if load[id(actor)] >= depth or (depth == 2 and len(queue) <= 2 * self.slots):
+                    continue
+                task = self._choose(queue, actor) if sticky else (queue[0] if queue else None)
+                if task is None:
+                    continue
+                queue.remove(task)
+                load[id(actor)] += 1
+                self._send(actor, task, sent)
 
-    def _choose(self, queue: deque[Task], actor: Any, busy: dict[Any, Any]) -> Task | None:
-        alive = {id(other) for other in (*self.idle, *(entry[0] for entry in busy.values()))}
+    def _send(self, actor: Any, task: Task, sent: dict[Any, _Sent]) -> None:
+        if isinstance(task, ChunkTask) and self.stateful:
+            reference, *states = actor.run.options(num_returns=1 + len(task.ids)).remote(task)
+        else:
+            reference, states = actor.run.remote(task), []
+        sent[reference] = _Sent(actor, task, states)
+
+    def _choose(self, queue: deque[Task], actor: Any) -> Task | None:
+        """The first task whose earlier phase ``actor`` did, or whose owner is gone."""
         for task in queue:
-            owner = self.last_actor.get((task.round, task.start))  # type: ignore[union-attr]
-            if owner is actor or owner is None or id(owner) not in alive:
+            owner = self.owners.get(task.start)
+            if owner is actor or owner not in self.actors:
                 return task
         return None
 
@@ -185,13 +200,16 @@ class RayPool:
         return [ray.put(state) for state in states]
 
     def _remove(self, actor: Any) -> None:
+        """Give an actor up, whether it is dead or not."""
         self.actors.remove(actor)
+        if actor in self.alive:
+            self.alive.remove(actor)
         ray.kill(actor)
 
     def close(self) -> None:
         for actor in self.actors:
             ray.kill(actor)
-        self.actors, self.idle, self.starting = [], [], {}
+        self.actors, self.alive, self.starting = [], [], {}
 
 
 def gpu_share(experiment: Experiment) -> float:

@@ -45,12 +45,18 @@ class Report:
 class Simulation:
     """A run, round by round.
 
-    ``worker`` is the server's own model and data; ``pool`` simulates the clients; ``recorder`` keeps the run folder. With
-    ``concurrent`` the algorithm's background work runs in a thread beside the pool's.
+    ``worker`` is the server's own model and data; ``pool`` simulates the clients; ``recorder`` keeps the run folder.
+    With ``concurrent`` the algorithm's background work runs in a thread beside the pool's.
     """
 
     def __init__(
-        self, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool, recorder: Recorder, concurrent: bool
+        self,
+        experiment: Experiment,
+        data: FederatedData,
+        worker: Worker,
+        pool: Pool,
+        recorder: Recorder,
+        concurrent: bool,
     ) -> None:
         self.experiment, self.data, self.worker, self.pool, self.recorder = experiment, data, worker, pool, recorder
         self.config, self.algorithm = experiment.config, experiment.algorithm
@@ -71,11 +77,12 @@ class Simulation:
             probe=self._probe,
             batch_size=experiment.training.batch_size,
             public_samples=len(data.public),
+            test_samples=len(data.y_test),
         )
         if worker.model.layout.buffers:
             self.server["buffers"] = buffers.to(worker.device)
         self.algorithm.init_server(self.server)
-        self.costs = {"bytes_down": 0, "bytes_up": 0, "flops": 0.0}
+        self.costs = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
         self.wall_before = 0.0
 
     def restore(self, saved: Checkpoint) -> None:
@@ -83,7 +90,8 @@ class Simulation:
         self.server.vectors = {name: tensor.to(self.worker.device) for name, tensor in saved.vectors.items()}
         self.server.round = self.saved_round = saved.round
         self.server.table = {
-            name: {int(client): value for client, value in column.items()} for name, column in saved.record["table"].items()
+            name: {int(client): value for client, value in column.items()}
+            for name, column in saved.record["table"].items()
         }
         self.costs, self.wall_before = saved.record["costs"], saved.record["wall_seconds"]
         handles = self.pool.hold(saved.states.values())
@@ -114,7 +122,9 @@ class Simulation:
         self._finish(status)
 
     def _finite(self) -> bool:
-        return all(bool(torch.isfinite(vector).all()) for vector in self.server.vectors.values())
+        # a module's constant buffers may hold infinities, such as an attention mask
+        vectors = {name: vector for name, vector in self.server.vectors.items() if not name.startswith("buffers")}
+        return all(bool(torch.isfinite(vector).all()) for vector in vectors.values())
 
     def _round(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
         began = time.perf_counter()
@@ -130,16 +140,18 @@ class Simulation:
         for client, state in results.states.items():
             self.states[client] = state
         used = [
-            steps * min(training.batch_size or size, size) if training.local_steps else (training.local_epochs or 0) * size
+            steps * min(training.batch_size or size, size)
+            if training.local_steps
+            else (training.local_epochs or 0) * size
             for size, steps in zip(cohort.sizes, cohort.steps, strict=True)
         ]
         down, up = bytes_per_client(self.algorithm.traffic, self.experiment.facts)
+        self.costs["iterations"] += max(cohort.steps)
         self.costs["bytes_down"] += down * len(cohort.ids)
         self.costs["bytes_up"] += up * len(cohort.ids)
         self.costs["flops"] += flops_of_round(self.algorithm, server, self.experiment.facts, sum(used))
         row: dict[str, Any] = {
             "round": number,
-            "iterations": number * (training.local_steps or max(cohort.steps)),
             "cohort_size": len(cohort.ids),
             "train_loss": math.fsum(results.log.get("loss", [])) / len(cohort.ids),
         }
@@ -156,7 +168,12 @@ class Simulation:
     def _cohort(self, number: int) -> Cohort:
         config, training = self.config, self.experiment.training
         chosen = draw_cohort(
-            self.present, self.experiment.cohort_size, config.train.sampling, config.run.seed, config.data.seed or 0, number
+            self.present,
+            self.experiment.cohort_size,
+            config.train.sampling,
+            config.run.seed,
+            config.data.seed or 0,
+            number,
         )
         sizes = self.sizes[chosen]
         last = self.server.column("last")
@@ -168,7 +185,7 @@ class Simulation:
                 batches.steps_of(int(size), training.batch_size, training.local_steps, training.local_epochs)
                 for size in sizes
             ],
-            gaps=[number - last[client] if client in last else 0 for client in chosen.tolist()],
+            gaps=[number - int(last[client]) if client in last else 0 for client in chosen.tolist()],
         )
 
     def _start_background(self) -> Future[Mapping[str, Tensor]]:
@@ -237,7 +254,7 @@ class Simulation:
         trees: dict[str, TreeSum] = {}
         done: dict[int, ChunkResult] = {}
         for task, result in self.pool.map(tasks, sticky=phase > 0):
-            node = subtree(task.start, len(task.ids), members)
+            node = subtree(task.start, len(task.ids))
             for name, value in result.sums.items():
                 # a copy: results may lie read-only in shared memory
                 trees.setdefault(name, TreeSum(members)).add(node, torch.tensor(value, device=device))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,9 @@ Handle: TypeAlias = Any
 class ChunkTask:
     """Phase ``phase`` (a position among the algorithm's phases) of the clients at positions start .. start + C - 1.
 
-    ``broadcasts`` and ``scalars`` hold an entry for each phase up to this one, so that a chunk whose earlier phases were
-    lost with an actor can be run again from the beginning. ``states`` are the clients' states, None for one that has none.
+    ``broadcasts`` and ``scalars`` hold an entry for each phase up to this one, so that a chunk whose earlier phases
+    were lost with an actor can be run again from the beginning. ``states`` are the clients' states, None for one that
+    has none.
     """
 
     round: int
@@ -39,8 +40,9 @@ class ChunkTask:
 class ChunkResult:
     """What a phase gave for a chunk.
 
-    ``sums``: of each upload, the float64 value of the chunk's node in the summation tree; ``scalars`` and ``log``: lists
-    of C numbers by name, for the algorithm and for clients.parquet; ``states``: each client's new state (or nothing).
+    ``sums``: of each upload, the float64 value of the chunk's node in the summation tree; ``scalars`` and ``log``:
+    lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: each client's new state, if the
+    phase ``gave_states`` (a pool replaces them by handles).
     """
 
     sums: dict[str, NDArray[np.float64]]
@@ -48,6 +50,7 @@ class ChunkResult:
     scalars: dict[str, list[float]]
     log: dict[str, list[float]]
     states: list[dict[str, NDArray[np.float32]]] = field(default_factory=list)
+    gave_states: bool = False
     seconds: float = 0.0
 
 
@@ -86,3 +89,4 @@ class EvalResult:
 
 
 Task: TypeAlias = ChunkTask | EvalTask | PersonalTask
+AnyTask = TypeVar("AnyTask", bound=Task)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedray.algorithms.base import Result, Upload, mean
+from fedray.algorithms.base import Result, Upload, total
 from fedray.algorithms.server import Server
-from fedray.core.context import Context, Samples, Stack
+from fedray.core.context import NO_STEP, Context, LocalTraining, Samples, Stack
 from fedray.core.model import FlatModel, LoopModel, VmapModel
-from fedray.core.seeds import SERVER, Purpose
+from fedray.core.seeds import SERVER, Purpose, torch_rng
 from fedray.core.tree import TreeSum, reduce_rows, subtree
 from fedray.data.federated import FederatedData
 from fedray.engine.tasks import ChunkResult, ChunkTask, EvalResult, EvalTask, Handle, PersonalTask, Task
@@ -50,7 +52,9 @@ class Worker:
         self._kept: dict[tuple[int, int, int], dict[str, Tensor]] = {}
 
     def _samples(self, x: Any, y: Any) -> Samples:
-        scale, shift = (None if a is None else torch.tensor(a, device=self.device) for a in (self.data.scale, self.data.shift))
+        scale, shift = (
+            None if a is None else torch.tensor(a, device=self.device) for a in (self.data.scale, self.data.shift)
+        )
         return Samples(_tensor(x).to(self.device), _tensor(y).to(self.device), scale, shift)
 
     def run(self, task: Task) -> ChunkResult | EvalResult:
@@ -86,7 +90,7 @@ class Worker:
             for name, upload in result.uploads.items():
                 tree = sums.setdefault(name, TreeSum(task.members))
                 value = reduce_rows(upload.value.double() * self._leaf_weights(upload, ctx, task.members))
-                tree.add(subtree(position, size, task.members), value)
+                tree.add(subtree(position, size), value)
                 merged.weights[name] = upload.weights
                 if upload.weights == "weighted":
                     merged.scalars.setdefault(f"{name}/scale", []).extend(_column(upload.scale))
@@ -95,6 +99,7 @@ class Worker:
             for name, values in ctx.training_scalars().items():
                 merged.log.setdefault(name, []).extend(values)
             if result.state:
+                merged.gave_states = True
                 merged.states += [
                     {name: value[row].cpu().numpy() for name, value in result.state.items()} for row in range(size)
                 ]
@@ -146,7 +151,7 @@ class Worker:
         )  # fmt: skip
         result: Result = getattr(self.algorithm, name)(ctx)
         if ctx.buffers is not None and name == "train":
-            result.uploads = {**result.uploads, "buffers": mean(ctx.buffers)}
+            result.uploads = {**result.uploads, "buffers": total(self._buffer_leaves(ctx, key[1]))}
         if phase + 1 < len(self.algorithm.phases):
             carried = dict(kept) | dict(result.kept)
             if ctx.buffers is not None:
@@ -154,10 +159,25 @@ class Worker:
             self._kept[key] = carried
         return result, ctx
 
-    def _context(self, stack: Stack, kept: Mapping[str, Tensor] | None = None, **rest: Any) -> Context:
-        ctx = Context(
-            self.model, self.train, self.experiment.training, stack, clients=self.data.clients, kept=kept, **rest
+    def _buffer_leaves(self, ctx: Context, position: int) -> Tensor:
+        """p_i times each client's buffers, in float64; whole-number ones are the first client's alone."""
+        assert ctx.buffers is not None
+        leaves = (
+            ctx.buffers.double() * torch.tensor(ctx.stack.weights, dtype=torch.float64, device=self.device)[:, None]
         )
+        for slot in self.model.layout.buffer_slots:
+            if not slot.dtype.is_floating_point:
+                place = slice(slot.start, slot.start + slot.size)
+                leaves[:, place] = 0
+                if position == 0:
+                    leaves[0, place] = ctx.buffers[0, place].double()
+        return leaves
+
+    def _context(
+        self, stack: Stack, kept: Mapping[str, Tensor] | None = None, training: LocalTraining | None = None, **rest: Any
+    ) -> Context:
+        training = training or self.experiment.training
+        ctx = Context(self.model, self.train, training, stack, clients=self.data.clients, kept=kept, **rest)
         if kept and "buffers" in kept:
             ctx.buffers = kept["buffers"]
         return ctx
@@ -172,9 +192,10 @@ class Worker:
         }
 
     def public_context(self, server: Server, steps: int) -> Context:
-        """The server as a client whose data is the public set."""
+        """The server as a client whose data is the public set, of which it takes ``steps`` batches."""
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
-        return self._context(stack, round=server.round, lr=server.lr, shared=server.vectors)
+        training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
+        return self._context(stack, round=server.round, lr=server.lr, shared=server.vectors, training=training)
 
     @torch.no_grad()
     def evaluate(self, task: EvalTask) -> EvalResult:
@@ -185,9 +206,16 @@ class Worker:
         else:
             own = self.data.validation if task.split == "validation" else self.data.train_subset
             samples, indices = self.train, own[task.start : task.stop]
-        return EvalResult(
-            [self._evaluate(models[name], models.get(f"{name}/buffers"), samples, indices) for name in task.models]
-        )
+        with self._draws(0, SERVER, task.start):
+            return EvalResult(
+                [self._evaluate(models[name], models.get(f"{name}/buffers"), samples, indices) for name in task.models]
+            )
+
+    def _draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
+        """For a module that draws even in evaluation mode."""
+        if not self.experiment.draws:
+            return contextlib.nullcontext()
+        return torch_rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     def _evaluate(self, model: Tensor, buffers: Tensor | None, samples: Samples, indices: Any) -> dict[str, float]:
         self.model.module.eval()
@@ -219,7 +247,8 @@ class Worker:
             )  # fmt: skip
             model = self.algorithm.personal_model(ctx)
             buffers = None if ctx.buffers is None else ctx.buffers[0]
-            sums.append(self._evaluate(model[0], buffers, self.test, indices))
+            with self._draws(task.round, client, NO_STEP):
+                sums.append(self._evaluate(model[0], buffers, self.test, indices))
         return EvalResult(sums)
 
 

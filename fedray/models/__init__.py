@@ -1,7 +1,8 @@
-"""The papers' models. A model is a ``torch.nn.Module`` class from inputs ``[b, *input_shape]`` to logits ``[b, classes]``.
+"""The papers' models.
 
-Its constructor may ask for ``input_shape`` and ``classes``; its other arguments are options that a config sets as
-``model.<option>``. A class may carry its own ``task_loss(logits, targets) -> [b]``; cross-entropy else.
+A model is a ``torch.nn.Module`` class from inputs ``[b, *input_shape]`` to logits ``[b, classes]``. Its constructor may
+ask for ``input_shape`` and ``classes``; its other arguments are options that a config sets as ``model.<option>``. A
+class may carry its own ``task_loss(logits, targets) -> [b]``; cross-entropy else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 
 from fedray.errors import UserError, near_miss
 from fedray.importing import import_object
-from fedray.models.small import LeNet5, Linear, Logistic, MLP, FedTripCNN
+from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
 
 MODELS: dict[str, type[nn.Module]] = {
     "linear": Linear,
@@ -55,4 +56,3 @@ def build(
         return model(**asked, **options)
     except (ValueError, TypeError) as error:
         raise UserError(f"model {name} can't be made for inputs {input_shape}, {classes} classes: {error}") from error
-

@@ -22,8 +22,8 @@ step is bound by the dispatch of operations (logistic regression), above it by a
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """``parameters`` P and ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether forward draws
-    random numbers (dropout); ``stackable``: whether torch.func.vmap can batch it over clients."""
+    """``parameters`` P and ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether forward
+    draws random numbers (dropout); ``stackable``: whether torch.func.vmap can batch it over clients."""
 
     parameters: int
     buffers: int

@@ -1,11 +1,13 @@
 """Small models of the papers: linear and logistic regression, MLP, LeNet-5 and FedTrip's CNN.
 
-Convolutions keep their weights channels-last, which halves the time of max-pooling on a CPU, and the ReLU that the papers
-put before max-pooling stands behind it, where it has a quarter of the work: both are monotone, so they commute exactly.
+Convolutions keep their weights channels-last, which halves the time of max-pooling on a CPU, and the ReLU that the
+papers put before max-pooling stands behind it, where it has a quarter of the work: both are monotone, so they commute
+exactly.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -40,8 +42,7 @@ class MLP(nn.Module):
         sizes = [prod(input_shape), *([100] if hidden is None else hidden)]
         if not all(isinstance(size, int) and size > 0 for size in sizes):
             raise ValueError(f"hidden must be a list of positive whole numbers, not {hidden!r}")
-        pairs = zip(sizes[:-1], sizes[1:], strict=True)
-        layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())]
+        layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
         self.layers = nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], classes))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Contract tests of an algorithm: subclass :class:`AlgorithmContract` in a pytest module and name yours.
 
-    from fedray.testing import AlgorithmContract
+from fedray.testing import AlgorithmContract
 
-    class TestMine(AlgorithmContract):
-        algorithm = "my_package.my_module:Mine"
-        hyper = {"mu": 0.3}
-        zero = {"mu": 0.0}      # with these it is FedAvg
+class TestMine(AlgorithmContract):
+    algorithm = "my_package.my_module:Mine"
+    hyper = {"mu": 0.3}
+    zero = {"mu": 0.0}      # with these it is FedAvg
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedray.engine import checkpoint as checkpoints
 from fedray.engine.opening import opened
 from fedray.engine.pool import Held, LocalPool
 from fedray.engine.process import describe, settled
-from fedray.engine.tasks import ChunkTask, Task
+from fedray.engine.tasks import AnyTask, ChunkResult, ChunkTask, Task
 from fedray.engine.worker import Worker
 from fedray.resolve import Experiment, Own, resolve
 from fedray.simulation import RunResult, simulate
@@ -176,17 +176,16 @@ class DoublingPool(LocalPool):
         super().__init__(worker)
         self.experiment, self.data = worker.experiment, worker.data
 
-    def map(self, tasks: Sequence[Task], sticky: bool = False) -> Iterator[tuple[Task, Any]]:
+    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task in tasks:
             before = _given(task)
             again = Worker(self.experiment, self.data, fetch=lambda handle: handle.value).run(task)
-            for (_, result) in super().map([task]):
-                if isinstance(task, ChunkTask):
-                    assert _hashes(result.sums) == _hashes(again.sums), "a task run again gave other sums"  # type: ignore[union-attr]
-                    assert result.scalars == again.scalars, "a task run again gave other scalars"  # type: ignore[union-attr]
-                    assert [_hashes(handle.value) for handle in result.states] == [
-                        _hashes(state) for state in again.states  # type: ignore[union-attr]
-                    ], "a task run again gave other states"
+            for _, result in super().map([task]):
+                if isinstance(again, ChunkResult):
+                    assert _hashes(result.sums) == _hashes(again.sums), "a task run again gave other sums"
+                    assert result.scalars == again.scalars, "a task run again gave other scalars"
+                    states = [_hashes(handle.value) for handle in result.states]
+                    assert states == [_hashes(state) for state in again.states], "a task run again gave other states"
                 assert _given(task) == before, "a task changed what it was given"
                 yield task, result
 
@@ -218,11 +217,11 @@ def _given(task: Task) -> list[dict[str, str]]:
 
 
 def _hashes(tensors: Mapping[str, Any]) -> dict[str, str]:
-    arrays = {name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()}
+    arrays = {
+        name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
+    }
     return {name: hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest() for name, a in sorted(arrays.items())}
 
 
 def _vector(run: RunResult) -> np.ndarray:
     return np.concatenate([p.detach().double().numpy().ravel() for p in run.model().parameters()])
-
-

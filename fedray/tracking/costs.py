@@ -1,4 +1,4 @@
-"""What a round costs the simulated clients: bytes and floating-point operations (not what the simulator itself moves)."""
+"""What a round costs the simulated clients: bytes and FLOPs, and not what the simulator itself moves."""
 
 from __future__ import annotations
 

@@ -116,7 +116,9 @@ class RunFolder:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise UserError(f"{self.path} is being written by another run; choose another run.name") from None
+                        raise UserError(
+                            f"{self.path} is being written by another run; choose another run.name"
+                        ) from None
                     time.sleep(0.2)
             yield
 

@@ -45,7 +45,9 @@ class Recorder:
         self._metrics.append(row)
         if self._clients:
             self._clients.append(clients)
-        scores = {name: values for name, values in clients.items() if name not in ("round", "client", "samples", "steps")}
+        scores = {
+            name: values for name, values in clients.items() if name not in ("round", "client", "samples", "steps")
+        }
         self._events.round(row, scores, histograms="test_accuracy" in row)
 
     def sync(self) -> None:

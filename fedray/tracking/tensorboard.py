@@ -57,9 +57,12 @@ class Events:
         """The HParams entry of the run: its settings, typed, and its final metrics."""
         from torch.utils.tensorboard.summary import hparams
 
-        typed = {name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()}
+        typed = {
+            name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
+        }
+        writer: Any = self._writer.file_writer
         for summary in hparams(typed, dict(metrics)):
-            self._writer.file_writer.add_summary(summary)  # type: ignore[union-attr]
+            writer.add_summary(summary)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value)
 

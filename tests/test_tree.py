@@ -1,0 +1,182 @@
+"""The summation tree, how a cohort is cut for it, and who is in the cohort."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedray.core.seeds import Purpose, stream
+from fedray.core.tree import TreeSum, reduce_rows, subtree
+from fedray.engine.cohorts import chunks, draw_cohort, weights_of
+
+SIZES = st.integers(1, 70)
+SEEDS = st.integers(0, 2**32)
+
+
+def leaves_of(members: int, seed: int, width: int = 3) -> torch.Tensor:
+    """Numbers of very different size and both signs, whose sum depends on the order of addition."""
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(rng.normal(size=(members, width)) * 10.0 ** rng.integers(-8, 9, (members, width)))
+
+
+def recursive(leaves: torch.Tensor, start: int, size: int) -> torch.Tensor | None:
+    """The definition: a node over ``size`` (a power of two) positions is the sum of its halves, if there are two."""
+    if start >= len(leaves):
+        return None
+    if size == 1:
+        return leaves[start]
+    left, right = recursive(leaves, start, size // 2), recursive(leaves, start + size // 2, size // 2)
+    assert left is not None
+    return left if right is None else left + right
+
+
+def root(leaves: torch.Tensor) -> torch.Tensor:
+    total = recursive(leaves, 0, 1 << (len(leaves) - 1).bit_length())
+    assert total is not None
+    return total
+
+
+def cut_at_random(members: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """(start, size) of complete aligned subtrees that together cover all positions."""
+
+    def cut(start: int, size: int) -> list[tuple[int, int]]:
+        if start >= members:
+            return []
+        if size == 1 or rng.random() < 0.4:
+            return [(start, min(size, members - start))]
+        return cut(start, size // 2) + cut(start + size // 2, size // 2)
+
+    return cut(0, 1 << (members - 1).bit_length())
+
+
+@given(SIZES, SEEDS)
+def test_any_cut_in_any_order_gives_the_same_bits(members, seed):
+    leaves, rng = leaves_of(members, seed), np.random.default_rng(seed)
+    blocks = cut_at_random(members, rng)
+    tree = TreeSum(members)
+    for position in rng.permutation(len(blocks)):
+        start, size = blocks[position]
+        tree.add(subtree(start, size), reduce_rows(leaves[start : start + size].clone()).clone())
+    assert torch.equal(tree.total(), root(leaves))
+
+
+@given(SIZES, SEEDS)
+def test_the_sum_is_right(members, seed):
+    leaves = leaves_of(members, seed)
+    exact = [math.fsum(column) for column in leaves.T.tolist()]
+    size = leaves.abs().sum(0).numpy()
+    assert (np.abs(root(leaves).numpy() - exact) <= 1e-12 * size).all()
+    assert torch.equal(reduce_rows(leaves), root(leaves))
+
+
+def test_the_order_of_addition_would_matter():
+    """Else the tests above could not fail."""
+    leaves = leaves_of(37, 1)
+    assert not torch.equal(root(leaves), leaves.sum(0))
+    backwards = torch.zeros(3, dtype=torch.float64)
+    for leaf in leaves.flip(0):
+        backwards += leaf
+    assert not torch.equal(root(leaves), backwards)
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 64, 100])
+def test_leaves_in_order_need_a_vector_per_level(members):
+    tree = TreeSum(members)
+    for position, leaf in enumerate(leaves_of(members, 0)):
+        tree.add((0, position), leaf.clone())
+        assert len(tree.nodes) <= max(1, members.bit_length())
+    assert len(tree.nodes) == 1
+
+
+def test_an_incomplete_sum_is_refused():
+    tree = TreeSum(3)
+    tree.add((0, 0), torch.zeros(1, dtype=torch.float64))
+    tree.add((0, 2), torch.zeros(1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="unpack"):
+        tree.total()
+
+
+@given(st.integers(0, 6), st.integers(0, 9), st.data())
+def test_a_subtree_covers_its_positions(level, index, data):
+    size = data.draw(st.integers(2**level // 2 + 1, 2**level))
+    start = index << level
+    assert subtree(start, size) == (level, index)
+
+
+@given(st.integers(1, 3000), st.integers(1, 64), st.none() | st.sampled_from([1, 2, 4, 16, 32]))
+def test_chunks_are_aligned_powers_of_two(members, slots, size):
+    blocks = chunks(members, slots, size)
+    assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
+    assert blocks[-1][1] == members
+    for start, stop in blocks:
+        length = stop - start
+        power = 1 << (length - 1).bit_length()
+        assert start % power == 0
+        # only a cohort's end may be ragged
+        assert length == power or stop == members
+        assert size is None or length == size or stop == members
+
+
+@given(st.integers(1, 3000), st.integers(1, 64))
+def test_chunks_of_their_own_choice_keep_every_slot_busy_to_the_end(members, slots):
+    lengths = [stop - start for start, stop in chunks(members, slots, None)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] <= max(1, members / (2 * slots))
+    assert len(lengths) <= 2 * slots * (1 + math.log2(max(members, 2)))
+
+
+PRESENT = np.array([0, 2, 3, 5, 8, 9, 11])
+"""Clients 1, 4, 6, ... have no samples."""
+
+
+@given(SEEDS, st.integers(1, 10**6), st.integers(1, 7), st.sampled_from(["uniform", "cyclic"]))
+def test_a_cohort_is_sorted_and_without_repetition(seed, round, size, sampling):
+    cohort = draw_cohort(PRESENT, size, sampling, seed, seed + 1, round)
+    assert len(cohort) == size
+    assert (np.diff(cohort) > 0).all()
+    assert set(cohort) <= set(PRESENT)
+    assert (cohort == draw_cohort(PRESENT, size, sampling, seed, seed + 1, round)).all()
+
+
+def test_a_uniform_cohort_depends_on_seed_and_round_alone():
+    many = np.arange(1000)
+    first = draw_cohort(many, 10, "uniform", 1, 5, 7)
+    assert (first == draw_cohort(many, 10, "uniform", 1, 6, 7)).all()
+    assert (first != draw_cohort(many, 10, "uniform", 2, 5, 7)).any()
+    assert (first != draw_cohort(many, 10, "uniform", 1, 5, 8)).any()
+
+
+def test_uniform_cohorts_are_uniform():
+    """Each pair of clients should be drawn together equally often: chi-squared over the 21 pairs of 7, 4,000 rounds."""
+    pairs: dict[tuple[int, ...], int] = {}
+    rounds = 4000
+    for round in range(1, rounds + 1):
+        cohort = tuple(draw_cohort(PRESENT, 2, "uniform", 0, 0, round).tolist())
+        pairs[cohort] = pairs.get(cohort, 0) + 1
+    assert len(pairs) == 21
+    expected = rounds / 21
+    # 20 degrees of freedom: a value above 45 comes once in a thousand seeds, and the seed is fixed
+    assert sum((count - expected) ** 2 / expected for count in pairs.values()) < 45
+
+
+@given(SEEDS, st.integers(1, 7))
+def test_cyclic_cohorts_walk_through_one_permutation(seed, size):
+    """Round r takes positions (r-1)m .. rm-1, modulo N, of the permutation that the data seed gives."""
+    order = stream(seed, Purpose.COHORT).permutation(PRESENT)
+    walk = np.tile(order, 40)
+    for round in (1, 2, 3, 8, 15):
+        expected = np.sort(walk[(round - 1) * size : round * size])
+        assert (draw_cohort(PRESENT, size, "cyclic", 99, seed, round) == expected).all()
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=50))
+def test_weights(sizes):
+    total = sum(sizes)
+    assert weights_of(np.array(sizes), "samples") == [size / total for size in sizes]
+    assert weights_of(np.array(sizes), "uniform") == [1 / len(sizes)] * len(sizes)
+    assert math.isclose(math.fsum(weights_of(np.array(sizes), "samples")), 1, rel_tol=1e-14)
