@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedray.errors import UserError, near_miss
+from fedray.errors import UserError, closest, near_miss
 
 Auto = Literal["auto"]
 
@@ -55,6 +55,19 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_sections(cls, values: Any) -> Any:
+        """`train:` with nothing below it is an empty section."""
+        if not isinstance(values, Mapping):
+            return values
+        sections = {key for key, field in cls.model_fields.items() if _is_section(field.annotation)}
+        return {key: value for key, value in values.items() if not (value is None and key in sections)}
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
 
 class RunConfig(Section):
     """What is run, for how long, and where its results go."""
@@ -75,6 +88,13 @@ class RunConfig(Section):
         "auto", description="auto: resume if unfinished and the same; true: resume or fail; false: move the old folder"
     )
     log_clients: bool = Field(True, description="write per-client rows to clients.parquet")
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str | None) -> str | None:
+        if name and (name in (".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > 200):
+            raise ValueError(f"must be the name of one folder, not {_shown(name)}; run.output says where it is made")
+        return name
 
     @model_validator(mode="after")
     def _one_length(self) -> RunConfig:
@@ -134,7 +154,7 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _ranges(self) -> DataConfig:
         if self.public_samples != "auto" and self.public_samples < 0:
-            raise ValueError("data.public_samples must be 'auto' or at least 0")
+            raise ValueError(f"data.public_samples must be 'auto' or at least 0, not {self.public_samples}")
         return self
 
 
@@ -200,7 +220,7 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda where the actor has a GPU; changes bits"
     )
-    threads: Whole = Field(1, ge=1, description="torch threads of every computing process; changes bits")
+    threads: Whole = Field(1, ge=1, le=1024, description="torch threads of every computing process; changes bits")
     server_cpus: Real = Field(0.0, ge=0, description="CPU share of the server actor")
     server_gpus: Real = Field(0.0, ge=0, description="GPU share of the server actor")
     spill_dir: str | None = Field(None, description="where Ray spills objects when it is started here")
@@ -263,16 +283,48 @@ def _read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any]
         return _expand(config), ""
     path = Path(config)
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = _yaml(path.read_text(encoding="utf-8"))
+        if loaded is not None and not isinstance(loaded, dict):
+            raise UserError(f"{path} must hold sections (run, data, ...), not {_shown(loaded)}")
+        return _expand(loaded or {}), f"{path}: "
     except OSError as error:
         raise UserError(f"can't read the config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: a config is YAML in UTF-8") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if loaded is not None and not isinstance(loaded, dict):
-        raise UserError(f"{path} must hold sections (run, data, ...), not a {type(loaded).__name__}")
-    return _expand(loaded or {}), f"{path}: "
+        raise UserError(f"{path} is not valid YAML: {_yaml_problem(error)}") from None
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply for a config") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as a config needs it: a key given twice is an error, and nothing is a date."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag == "tag:yaml.org,2002:str":
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _yaml(text: str) -> Any:
+    # a SafeLoader: it makes plain values only
+    return yaml.load(text, _Loader)
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """What is wrong, and the line and column counted from 1."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return place + " ".join(str(problem or error).split())
 
 
 def _expand(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -298,8 +350,8 @@ def _set(values: dict[str, Any], override: str) -> None:
     if not equals or not key.strip():
         raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = _yaml(text)
+    except (yaml.YAMLError, RecursionError):
         raise UserError(f"the value of {override!r} is not valid YAML") from None
     section = values
     *path, last = key.strip().split(".")
@@ -321,68 +373,92 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        problems = error.errors()
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(where + _explain(model, problems[0], prefix) + more) from None
+        lines = list(dict.fromkeys(_explain(model, problem, prefix) for problem in error.errors()))
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        raise UserError(where + lines[0] + more) from None
+
+
+def unknown_key(name: str, known: Iterable[str], section: str) -> str:
+    """The message for a key that ``section`` (such as ``train.``) does not have."""
+    known = list(known)
+    close = closest(name, known)
+    elsewhere = [key for key, *_ in documented_keys() if name and key.rpartition(".")[2] == name.lower()]
+    if close is not None:
+        hint = f" (did you mean '{section}{close}'?)"
+    elif elsewhere:
+        hint = f" (did you mean {' or '.join(map(repr, elsewhere))}?)"
+    else:
+        hint = near_miss(name, known) or " (it has none)"
+    return f"unknown key {section}{name}{hint}"
+
+
+def documented_keys(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
+    """(key, default, what it takes, description) of every key of ``model`` (the whole configuration)."""
+    for name, field in (model or Config).model_fields.items():
+        if _is_section(field.annotation):
+            yield from documented_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.default, _takes(field), field.description or ""
+
+
+def _takes(field: Any) -> str:
+    """What a key takes, with its range: ``a whole number >= 1``."""
+    bounds = [
+        f"{symbol} {getattr(limit, word):g}"
+        for word, symbol in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+        for limit in field.metadata
+        if getattr(limit, word, None) is not None and abs(getattr(limit, word)) < 2**62
+    ]
+    return " ".join([_choices(field.annotation), *([" and ".join(bounds)] if bounds else [])])
 
 
 def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
-    location = [str(part) for part in problem["loc"]]
-    if problem["type"] == "extra_forbidden":
-        return _unknown_key(model, location, prefix)
-    # a union's location ends with the name of the member that failed, which is no key of the user's
-    section, keys = model, []
-    for part in location:
-        fields = getattr(section, "model_fields", None)
-        if fields is not None and part in fields:
-            keys.append(part)
-            section = fields[part].annotation
-        elif part.isdigit():
-            keys.append(part)
-    key = prefix + ".".join(keys)
+    key, annotation = _located(model, problem["loc"])
     given = problem.get("input")
-    message = problem["msg"].removeprefix("Value error, ")
-    if message.startswith(("give ", *model.model_fields)) or (not keys and "." in message.split()[0]):
-        return message
-    allowed = _choices(model, keys)
-    if allowed and problem["type"] != "value_error" and not problem["type"].startswith(("greater", "less", "finite")):
-        text = f"must be {allowed}"
-        if isinstance(given, str) and (choice := near_miss(given, _literals(model, keys))).startswith(" (did"):
-            text += choice
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if problem["type"] == "extra_forbidden":
+        return unknown_key(str(problem["loc"][-1]), annotation.model_fields, f"{prefix}{key}." if key else prefix)
+    if _is_section(annotation):
+        # a validator of the section speaks in whole sentences
+        example = next(iter(annotation.model_fields), "...")
+        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {_shown(given)}"
+        return kind if problem["type"] in ("model_type", "model_attributes_type") else message
+    key = prefix + key
+    if problem["type"] == "value_error":
+        return f"{key} {message}"
+    if problem["type"].startswith(("greater", "less", "finite")):
+        text = message.replace("Input should be", "must be")
+        text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+        text = text.replace("greater than", "above").replace("less than", "below")
     else:
-        text = message[0].lower() + message[1:]
-        text = text.replace("input should be", "must be").replace("input must be", "must be")
-    shown = "" if isinstance(given, (Mapping, BaseModel)) else f", not {given!r}"
-    if not keys:
-        return f"{prefix}{text}"
-    return f"{key} {text}" if shown and repr(given) in text else f"{key} {text}{shown}"
+        text = f"must be {_choices(annotation) or message}"
+    hint = closest(given, _literals(annotation)) if isinstance(given, str) else None
+    quote = ": put it in quotes" if problem["type"] == "string_type" and isinstance(given, (int, float)) else ""
+    return f"{key} {text}, not {_shown(given)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
 
 
-def _unknown_key(model: type[BaseModel], location: list[str], prefix: str) -> str:
-    *path, name = location
-    section: Any = model
-    for part in path:
-        section = section.model_fields[part].annotation
-    known = dict.fromkeys(section.model_fields)
-    close = near_miss(name, known)
-    if not close.startswith(" (did") and not path:
-        everywhere = {
-            key: f"{part}.{key}"
-            for part, field in model.model_fields.items()
-            for key in getattr(field.annotation, "model_fields", {})
-        }
-        if name in everywhere:
-            close = f" (did you mean {everywhere[name]!r}?)"
-    return f"unknown key {prefix}{'.'.join(location)}{close}"
+def _shown(value: Any) -> str:
+    text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
+    text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
+    return text if len(text) <= 60 else text[:60] + "..."
 
 
-def _annotation(model: type[BaseModel], keys: list[str]) -> Any:
-    section: Any = model
-    for key in keys:
-        if key.isdigit():
-            return None
-        section = section.model_fields[key].annotation
-    return section
+def _located(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
+    """The dotted key of a pydantic location, and its annotation (of the section, for a key that does not exist).
+
+    The location of a union ends with the name of the member that failed, which is no key of the user's.
+    """
+    key, annotation = "", typing.cast(Any, model)
+    for part in location:
+        if _is_section(annotation) and part in annotation.model_fields:
+            key += f".{part}" if key else str(part)
+            annotation = annotation.model_fields[part].annotation
+        elif isinstance(part, int):
+            key += f"[{part}]"
+            annotation = next(
+                (typing.get_args(m)[0] for m in _members(annotation) if typing.get_origin(m) is list), None
+            )
+    return key, annotation
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -394,20 +470,16 @@ def _members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _literals(model: type[BaseModel], keys: list[str]) -> list[str]:
-    return [
-        str(value)
-        for member in _members(_annotation(model, keys))
-        if typing.get_origin(member) is Literal
-        for value in typing.get_args(member)
-    ]
+def _literals(annotation: Any) -> list[str]:
+    members = [member for member in _members(annotation) if typing.get_origin(member) is Literal]
+    return [str(value) for member in members for value in typing.get_args(member)]
 
 
-def _choices(model: type[BaseModel], keys: list[str]) -> str:
+def _choices(annotation: Any) -> str:
     """What a key takes, in words: ``a whole number or 'full'``."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     words = []
-    for member in _members(_annotation(model, keys)):
+    for member in _members(annotation):
         if typing.get_origin(member) is Literal:
             words += [f"'{value}'" for value in typing.get_args(member)]
         elif typing.get_origin(member) is list:

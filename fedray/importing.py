@@ -23,7 +23,9 @@ def import_object(name: str, key: str) -> Any:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name and (module_name + ".").startswith(error.name + "."):
-                raise UserError(f"{key}={name}: there is no module {module_name!r} on the import path") from None
+                raise UserError(
+                    f"{key}={name}: can't import {module_name!r}: no such module is on the import path"
+                ) from None
             raise
     try:
         return getattr(module, attribute)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import Config, check
+from fedray.config import Config, check, unknown_key
 from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
@@ -23,6 +23,7 @@ from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
 from fedray.data.source import Source, load_source
 from fedray.errors import UserError, near_miss
+from fedray.importing import blamed
 from fedray.models import build, find_model, options_of
 from fedray.models.inspection import VMAP_FLOPS, ModelFacts, inspect_model
 
@@ -159,10 +160,10 @@ def _algorithm(config: Config) -> Algorithm:
     extras = _extras(config.algorithm)
     unknown = [key for key in extras if key not in cls.Hyper.model_fields]
     if unknown:
-        known = list(cls.Hyper.model_fields)
-        hint = near_miss(unknown[0], known) if known else " (it has no hyper-parameters)"
-        raise UserError(f"unknown key algorithm.{unknown[0]} for {config.algorithm.name}{hint}")
-    algorithm = cls(check(cls.Hyper, extras, prefix="algorithm."))
+        raise UserError(f"{config.algorithm.name}: " + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm."))
+    hyper = check(cls.Hyper, extras, prefix="algorithm.")
+    with blamed(f"algorithm.name={config.algorithm.name} can't be made"):
+        algorithm = cls(hyper)
     if config.train.server_lr != 1 and not algorithm.uses_server_lr:
         raise UserError(
             f"train.server_lr={config.train.server_lr}: {config.algorithm.name} has no server learning rate"
@@ -212,8 +213,7 @@ def _module(config: Config, own: Own, data: FederatedData) -> tuple[str, Callabl
     known = options_of(chosen)
     unknown = [key for key in options if key not in known]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        hint = near_miss(unknown[0], known) if known else f" ({name} has no options)"
-        raise UserError(f"unknown key model.{unknown[0]} for {name}{hint}")
+        raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
     return name, Seeded(chosen, name, shape, classes, options, seed)
 
 
@@ -301,7 +301,9 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     except OSError as error:
         raise UserError(f"model.weights: can't read {path}: {error.strerror or error}") from None
     except Exception as error:
-        raise UserError(f"model.weights: {path} is not a weights file: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"model.weights: {path} is not a weights file: {_first_sentence(error)}") from None
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     layout = Layout(module)
     wanted = {slot.name: slot.shape for slot in [*layout.slots, *layout.buffer_slots]}
     for name, shape in wanted.items():
@@ -311,4 +313,10 @@ def _load_weights(module: nn.Module, path: Path) -> None:
             raise UserError(
                 f"model.weights: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model"
             )
+        if not torch.isfinite(tensors[name]).all():
+            raise UserError(f"model.weights: {name} in {path} has numbers that are not finite")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
+
+
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__

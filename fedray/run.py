@@ -9,23 +9,22 @@ import os
 import sys
 
 
-def main() -> None:
-    """The console script ``fedray``."""
-    if sys.path and sys.path[0] != os.getcwd():
-        # a console script does not see the user's own modules beside it
+def main(default: str | None = None) -> None:
+    """The console script ``fedray``; ``default`` is the command when the first argument is none."""
+    if os.getcwd() not in sys.path:
+        # the user's own modules lie where the program is started
         sys.path.insert(0, os.getcwd())
-    from fedray.cli import main as command_line
-
-    sys.exit(command_line(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    here = os.path.dirname(os.path.abspath(__file__))
-    if os.path.basename(here) == "fedray" and os.path.exists(os.path.join(here, "__init__.py")):
-        # run as a file, Python puts this folder first, where our modules would shadow others' top-level names
-        sys.path[0] = os.path.dirname(here)
     from fedray.cli import COMMANDS
     from fedray.cli import main as command_line
 
     arguments = sys.argv[1:]
-    sys.exit(command_line(arguments if arguments[:1] and arguments[0] in COMMANDS else ["run", *arguments]))
+    named = bool(arguments) and arguments[0] in COMMANDS
+    sys.exit(command_line(arguments if named or default is None else [default, *arguments]))
+
+
+if __name__ == "__main__":
+    here = os.path.dirname(os.path.abspath(__file__))
+    if os.path.exists(os.path.join(here, "__init__.py")):
+        # run as a file, Python puts this folder first, where our modules would shadow others' top-level names
+        sys.path[0] = os.path.dirname(here)
+    main(default="run")

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 State = dict[str, NDArray[np.float32]]
+
+FILES = ("server.safetensors", "clients.safetensors", "record.json")
 
 
 @dataclass
@@ -54,7 +55,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     }
     save_arrays(flat, staging / "clients.safetensors")
     (staging / "record.json").write_text(json.dumps({"round": checkpoint.round, **checkpoint.record}))
-    sums = {path.name: _checksum(path) for path in sorted(staging.iterdir())}
+    sums = {name: _checksum(staging / name) for name in FILES}
     (staging / "checksums.json").write_text(json.dumps(sums))
     for path in staging.iterdir():
         sync(path)
@@ -73,7 +74,7 @@ def load_last(folder: Path, warn: Any) -> Checkpoint | None:
     for path in reversed(_rounds(folder)):
         try:
             return _load(path)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except Exception as error:  # a damaged file can make a reader raise anything
             warn(f"checkpoint {path} is damaged ({error}); trying the one before it")
     return None
 
@@ -94,13 +95,13 @@ def sync(path: Path) -> None:
 
 
 def _rounds(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*"))
+    return sorted(path for path in folder.glob("round-" + "[0-9]" * 8) if path.is_dir())
 
 
 def _load(path: Path) -> Checkpoint:
     sums = json.loads((path / "checksums.json").read_text())
-    for name, expected in sums.items():
-        if _checksum(path / name) != expected:
+    for name in FILES:
+        if _checksum(path / name) != sums[name]:
             raise ValueError(f"{name} does not match its checksum")
     record = json.loads((path / "record.json").read_text())
     states: dict[int, State] = {}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
@@ -41,13 +44,15 @@ def opened(
                 raise UserError(
                     f"{warnings[-1].split(';')[0]}, and no other is left: use run.resume=false to start over"
                 )
-            if saved is None and found.summary is not None:
+            if saved is None and found.summary is not None and found.summary["rounds"]:
                 raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
             if saved is not None and saved.round > experiment.rounds:
                 raise UserError(
                     f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
                 )
             _same_data(folder, saved, data)
+        if experiment.device == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"engine.device=cuda: {platform.node()}, where the server runs, has no usable GPU; use cpu")
         worker = Worker(experiment, data)
         pool, machines = make_pool(worker)
         stack.callback(pool.close)

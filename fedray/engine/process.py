@@ -49,15 +49,22 @@ def settled(threads: int, portable: bool) -> Iterator[None]:
     deterministic: Any = torch.utils.deterministic
     fill = deterministic.fill_uninitialized_memory
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    _deterministic(True, warn_only=True)
     # deterministic mode would fill every fresh tensor with NaN, which costs time and hides nothing here
     deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
-        torch.use_deterministic_algorithms(before[1], warn_only=warn_only)
+        _deterministic(before[1], warn_only=warn_only)
         deterministic.fill_uninitialized_memory = fill
+
+
+def _deterministic(mode: bool, warn_only: bool) -> None:
+    """torch.use_deterministic_algorithms without its import of the compiler, which takes a second and is not used."""
+    import torch
+
+    torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
 
 
 def describe(device: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedray.config import EngineConfig
@@ -87,10 +87,13 @@ class ServerActor:
 
 
 @contextlib.contextmanager
-def cluster(engine: EngineConfig, say: Callable[[str], None]) -> Iterator[None]:
-    """Connected to a Ray cluster: one that this process is connected to, ``engine.address``, this node's, or a new one."""
+def cluster(engine: EngineConfig, say: Callable[[str], None]) -> Iterator[bool]:
+    """Connected to a Ray cluster: one that this process is connected to, ``engine.address``, this node's, or a new one.
+
+    Gives whether it was started here, so that nobody else can join it.
+    """
     if ray.is_initialized():
-        yield
+        yield False
         return
     address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here() or "local"
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
@@ -99,17 +102,23 @@ def cluster(engine: EngineConfig, say: Callable[[str], None]) -> Iterator[None]:
         say("starting Ray on this machine ...")
         # the client actors are the work: Ray would start them at a lower priority than whatever else runs here
         os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(
-            address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir, **quiet
-        )  # fmt: skip
+        try:
+            ray.init(address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir, **quiet)
+        except (OSError, ValueError) as error:
+            if engine.spill_dir is None:
+                raise
+            raise UserError(f"Ray did not start with engine.spill_dir={engine.spill_dir}: {_line(error)}") from None
     else:
         say(f"connecting to the Ray cluster at {address} ...")
         try:
+            # ray.init may try for minutes where nobody listens
+            if ":" in address and "://" not in address:
+                _connect(address)
             ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from None
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UserError(f"no Ray cluster answers at engine.address={address}: {_line(error)}") from None
     try:
-        yield
+        yield address == "local"
     finally:
         ray.shutdown()
 
@@ -121,12 +130,21 @@ def _address_here() -> str | None:
     address = utils.read_ray_address()
     if not address:
         return None
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=2):
-            return address
+        _connect(address, seconds=2)
     except (OSError, ValueError):
         return None
+    return address
+
+
+def _connect(address: str, seconds: float = 10) -> None:
+    """Raises OSError or ValueError if nobody listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=seconds).close()
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def actor_count(experiment: Experiment) -> int:
@@ -152,9 +170,16 @@ def check_resources(experiment: Experiment, actors: int, started_here: bool) -> 
         "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
         "GPU": actors * gpu_share(experiment) + engine.server_gpus,
     }
-    share = {"num_cpus": engine.cpus_per_actor, "num_gpus": gpu_share(experiment)}
-    if started_here and any(amount > total.get(kind, 0) + 1e-9 for kind, amount in wanted.items()):
-        raise UserError(f"{shortage(actors, share)}: lower engine.actors, or the share of each")
+    lacking = {kind: amount for kind, amount in wanted.items() if amount > total.get(kind, 0) + 1e-9}
+    if started_here and lacking:
+        asked = " and ".join(f"{amount:g} {kind}" for kind, amount in lacking.items())
+        server = {"CPU": engine.server_cpus, "GPU": engine.server_gpus}
+        also = " and ".join(f"{amount:g} {kind}" for kind, amount in server.items() if amount)
+        share = {"num_cpus": engine.cpus_per_actor, "num_gpus": gpu_share(experiment)}
+        raise UserError(
+            f"{shortage(actors, share)}; with {also or 'nothing'} for the server, {asked} are wanted: lower "
+            "engine.actors, or the share of each"
+        )
 
 
 def run(
@@ -167,10 +192,9 @@ def run(
     stopping: threading.Event,
 ) -> None:
     """Run to the end. ``on_round`` is waited for after each round and may stop the run by returning true."""
-    here = not ray.is_initialized()
-    with cluster(experiment.config.engine, say):
+    with cluster(experiment.config.engine, say) as started_here:
         actors = actor_count(experiment)
-        check_resources(experiment, actors, here and len(ray.nodes()) == 1 and not experiment.config.engine.address)
+        check_resources(experiment, actors, started_here)
         _ship_own_code(experiment)
         reference = ray.put(data)
         for attempt in (1, 2):
@@ -252,6 +276,11 @@ def _drive(
                     show(value)
                     if on_round is not None:
                         server.answer.remote(on_round(value))
+    except ActorUnschedulableError:
+        raise UserError(
+            f"engine.server_cpus={engine.server_cpus:g}, engine.server_gpus={engine.server_gpus:g}: this node, where "
+            "the server must run, does not have them"
+        ) from None
     except RayTaskError as error:
         cause = error.cause
         raise cause if isinstance(cause, (UserError, ClientError)) else error from None

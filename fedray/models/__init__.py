@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fedray.errors import UserError, near_miss
-from fedray.importing import import_object
+from fedray.importing import blamed, import_object
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
 
 MODELS: dict[str, type[nn.Module]] = {
@@ -29,7 +29,12 @@ MODELS: dict[str, type[nn.Module]] = {
 def find_model(name: str) -> Callable[..., nn.Module]:
     """The class of a model's name, or what ``module:Class`` of the user's names."""
     if ":" in name:
-        return import_object(name, "model.name")
+        found = import_object(name, "model.name")
+        if not callable(found):
+            raise UserError(
+                f"model.name={name} is not a class or function that makes a model, but {type(found).__name__}"
+            )
+        return found
     if name not in MODELS:
         raise UserError(f"unknown model {name!r}{near_miss(name, MODELS)}; your own is given as module:Class")
     return MODELS[name]
@@ -44,15 +49,13 @@ def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
 def build(
     model: Callable[..., nn.Module], name: str, input_shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
 ) -> nn.Module:
-    """The module, with options checked against its constructor; a constructor's own ValueError is the user's."""
-    known = options_of(model)
-    any_option = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    for option in options:
-        if option not in known and not any_option:
-            raise UserError(f"unknown key model.{option} for model {name}{near_miss(option, known)}")
+    """The module, and checked; what the constructor raises is the user's error."""
     offered = {"input_shape": input_shape, "classes": classes}
     asked = {key: value for key, value in offered.items() if key in inspect.signature(model).parameters}
-    try:
-        return model(**asked, **options)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"model {name} can't be made for inputs {input_shape}, {classes} classes: {error}") from error
+    with blamed(f"model {name} can't be made for inputs {list(input_shape)} and {classes} classes"):
+        module = model(**asked, **options)
+    if not isinstance(module, nn.Module):
+        raise UserError(f"model {name} must be a torch.nn.Module, not {type(module).__name__}")
+    if any(isinstance(value, nn.parameter.UninitializedTensorMixin) for value in module.state_dict().values()):
+        raise UserError(f"model {name} has lazy layers, whose sizes are unknown: give them their input sizes")
+    return module

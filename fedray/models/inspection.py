@@ -14,6 +14,7 @@ from fedray.core.batches import Batch
 from fedray.core.model import Loss, VmapModel
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
+from fedray.importing import blamed
 
 VMAP_FLOPS = 2e6
 """Forward FLOPs of one batch up to which batched training of many clients beats one after another on a CPU: below it a
@@ -42,22 +43,28 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
         raise UserError(f"model {name} has no trainable parameters")
     targets = torch.zeros(len(example), dtype=torch.long)
     module.eval()
-    try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            logits = module(example[:1])
-    except Exception as error:
-        raise UserError(f"model {name} can't take inputs of shape {tuple(example.shape[1:])}: {error}") from error
+    takes = blamed(f"model {name} can't take inputs of shape {list(example.shape[1:])}")
+    with takes, torch.no_grad(), FlopCounterMode(display=False) as counter:
+        logits = module(example[:1])
+    if not isinstance(logits, Tensor):
+        raise UserError(f"model {name} must give logits [b, {classes}], a tensor, not {type(logits).__name__}")
     if logits.shape != (1, classes):
-        raise UserError(f"model {name} must give logits [b, {classes}], not {['b', *logits.shape[1:]]}")
+        shape = ", ".join(["b", *map(str, logits.shape[1:])])
+        raise UserError(f"model {name} must give logits [b, {classes}], not [{shape}]")
     _check_loss(loss, torch.zeros(2, classes), targets[:2])
+    with blamed(f"model {name} failed in training mode"):
+        draws = _draws(module, example)
     return ModelFacts(
-        layout.parameters, layout.buffers, float(counter.get_total_flops()), _draws(module, example),
+        layout.parameters, layout.buffers, float(counter.get_total_flops()), draws,
         _stackable(module, loss, example, targets, layout),
     )  # fmt: skip
 
 
 def _check_loss(loss: Loss, logits: Tensor, targets: Tensor) -> None:
-    losses = loss(logits, targets)
+    with blamed("the loss failed on logits [2, classes] and targets [2]"):
+        losses = loss(logits, targets)
+    if not isinstance(losses, Tensor):
+        raise UserError(f"the loss must give one value per sample, a tensor [b], not {type(losses).__name__}")
     if losses.shape != targets.shape:
         raise UserError(
             f"the loss must give one value per sample, [b], not a tensor of shape {list(losses.shape)}: "

@@ -39,9 +39,10 @@ class MLP(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: list[int] | None = None) -> None:
         super().__init__()
-        sizes = [prod(input_shape), *([100] if hidden is None else hidden)]
-        if not all(isinstance(size, int) and size > 0 for size in sizes):
+        hidden = [100] if hidden is None else hidden
+        if not isinstance(hidden, list) or not all(type(size) is int and size > 0 for size in hidden):
             raise ValueError(f"hidden must be a list of positive whole numbers, not {hidden!r}")
+        sizes = [prod(input_shape), *hidden]
         layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
         self.layers = nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], classes))
 

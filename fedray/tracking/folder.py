@@ -66,12 +66,12 @@ class RunFolder:
         if resume is False or not settings.exists():
             if resume is True:
                 raise UserError(f"run.resume=true, but there is no run in {self.path}; use run.resume=auto")
-            if resume is not False and self.path.exists() and any(self.path.iterdir()):
+            if resume is not False and self._holds_something():
                 raise UserError(f"{self.path} exists and is not a run folder: choose another run.name or run.output")
             return Found("new")
         old = _read_yaml(settings)
         summary = self._summary()
-        rounds = int(old.get("run", {}).get("rounds") or 0)
+        rounds = old["run"]["rounds"]
         wanted = self.config.run.rounds or 0
         differ = differing_keys(old, self.config.model_dump(mode="json"))
         if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
@@ -88,14 +88,20 @@ class RunFolder:
             return Found("finished", rounds, summary)
         return Found("unfinished", rounds, summary)
 
+    def _holds_something(self) -> bool:
+        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+
     def _summary(self) -> dict[str, Any] | None:
         path = self.path / "summary.json"
         if not path.exists():
             return None
         try:
-            return json.loads(path.read_text())
-        except ValueError:
-            raise UserError(f"{path} is damaged: use run.resume=false to start over") from None
+            summary = json.loads(path.read_text())
+            if all(key in summary for key in ("status", "rounds", "final_accuracy", "model_sha256")):
+                return summary
+        except (OSError, ValueError, TypeError):
+            pass
+        raise UserError(f"{path} is damaged: use run.resume=false to start over")
 
     @contextlib.contextmanager
     def locked(self, patience: float = 20.0) -> Iterator[None]:
@@ -174,24 +180,25 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"can't read {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(loaded, dict):
-        raise UserError(f"{path} is damaged: use run.resume=false to start over")
-    return loaded
+        if isinstance(loaded["run"]["rounds"], int):
+            return loaded
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        pass
+    raise UserError(f"{path} is damaged: use run.resume=false to start over")
 
 
 class MetricsFile:
-    """metrics.csv: a row per round, appended."""
+    """metrics.csv: a row per round, appended. ``lost``: how many earlier rows should be there and are not."""
 
     def __init__(self, path: Path, extra_columns: Sequence[str], after: int) -> None:
         """Keep the rows of rounds up to ``after`` and drop the rest."""
         self.columns = [*COLUMNS, *extra_columns]
         kept: list[dict[str, str]] = []
         if after and path.exists():
-            with path.open(newline="") as file:
+            with path.open(newline="", errors="replace") as file:
                 kept = [row for row in csv.DictReader(file) if (row.get("round") or "").isdigit()]
                 kept = [row for row in kept if int(row["round"]) <= after]
+        self.lost = after - len(kept)
         staging = path.with_name(f".{path.name}")
         with staging.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
@@ -222,7 +229,7 @@ class ClientsFile:
         self.path = path
         self._rows: list[dict[str, Any]] = []
         path.mkdir(exist_ok=True)
-        for part in path.glob("*.parquet"):
+        for part in path.glob("part-*-*.parquet"):
             first, last = (int(number) for number in part.stem.split("-")[1:3])
             if first > after:
                 part.unlink()

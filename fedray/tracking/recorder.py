@@ -34,6 +34,8 @@ class Recorder:
         self._events = Events(path, after)
         self._log = (path / "log.txt").open("a")
         self.note(f"round {after} reached before; resuming" if after else "started")
+        if self._metrics.lost:
+            self.note(f"warning: metrics.csv lacks {self._metrics.lost} of the rows up to round {after}")
 
     def note(self, line: str) -> None:
         """A line of log.txt."""

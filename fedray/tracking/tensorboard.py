@@ -49,9 +49,10 @@ class Events:
             import numpy as np
 
             for name, values in clients.items():
-                finite = np.asarray([v for v in values if v is not None and math.isfinite(v)], dtype=np.float64)
-                if len(finite):
-                    self._writer.add_histogram(f"clients/{name}", finite, step)
+                # the bins of a histogram end at 1e20
+                drawn = np.asarray([v for v in values if v is not None and abs(v) < 1e20], dtype=np.float64)
+                if len(drawn):
+                    self._writer.add_histogram(f"clients/{name}", drawn, step)
 
     def hyper_parameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """The HParams entry of the run: its settings, typed, and its final metrics."""
