@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
-from fedray.errors import ClientError, UserError
+from fedray.errors import ClientError, UserError, near_miss
 
-COMMANDS = ("run", "data", "algorithms", "models", "datasets")
+COMMANDS = ("run", "data", "keys", "algorithms", "models", "datasets")
 
 EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 
@@ -17,11 +17,12 @@ EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 def main(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code: 0, 2 for a user's error, 3 when the loss diverged, 130 when interrupted."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return EXIT_USER
     try:
+        _check_command(arguments)
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return EXIT_USER
         return options.function(options)
     except UserError as error:
         print(f"fedray: {error}", file=sys.stderr)
@@ -34,18 +35,41 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are told as all others are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def _check_command(arguments: Sequence[str]) -> None:
+    """argparse's own message has no near-miss."""
+    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
+        name = arguments[0]
+        run = f" (did you mean 'fedray run {name}'?)" if "=" in name or name.endswith((".yaml", ".yml")) else ""
+        raise UserError(f"there is no command {name!r}{run or near_miss(name, COMMANDS)}")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("fedray", description="Federated learning simulated at scale on Ray.")
+    parser = _Parser("fedray", description="Federated learning simulated at scale on Ray.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    run = commands.add_parser("run", help="run an experiment", description="Run an experiment.", epilog=_KEYS_HELP)
+    run = commands.add_parser(
+        "run",
+        help="run an experiment",
+        description="Run an experiment, or go on with it where it stopped.",
+        epilog=_run_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     _experiment_arguments(run)
     run.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     run.set_defaults(function=_run)
-    data = commands.add_parser("data", help="show how the data are spread over the clients")
+    spread = "show how the data are spread over the clients"
+    data = commands.add_parser("data", help=spread, description=spread, epilog="Keys: see fedray keys.")
     _experiment_arguments(data)
     data.add_argument("--plot", metavar="FILE", help="draw who holds which labels, as a picture")
     data.set_defaults(function=_data)
     for name, text, function in (
+        ("keys", "list the config keys with their defaults and ranges", _keys),
         ("algorithms", "list the algorithms with their hyper-parameters", _algorithms),
         ("models", "list the models with their options", _models),
         ("datasets", "list the data sources and partitioners", _datasets),
@@ -54,11 +78,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_KEYS_HELP = "Every key with its default and range: fedray run --print-config; see README.md."
+def _run_epilog() -> str:
+    commands = "fedray algorithms, fedray models and fedray datasets show what exists."
+    results = (
+        "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss diverged,\n"
+        "130 interrupted (the same command goes on)."
+    )
+    return "\n".join(["Config keys:", *_key_lines(), "", commands, "", results])
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help="a config file, then overrides")
+    parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help="a config file, and overrides")
 
 
 def _load(options: argparse.Namespace) -> Any:
@@ -92,7 +122,8 @@ def _run(options: argparse.Namespace) -> int:
         + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
     )
     if summary["status"] == "interrupted":
-        display.say("to go on, give the same command again")
+        kept = config.run.checkpoint_every or not summary["rounds"]
+        display.say("to go on, give the same command again" if kept else "run.checkpoint_every=0: it can't be resumed")
         return EXIT_INTERRUPTED
     return EXIT_DIVERGED if summary["status"] == "diverged" else 0
 
@@ -115,8 +146,16 @@ def _data(options: argparse.Namespace) -> int:
     for line in data.notes:
         print(line)
     if options.plot:
-        plot_labels(data, Path(options.plot))
+        try:
+            plot_labels(data, Path(options.plot))
+        except (OSError, ValueError) as error:
+            raise UserError(f"--plot {options.plot}: {getattr(error, 'strerror', None) or error}") from None
         print(f"wrote {options.plot}")
+    return 0
+
+
+def _keys(options: argparse.Namespace) -> int:
+    print("\n".join(_key_lines()))
     return 0
 
 
@@ -124,9 +163,10 @@ def _algorithms(options: argparse.Namespace) -> int:
     from fedray.algorithms import known_algorithms
 
     for name, cls in known_algorithms().items():
-        print(f"{name}  ({cls.paper})")
+        needs = "; trains on a public set (data.public_samples)" if cls.needs_public else ""
+        print(f"{name}  ({cls.paper}{needs})")
         print(f"    {_first_line(cls)}")
-        _print_fields(cls.Hyper.model_fields, "algorithm.")
+        print("\n".join(_key_lines(cls.Hyper, "algorithm.")) or "    no hyper-parameters of its own")
     return 0
 
 
@@ -136,7 +176,7 @@ def _models(options: argparse.Namespace) -> int:
     for name, cls in MODELS.items():
         print(f"{name}\n    {_first_line(cls)}")
         for option, parameter in options_of(cls).items():
-            print(f"    model.{option} = {parameter.default}  ({parameter.annotation})")
+            print(f"  {f'model.{option} = {_value(parameter.default)}':36}  [{parameter.annotation}]")
     return 0
 
 
@@ -144,12 +184,13 @@ def _datasets(options: argparse.Namespace) -> int:
     from fedray.data.partition import PARTITIONERS
     from fedray.data.source import SOURCES
 
-    print("sources (data.source)")
+    print("sources (data.source); a function of your own is module:function")
     for name, source in SOURCES.items():
-        print(f"    {name}: {source.about}")
-    print("partitioners (data.partition.kind)")
+        print(f"  {name:16}  {source.about}\n{'':20}licence: {source.licence}")
+    print("partitions (data.partition.kind)")
     for name, partitioner in PARTITIONERS.items():
-        print(f"    {name}: {partitioner.about}")
+        print(f"  {name:16}  {partitioner.about}")
+        print(f"{'':20}keys: {', '.join(f'data.{option}' for option in partitioner.options)}")
     return 0
 
 
@@ -157,12 +198,14 @@ def _first_line(cls: type) -> str:
     return (cls.__doc__ or "").strip().splitlines()[0]
 
 
-def _print_fields(fields: Any, prefix: str) -> None:
-    for name, field in fields.items():
-        bounds = ", ".join(
-            f"{symbol} {getattr(limit, word):g}"
-            for limit in field.metadata
-            for word, symbol in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-            if getattr(limit, word, None) is not None
-        )
-        print(f"    {prefix}{name} = {field.default}  {field.description}" + (f"  [{bounds}]" if bounds else ""))
+def _key_lines(model: Any = None, prefix: str = "") -> Iterator[str]:
+    """A line for each key of a section (of the whole configuration): default, description, what it takes."""
+    from fedray.config import documented_keys
+
+    for key, default, takes, description in documented_keys(model, prefix):
+        yield f"  {f'{key} = {_value(default)}':36}  {description}  [{takes}]"
+
+
+def _value(default: Any) -> str:
+    """A default as it stands in YAML."""
+    return {"None": "", "True": "true", "False": "false"}.get(str(default), str(default))

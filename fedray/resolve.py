@@ -70,6 +70,11 @@ class Experiment:
     def draws(self) -> bool:
         return self.facts.draws
 
+    @property
+    def server_device(self) -> str:
+        """Where the server computes: on the CPU unless it has a share of a GPU."""
+        return self.device if self.config.engine.server_gpus else "cpu"
+
     def build_model(self) -> nn.Module:
         """The module with its initial weights, which depend on ``run.seed`` alone."""
         module = self.module()

@@ -61,6 +61,26 @@ def test_actors_killed_in_the_middle_of_rounds(algorithm: str, tmp_path: Path, r
     assert_same(whole, run)
 
 
+def test_server_killed(tmp_path: Path, ray_cluster: None) -> None:
+    """The driver starts the server again, once, from the last checkpoint."""
+    config = {**SLOW_ROUNDS, "algorithm.name": "pfedmo"}
+    whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
+    folder = tmp_path / "ray" / "pfedmo-small"
+    killed = []
+
+    def callback(report: Report) -> None:
+        if report.round == 5 and not killed:
+            killed.append(int(re.findall(r"server: pid (\d+)", (folder / "log.txt").read_text())[-1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    changes = {"engine.kind": "ray", "engine.actors": 2, "engine.cpus_per_actor": 0.1}
+    output = {"run.output": str(tmp_path / "ray")}
+    run = simulate({**config, **changes, **output}, data=small_source(), callbacks=[callback])
+    assert killed
+    assert "resuming" in (folder / "log.txt").read_text()
+    assert_same(whole, run)
+
+
 def own_settings(folder: Path, algorithm: str, kind: str) -> list[str]:
     """The command that runs this file's problem as a program of its own."""
     settings = {**SLOW_ROUNDS, "algorithm.name": algorithm, "run.output": str(folder), "engine.kind": kind}

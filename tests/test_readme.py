@@ -53,5 +53,6 @@ def test_run_file_alone(tmp_path: Path) -> None:
     """`ray submit` copies run.py alone to the head."""
     (tmp_path / "run.py").write_text((Path(fedray.__path__[0]) / "run.py").read_text())
     settings = ["algorithm.name=fedavg", "model.name=logistic", "engine.kind=local", "run.rounds=1"]
-    done = subprocess.run([sys.executable, "run.py", *settings], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "run.py", *settings]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

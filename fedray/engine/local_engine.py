@@ -27,6 +27,8 @@ def run(
     """Run to the end. ``on_round`` is waited for after each round and may stop the run by returning true."""
 
     def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
+        if experiment.device != experiment.server_device:
+            worker = Worker(experiment, data, experiment.device)
         return LocalPool(worker), [describe(experiment.device)]
 
     engine = experiment.config.engine

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 from collections.abc import Callable, Iterator
 from typing import Any
-
-import torch
 
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
@@ -51,9 +50,7 @@ def opened(
                     f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
                 )
             _same_data(folder, saved, data)
-        if experiment.device == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"engine.device=cuda: {platform.node()}, where the server runs, has no usable GPU; use cpu")
-        worker = Worker(experiment, data)
+        worker = Worker(experiment, data, experiment.server_device)
         pool, machines = make_pool(worker)
         stack.callback(pool.close)
         folder.prepare()
@@ -62,6 +59,7 @@ def opened(
         columns = [f"test_{name}" for name in experiment.metrics]
         recorder = Recorder(folder, dump(experiment.config), machine, columns, saved.round if saved else 0)
         stack.callback(recorder.close)
+        recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
         for line in (*warnings, *data.notes):
             recorder.note(line)
         if not machine["bits_promised"]:

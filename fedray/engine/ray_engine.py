@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fedray.config import EngineConfig
 from fedray.data.federated import FederatedData
 from fedray.engine.opening import opened
+from fedray.engine.pool import Pool
 from fedray.engine.process import environment, settled
 from fedray.engine.ray_pool import RayPool, gpu_share, shortage
 from fedray.engine.server import Report
@@ -47,7 +48,7 @@ class ServerActor:
         engine = self.experiment.config.engine
         notes: list[str] = []
 
-        def make_pool(worker: Any) -> tuple[RayPool, list[dict[str, Any]]]:
+        def make_pool(worker: Any) -> tuple[Pool, list[dict[str, Any]]]:
             pool = RayPool(self.experiment, self.data, self.actors, notes.append)
             return pool, pool.machines
 
@@ -61,7 +62,12 @@ class ServerActor:
                 record(line)
             assert isinstance(simulation.pool, RayPool)
             lines: list[str] = []
-            simulation.pool.note = lambda line: (record(line), lines.append(line))[0]
+
+            def note(line: str) -> None:
+                record(line)
+                lines.append(line)
+
+            simulation.pool.note = note
             yield [("started", simulation.server.round)]
             pending: list[Any] = []
             sent = time.monotonic()
@@ -96,7 +102,7 @@ def cluster(engine: EngineConfig, say: Callable[[str], None]) -> Iterator[bool]:
         yield False
         return
     address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here() or "local"
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address == "local":
         say("starting Ray on this machine ...")
@@ -234,7 +240,7 @@ def _drive(
 ) -> None:
     engine = experiment.config.engine
     say(f"starting the server and {actors} client actor{'s' if actors > 1 else ''} ...")
-    server = (
+    server: Any = (
         ray.remote(ServerActor)
         .options(
             num_cpus=engine.server_cpus,

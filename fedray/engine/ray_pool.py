@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedray.data.federated import FederatedData
 from fedray.engine.process import describe, environment, settled
-from fedray.engine.tasks import ChunkResult, ChunkTask, Handle, Task
+from fedray.engine.tasks import AnyTask, ChunkResult, ChunkTask, Handle, Task
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError, UserError
 from fedray.resolve import Experiment
@@ -29,18 +29,18 @@ class ClientActor:
         self._settled.__enter__()
         self.device = experiment.device
         self.stateful = bool(experiment.algorithm.client_state)
-        self.worker = Worker(experiment, data, fetch=ray.get)
+        self.worker = Worker(experiment, data, experiment.device, fetch=ray.get)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.device)
 
     def run(self, task: Task) -> Any:
-        """The result; of a stateful algorithm, each client's new state follows it as an object of its own, so that it can
-        be fetched alone."""
+        """The result; of a stateful algorithm, each client's new state follows it as an object of its own, so that it
+        can be fetched alone."""
         result = self.worker.run(task)
-        if not isinstance(result, ChunkResult) or not self.stateful:
+        if not isinstance(task, ChunkTask) or not isinstance(result, ChunkResult) or not self.stateful:
             return result
-        states = result.states if result.gave_states else [None] * len(task.ids)  # type: ignore[union-attr]
+        states = result.states if result.gave_states else [None] * len(task.ids)
         result.states = []
         return (result, *states)
 
@@ -50,7 +50,7 @@ class _Sent:
     """A task that an actor has, and the references to the states that it will give."""
 
     actor: Any
-    task: Task
+    task: Any
     states: list[Any]
 
 
@@ -76,7 +76,7 @@ class RayPool:
 
     def _create(self) -> None:
         engine = self.experiment.config.engine
-        actor = (
+        actor: Any = (
             ray.remote(ClientActor)
             .options(
                 **self.share,
@@ -126,8 +126,8 @@ class RayPool:
     def publish(self, tensors: dict[str, Tensor]) -> Handle:
         return ray.put({name: tensor.cpu().numpy() for name, tensor in tensors.items()})
 
-    def map(self, tasks: Sequence[Task], sticky: bool = False) -> Iterator[tuple[Task, Any]]:
-        queue = deque(tasks)
+    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
+        queue: deque[Any] = deque(tasks)
         sent: dict[Any, _Sent] = {}
         while queue or sent:
             self._dispatch(queue, sent, sticky)
@@ -158,7 +158,7 @@ class RayPool:
             yield done.task, result
 
     def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
-        """Give tasks to actors that have none, or one and many are left: the next is then there when the first is done."""
+        """Give tasks to actors that have none, or one and many are left: the next is then there when one is done."""
         load = Counter(id(item.actor) for item in sent.values())
         for depth in (1, 2):
             for actor in self.alive:

@@ -37,11 +37,15 @@ class Worker:
     """
 
     def __init__(
-        self, experiment: Experiment, data: FederatedData, fetch: Callable[[Handle], Any] = lambda handle: handle
+        self,
+        experiment: Experiment,
+        data: FederatedData,
+        device: str = "cpu",
+        fetch: Callable[[Handle], Any] = lambda handle: handle,
     ) -> None:
         self.experiment, self.data, self.fetch = experiment, data, fetch
         self.algorithm = experiment.algorithm
-        self.device = torch.device(experiment.device)
+        self.device = torch.device(device)
         kind = VmapModel if experiment.vectorize else LoopModel
         self.model: FlatModel = kind(
             experiment.build_model(), experiment.loss, self.device, experiment.precision, experiment.draws
