@@ -17,6 +17,7 @@ from torch import nn
 from fedray.config import Config, load
 from fedray.core.model import Loss
 from fedray.data.own import own_source
+from fedray.engine.driver import Driver
 from fedray.engine.server import Report
 from fedray.errors import UserError
 from fedray.resolve import Own, resolve
@@ -112,14 +113,15 @@ def simulate(
         return any([bool(callback(report)) for callback in callbacks])
 
     with _interruptible(display) as stopping:
+        driver = Driver(
+            say=display.say,
+            started=lambda done: display.start(experiment.rounds, done),
+            show=lambda report: display.round(report.metrics),
+            on_round=on_round if callbacks else None,
+            stopping=stopping,
+        )
         try:
-            run(
-                experiment, federated, display.say,
-                lambda done: display.start(experiment.rounds, done),
-                on_round if callbacks else None,
-                lambda report: display.round(report.metrics),
-                stopping,
-            )  # fmt: skip
+            run(experiment, federated, driver)
         finally:
             display.stop()
     return result

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedray.data.federated import FederatedData
 from fedray.engine.process import describe, environment, settled
+from fedray.engine.ray_cluster import gpu_share, shortage
 from fedray.engine.tasks import AnyTask, ChunkResult, ChunkTask, Handle, Task
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError, UserError
@@ -210,20 +211,6 @@ class RayPool:
         for actor in self.actors:
             ray.kill(actor)
         self.actors, self.alive, self.starting = [], [], {}
-
-
-def gpu_share(experiment: Experiment) -> float:
-    """The GPU fraction of a client actor."""
-    engine = experiment.config.engine
-    return 1 / engine.actors_per_gpu if engine.actors_per_gpu else engine.gpus_per_actor
-
-
-def shortage(actors: int, share: dict[str, float]) -> str:
-    """What was asked for and what the cluster has, in words."""
-    total, free = ray.cluster_resources(), ray.available_resources()
-    asked = " and ".join(f"{amount:g} {name[4:].upper()[:-1]}" for name, amount in share.items() if amount)
-    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
-    return f"engine.actors={actors} of {asked or 'no resources'} each; the cluster has {have}"
 
 
 def _cause(error: RayTaskError) -> Exception:

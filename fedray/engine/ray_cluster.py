@@ -1,0 +1,125 @@
+"""The Ray cluster of a run: found, joined or started, and asked what it has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+
+from fedray.config import EngineConfig
+from fedray.errors import UserError
+from fedray.resolve import Experiment
+
+
+@contextlib.contextmanager
+def cluster(engine: EngineConfig, say: Callable[[str], None]) -> Iterator[bool]:
+    """Connected to a Ray cluster: one that this process is connected to, ``engine.address``, this node's, or a new one.
+
+    Gives whether it was started here, so that nobody else can join it.
+    """
+    if ray.is_initialized():
+        yield False
+        return
+    address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here() or "local"
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address == "local":
+        say("starting Ray on this machine ...")
+        # the client actors are the work: Ray would start them at a lower priority than whatever else runs here
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        try:
+            ray.init(address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir, **quiet)
+        except (OSError, ValueError) as error:
+            if engine.spill_dir is None:
+                raise
+            raise UserError(f"Ray did not start with engine.spill_dir={engine.spill_dir}: {_line(error)}") from None
+    else:
+        say(f"connecting to the Ray cluster at {address} ...")
+        try:
+            # ray.init may try for minutes where nobody listens
+            if ":" in address and "://" not in address:
+                _connect(address)
+            ray.init(address=address, **quiet)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UserError(f"no Ray cluster answers at engine.address={address}: {_line(error)}") from None
+    try:
+        yield address == "local"
+    finally:
+        ray.shutdown()
+
+
+def _address_here() -> str | None:
+    """The address of the cluster that this node belongs to, if it still answers: a dead one leaves its file behind."""
+    from ray._private import utils
+
+    address = utils.read_ray_address()
+    if not address:
+        return None
+    try:
+        _connect(address, seconds=2)
+    except (OSError, ValueError):
+        return None
+    return address
+
+
+def _connect(address: str, seconds: float = 10) -> None:
+    """Raises OSError or ValueError if nobody listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=seconds).close()
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def actor_count(experiment: Experiment) -> int:
+    """``engine.actors`` as a number: ``auto`` fills the cluster, and nobody needs more actors than clients."""
+    engine, members = experiment.config.engine, experiment.cohort_size
+    if engine.actors == "per_client":
+        return members
+    if engine.actors != "auto":
+        return int(engine.actors)
+    resources = ray.cluster_resources()
+    fits = []
+    if engine.cpus_per_actor:
+        fits.append((resources.get("CPU", 0) - engine.server_cpus) / engine.cpus_per_actor)
+    if gpu_share(experiment):
+        fits.append((resources.get("GPU", 0) - engine.server_gpus) / gpu_share(experiment))
+    return max(1, min(int(min(fits) + 1e-9) if fits else (os.cpu_count() or 1), members))
+
+
+def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:
+    """Refuse at once what a cluster that nobody can join will never have."""
+    engine, total = experiment.config.engine, ray.cluster_resources()
+    wanted = {
+        "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
+        "GPU": actors * gpu_share(experiment) + engine.server_gpus,
+    }
+    lacking = {kind: amount for kind, amount in wanted.items() if amount > total.get(kind, 0) + 1e-9}
+    if started_here and lacking:
+        asked = " and ".join(f"{amount:g} {kind}" for kind, amount in lacking.items())
+        server = {"CPU": engine.server_cpus, "GPU": engine.server_gpus}
+        also = " and ".join(f"{amount:g} {kind}" for kind, amount in server.items() if amount)
+        share = {"num_cpus": engine.cpus_per_actor, "num_gpus": gpu_share(experiment)}
+        raise UserError(
+            f"{shortage(actors, share)}; with {also or 'nothing'} for the server, {asked} are wanted: lower "
+            "engine.actors, or the share of each"
+        )
+
+
+def gpu_share(experiment: Experiment) -> float:
+    """The GPU fraction of a client actor."""
+    engine = experiment.config.engine
+    return 1 / engine.actors_per_gpu if engine.actors_per_gpu else engine.gpus_per_actor
+
+
+def shortage(actors: int, share: dict[str, float]) -> str:
+    """What was asked for and what the cluster has, in words."""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    asked = " and ".join(f"{amount:g} {name[4:].upper()[:-1]}" for name, amount in share.items() if amount)
+    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
+    return f"engine.actors={actors} of {asked or 'no resources'} each; the cluster has {have}"
