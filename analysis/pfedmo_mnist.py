@@ -12,6 +12,7 @@ Writes a table (Markdown and CSV) and the curves (PNG) into OUTPUT; runs that ar
 from __future__ import annotations
 
 import argparse
+import itertools
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -93,7 +94,8 @@ def table(metrics: pd.DataFrame) -> pd.DataFrame:
     alone = alone.assign(personalized_accuracy=float("nan"), status="completed")
     last = pd.concat([last, alone])
     rows = []
-    for (setting, method), runs in last.groupby(["setting", "method"], sort=False):
+    for setting, method in itertools.product(SETTINGS, [*METHODS, "representation alone"]):
+        runs = last[(last["setting"] == setting) & (last["method"] == method)]
         row = {"setting": setting, "method": method}
         for column in ("test_accuracy", "train_accuracy", "personalized_accuracy", "representation_accuracy"):
             values = 100 * runs[column].dropna()

@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -65,7 +65,7 @@ class Section(BaseModel):
         return {key: value for key, value in values.items() if not (value is None and key in sections)}
 
 
-def _is_section(annotation: Any) -> bool:
+def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
@@ -300,11 +300,6 @@ def _read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any]
 class _Loader(yaml.SafeLoader):
     """YAML as a config needs it: a key given twice is an error, and nothing is a date."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
@@ -313,6 +308,12 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is given twice", key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _yaml(text: str) -> Any:
@@ -335,7 +336,9 @@ def _expand(values: Mapping[Any, Any]) -> dict[str, Any]:
         section = nested
         *path, last = str(key).split(".")
         for step in path:
-            section = section.setdefault(step, {})
+            if section.get(step) is None:
+                section[step] = {}
+            section = section[step]
             if not isinstance(section, dict):
                 raise UserError(f"{key} is below {step}, which has a value already")
         if isinstance(value, dict) and isinstance(section.get(last), dict):
@@ -383,10 +386,10 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
     known = list(known)
     close = closest(name, known)
     elsewhere = [key for key, *_ in documented_keys() if name and key.rpartition(".")[2] == name.lower()]
-    if close is not None:
-        hint = f" (did you mean '{section}{close}'?)"
-    elif elsewhere:
+    if elsewhere:
         hint = f" (did you mean {' or '.join(map(repr, elsewhere))}?)"
+    elif close is not None:
+        hint = f" (did you mean '{section}{close}'?)"
     else:
         hint = near_miss(name, known) or " (it has none)"
     return f"unknown key {section}{name}{hint}"

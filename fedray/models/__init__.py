@@ -56,6 +56,6 @@ def build(
         module = model(**asked, **options)
     if not isinstance(module, nn.Module):
         raise UserError(f"model {name} must be a torch.nn.Module, not {type(module).__name__}")
-    if any(isinstance(value, nn.parameter.UninitializedTensorMixin) for value in module.state_dict().values()):
+    if any(nn.parameter.is_lazy(value) for value in module.state_dict().values()):
         raise UserError(f"model {name} has lazy layers, whose sizes are unknown: give them their input sizes")
     return module
