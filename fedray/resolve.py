@@ -282,6 +282,8 @@ def _backend(config: Config, facts: ModelFacts, training: LocalTraining) -> tupl
         device = "cuda" if wants_gpu else "cpu"
     if device == "cuda" and engine.kind == "local" and not torch.cuda.is_available():
         raise UserError("engine.device=cuda: there is no usable GPU here; use cpu")
+    if device == "cuda" and engine.kind == "ray" and not (engine.gpus_per_actor or engine.actors_per_gpu):
+        raise UserError("engine.device=cuda: with Ray, give each actor its share too, as in engine.actors_per_gpu=1")
     vectorize = engine.vectorize
     if vectorize == "auto":
         samples = training.batch_size or 64

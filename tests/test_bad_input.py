@@ -547,7 +547,7 @@ def test_what_the_cluster_lacks(capsys, ray_cluster):
     line = refused(capsys, *ray, "engine.actors=2", "engine.cpus_per_actor=50")
     assert re.search("engine.actors=2 of 50 CPU each; the cluster has 4 CPU .*did not start in 2 s", line)
     assert "engine.server_cpus=64" in refused(capsys, *ray, "engine.server_cpus=64", "engine.cpus_per_actor=0.1")
-    assert "no usable GPU" in refused(capsys, *ray, "engine.device=cuda", "engine.cpus_per_actor=0.1")
+    assert "engine.actors_per_gpu=1" in refused(capsys, *ray, "engine.device=cuda")
     assert not Path("runs/run").exists()
 
 

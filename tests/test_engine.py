@@ -460,6 +460,30 @@ def test_the_server_takes_as_many_steps_on_its_public_set_as_it_is_told(tmp_path
             assert all(batch.counts is None and batch.y.shape == (1, 8) for batch in batches)
 
 
+class AlwaysDropping(nn.Module):
+    """A common slip: F.dropout drops in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 7), nn.Linear(7, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(F.dropout(torch.relu(self.first(x))))
+
+
+def test_a_model_that_draws_in_evaluations_leaves_the_global_generator_alone(tmp_path):
+    """And evaluations of the same model give the same numbers."""
+    rows = []
+    for attempt in ("one", "two"):
+        for found in simulation(tmp_path / attempt, "pfedmo", model=AlwaysDropping):
+            torch.manual_seed(len(rows))
+            before = torch.random.get_rng_state()
+            rows.append([report.metrics["personalized_accuracy"] for report in found.rounds()])
+            assert torch.equal(torch.random.get_rng_state(), before)
+    assert rows[0] == rows[1]
+    assert len(set(rows[0])) > 1
+
+
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -117,6 +119,12 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def gone(pids: list[int], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -143,9 +151,8 @@ def test_resumed_after_kill_9(algorithm: str, kind: str, tmp_path: Path) -> None
         process.kill()
         process.wait()
     computing = [pid for pid in below if b"ray::" in _command_line(pid)]
-    for pid in computing:
-        os.kill(pid, signal.SIGKILL)
     assert kind == "local" or len(computing) >= 3
+    kill_all(below)
     assert not (folder / "summary.json").exists()
     assert gone(below, 60), "processes were left behind"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
@@ -161,3 +168,44 @@ def _command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+MNIST = {
+    "data.source": "mnist", "data.clients": 10, "data.public_samples": 600, "data.samples_per_client": 300,
+    "data.partition.kind": "label_skew", "data.partition.classes_per_client": 3, "model.name": "lenet5",
+    "train.local_steps": 10, "train.cohort_size": 7, "run.rounds": 30, "run.eval_every": 10, "run.checkpoint_every": 2,
+    "run.name": "run",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("FEDRAY_DATA"), reason="needs MNIST: FEDRAY_DATA is not set")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_mnist_same_bits(algorithm: str, tmp_path: Path) -> None:
+    """LeNet-5 on MNIST: one sha256 from the local engine, 1, 2, 3 actors, and runs killed three times at random moments."""
+    settings = {**MNIST, "algorithm.name": algorithm}
+    expected = simulate({**settings, "engine.kind": "local", "run.output": str(tmp_path / "local")})
+    moments, orphans = random.Random(algorithm), []
+    for actors in (1, 2, 3):
+        folder = tmp_path / str(actors)
+        ray = {"engine.kind": "ray", "engine.actors": actors, "engine.cpus_per_actor": 0.5, "engine.address": "local"}
+        program = Path(sys.modules["fedray"].__path__[0]) / "run.py"
+        everything = {**settings, **ray, "run.output": str(folder)}
+        command = [sys.executable, str(program), *(f"{key}={value}" for key, value in everything.items())]
+        for _ in range(3):
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+            metrics = folder / "run" / "metrics.csv"
+            rows = metrics.read_text().count("\n") if metrics.exists() else 1
+            try:
+                wait_for_rounds(process, metrics, rows)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(moments.uniform(0, 1.5))
+                orphans += descendants(process.pid)
+            finally:
+                process.kill()
+                process.wait()
+        # the server of the last one may still be ending: the next run waits for it, and Ray's own agents take a minute
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert_same(expected, type(expected)(folder / "run", expected.module))
+    kill_all(orphans)

@@ -352,7 +352,7 @@ def test_sources_of_the_users():
     ("name", "message"),
     [
         ("users_dat:plain", "can't import 'users_dat'"),
-        ("users_broken:plain", "can't import 'users_broken' .*no_such_library"),
+        ("users_broken:plain", "can't import 'users_broken': .*no_such_library"),
         ("users_data:plian", "has no 'plian' .did you mean 'plain'"),
         ("users_data:number", "is not a function but int"),
         ("users_data:wrong", "must return a Source or a dict of its fields, not int"),

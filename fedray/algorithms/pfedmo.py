@@ -68,8 +68,9 @@ class PFedMo(Algorithm):
     def broadcast(self, server: Server, phase: str) -> Broadcast:
         if phase == "score":
             inputs = server.probe(server, self.hyper.probe_batch, self.hyper.probe_source)
-            buffers = server["buffers_rep"][None] if "buffers_rep" in server.vectors else None
-            logits = server.model.forward(server["x_rep"][None], inputs[None], buffers).logits[0]
+            ctx = server.public_context(server, 1)
+            ctx.buffers = server["buffers_rep"][None] if "buffers_rep" in server.vectors else None
+            logits = ctx.forward(server["x_rep"][None], inputs).logits[0]
             return Broadcast({"inputs": inputs, "w": torch.softmax(logits, dim=1)})
         return self.personal_broadcast(server)
 
