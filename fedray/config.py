@@ -96,6 +96,13 @@ class RunConfig(Section):
             raise ValueError(f"must be the name of one folder, not {_shown(name)}; run.output says where it is made")
         return name
 
+    @field_validator("output")
+    @classmethod
+    def _local_folder(cls, output: str) -> str:
+        if "://" in output:
+            raise ValueError(f"must be a local folder, not {_shown(output)}; copy the run folder there afterwards")
+        return output
+
     @model_validator(mode="after")
     def _one_length(self) -> RunConfig:
         if self.rounds is not None and self.iterations is not None:

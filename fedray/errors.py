@@ -14,8 +14,10 @@ class UserError(Exception):
 
 
 class ClientError(Exception):
-    """The code of a client (model, loss, algorithm) raised; the message names client, round and node and holds the
-    original traceback."""
+    """Clients could not be simulated: their code (model, loss, algorithm) raised, or whoever ran it kept dying.
+
+    The message names client, round and node and holds the original traceback. Exit code 1.
+    """
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

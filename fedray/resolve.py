@@ -104,6 +104,10 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
         data = with_train_subset(data, config.run.eval_train_samples, data_seed)
     cohort_size = _cohort_size(config, data)
     name, module = _module(config, own, data)
+    if config.data.augment != "none" and data.x.ndim != 4:
+        raise UserError(
+            f"data.augment={config.data.augment} is for images, not for samples of shape {data.x.shape[1:]}"
+        )
     first = module()
     loss = own.loss if own.loss is not None else getattr(first, "task_loss", cross_entropy)
     loss = _unreduced(loss)

@@ -250,8 +250,6 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_torchs_own(name, back_end, request):
     """Three clients with models of their own, batches of 6, 4 and 1 real samples."""
-    if (name, back_end) == ("linear", VmapModel):
-        request.applymarker(pytest.mark.xfail(strict=True, reason="F.one_hot in its loss can't be batched by vmap"))
     make, shape = MODELS[name]
     copies = [made(make, seed) for seed in range(3)]
     loss = getattr(copies[0], "task_loss", cross_entropy)
@@ -704,10 +702,7 @@ def test_two_gradients_on_one_batch_drop_the_same():
     assert not torch.equal(one[0], two[0])
 
 
-ADVANCED = pytest.mark.xfail(strict=True, reason="the trial pass in evaluation mode draws from the global generator")
-
-
-@pytest.mark.parametrize("model", [Dropping, pytest.param(AlwaysDropping, marks=ADVANCED), Normed])
+@pytest.mark.parametrize("model", [Dropping, AlwaysDropping, Normed])
 @pytest.mark.parametrize("algorithm", ["pfedmo", "stateful:Drift", "stateful:Contrast"])
 def test_global_generators_are_neither_used_nor_advanced(algorithm, model, tmp_path):
     config = {**SETTINGS, "algorithm.name": algorithm, "run.rounds": 3}

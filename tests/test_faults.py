@@ -182,7 +182,7 @@ MNIST = {
 @pytest.mark.skipif(not os.environ.get("FEDRAY_DATA"), reason="needs MNIST: FEDRAY_DATA is not set")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_mnist_same_bits(algorithm: str, tmp_path: Path) -> None:
-    """LeNet-5 on MNIST: one sha256 from the local engine, 1, 2, 3 actors, and runs killed three times at random moments."""
+    """LeNet-5 on MNIST: the local engine's bits from 1, 2, 3 actors, each run killed three times at random moments."""
     settings = {**MNIST, "algorithm.name": algorithm}
     expected = simulate({**settings, "engine.kind": "local", "run.output": str(tmp_path / "local")})
     moments, orphans = random.Random(algorithm), []

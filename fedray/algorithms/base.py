@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedray.algorithms.server import Server
@@ -19,7 +19,15 @@ Weights = Literal["mean", "uniform", "sum", "weighted"]
 class Hyper(BaseModel):
     """Hyper-parameters of an algorithm: typed, ranged, documented with the paper's symbol."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_not_booleans(cls, values: Any) -> Any:
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, bool) and name in cls.model_fields and cls.model_fields[name].annotation is not bool:
+                raise ValueError(f"algorithm.{name} must be a number, not {str(value).lower()}")
+        return values
 
 
 def parameter(default: Any, description: str, **bounds: Any) -> Any:

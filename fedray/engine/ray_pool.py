@@ -191,7 +191,7 @@ class RayPool:
         self.losses += 1
         self.note(line)
         if self.losses > self.max_retries:
-            raise UserError(f"{line}: {self.losses} losses in a row (engine.max_retries={self.max_retries})")
+            raise ClientError(f"{line}: {self.losses} losses in a row (engine.max_retries={self.max_retries})")
         self._create()
 
     def fetch(self, handles: Sequence[Handle]) -> list[Any]:

@@ -86,7 +86,7 @@ class Worker:
             rows = slice(first, first + size)
             try:
                 result, ctx = self._phase(task, task.phase, rows)
-            except Exception:
+            except (Exception, SystemExit):
                 clients = ", ".join(str(client) for client in task.ids[rows])
                 where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
                 raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None

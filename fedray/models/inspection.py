@@ -23,8 +23,8 @@ step is bound by the dispatch of operations (logistic regression), above it by a
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """``parameters`` P and ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether forward
-    draws random numbers (dropout); ``stackable``: whether torch.func.vmap can batch it over clients."""
+    """``parameters`` P and float ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether
+    forward draws random numbers (dropout); ``stackable``: whether torch.func.vmap can batch it over clients."""
 
     parameters: int
     buffers: int
@@ -44,7 +44,7 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
     targets = torch.zeros(len(example), dtype=torch.long)
     module.eval()
     takes = blamed(f"model {name} can't take inputs of shape {list(example.shape[1:])}")
-    with takes, torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with takes, torch.random.fork_rng(devices=[]), torch.no_grad(), FlopCounterMode(display=False) as counter:
         logits = module(example[:1])
     if not isinstance(logits, Tensor):
         raise UserError(f"model {name} must give logits [b, {classes}], a tensor, not {type(logits).__name__}")
@@ -55,9 +55,12 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
     with blamed(f"model {name} failed in training mode"):
         draws = _draws(module, example)
     return ModelFacts(
-        layout.parameters, layout.buffers, float(counter.get_total_flops()), draws,
-        _stackable(module, loss, example, targets, layout),
-    )  # fmt: skip
+        parameters=layout.parameters,
+        buffers=sum(buffer.numel() for buffer in module.buffers() if buffer.is_floating_point()),
+        flops=float(counter.get_total_flops()),
+        draws=draws,
+        stackable=_stackable(module, loss, example, targets, layout),
+    )
 
 
 def _check_loss(loss: Loss, logits: Tensor, targets: Tensor) -> None:
