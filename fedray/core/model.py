@@ -179,7 +179,8 @@ class LoopModel(FlatModel):
             each = task = self.loss(outputs.logits, y)
             if rule_loss is not None:
                 each = rule_loss(outputs, task, *(extra[row] for extra in extras))
-            pieces = torch.autograd.grad(each.mean(), self._trainable, allow_unused=True)
+            objective = each.mean()
+            pieces = torch.autograd.grad(objective, self._trainable, allow_unused=True)
             torch.cat(
                 [
                     at.new_zeros(slot.size) if piece is None else slot.flat(piece)
@@ -189,7 +190,7 @@ class LoopModel(FlatModel):
             )
             if buffers is not None:
                 self.store_buffers(buffers[row])
-            losses.append(task.detach().mean())
+            losses.append(objective.detach() if rule_loss is None else task.detach().mean())
             correct.append((outputs.logits.detach().argmax(1) == y).sum())
         return Gradient(value, torch.stack(losses), torch.stack(correct))
 
