@@ -101,12 +101,10 @@ class Context:
         shared: Mapping[str, Tensor],
         state: Mapping[str, Tensor] | None = None,
         kept: Mapping[str, Tensor] | None = None,
-        public: Samples | None = None,
     ) -> None:
         self.model, self.samples, self.training, self.stack = model, samples, training, stack
         self.round, self.lr, self.N = round, lr, clients
         self.shared, self.state, self.kept = shared, state or {}, kept or {}
-        self.public = public
         self.given = {name: self._column(values) for name, values in stack.scalars.items()}
         self.n = self._column([len(indices) for indices in stack.indices])
         self.J = self._column(stack.steps)
@@ -236,7 +234,7 @@ class Context:
 
     def forward(self, at: Tensor, x: Tensor) -> Outputs:
         """Evaluation-mode outputs of ``x [C, b, ...]`` (or ``[b, ...]``, the same for all) at ``at [C, width]``."""
-        if x.shape[0] != self.size or x.dim() == self.samples.x.dim():
+        if x.dim() == self.samples.x.dim():
             x = x.expand(self.size, *x.shape)
         return self.model.forward(at, x, self.buffers, self._draws(NO_STEP))
 
