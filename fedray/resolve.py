@@ -50,7 +50,7 @@ class Experiment:
 
     config: Config
     algorithm: Algorithm
-    module: Callable[[], nn.Module]
+    module: Callable[..., nn.Module]
     loss: Loss
     metrics: Mapping[str, Loss]
     facts: ModelFacts
@@ -75,14 +75,14 @@ class Experiment:
         """Where the server computes: on the CPU unless it has a share of a GPU."""
         return self.device if self.config.engine.server_gpus else "cpu"
 
-    def build_model(self) -> nn.Module:
-        """The module with its initial weights, which depend on ``run.seed`` alone."""
-        module = self.module()
+    def build_model(self, client: int | None = None) -> nn.Module:
+        """The module with its initial weights, which depend on ``run.seed`` alone; or others, drawn for a client."""
+        module = self.module(client)
         if self.config.model.init == "zeros":
             with torch.no_grad():
                 for parameter in module.parameters():
                     parameter.zero_()
-        if self.config.model.weights:
+        if self.config.model.weights and client is None:
             _load_weights(module, Path(self.config.model.weights))
         return module
 
@@ -216,7 +216,7 @@ def _module(config: Config, own: Own, data: FederatedData) -> tuple[str, Callabl
     if isinstance(own.model, nn.Module):
         if options:
             raise UserError(f"model.{next(iter(options))}: the model was given as an object, which takes no options")
-        return type(own.model).__name__, Copied(own.model)
+        return type(own.model).__name__, Copied(own.model, seed)
     chosen = own.model or find_model(config.model.name)
     name = config.model.name if own.model is None else getattr(chosen, "__name__", "model")
     known = options_of(chosen)
@@ -228,17 +228,25 @@ def _module(config: Config, own: Own, data: FederatedData) -> tuple[str, Callabl
 
 @dataclass(frozen=True)
 class Copied:
-    """Makes copies of a module that the user gave."""
+    """Makes copies of a module that the user gave; for a client, with its layers drawn anew."""
 
     module: nn.Module
+    seed: int
 
-    def __call__(self) -> nn.Module:
-        return copy.deepcopy(self.module)
+    def __call__(self, client: int | None = None) -> nn.Module:
+        module = copy.deepcopy(self.module)
+        if client is not None:
+            with seeds.torch_rng(self.seed, Purpose.CLIENT_INIT, client):
+                for layer in module.modules():
+                    reset = getattr(layer, "reset_parameters", None)
+                    if callable(reset):
+                        reset()
+        return module
 
 
 @dataclass(frozen=True)
 class Seeded:
-    """Makes a model whose initial weights depend on the seed alone."""
+    """Makes a model whose initial weights depend on the seed alone, or on seed and client."""
 
     model: Callable[..., nn.Module]
     name: str
@@ -247,8 +255,9 @@ class Seeded:
     options: Mapping[str, Any]
     seed: int
 
-    def __call__(self) -> nn.Module:
-        with seeds.torch_rng(self.seed, Purpose.INIT):
+    def __call__(self, client: int | None = None) -> nn.Module:
+        where = (Purpose.INIT,) if client is None else (Purpose.CLIENT_INIT, client)
+        with seeds.torch_rng(self.seed, *where):
             return build(self.model, self.name, self.shape, self.classes, self.options)
 
 

@@ -40,7 +40,8 @@ def known_algorithms() -> dict[str, type[Algorithm]]:
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for _, member in inspect.getmembers(module, inspect.isclass):
-            if issubclass(member, Algorithm) and member is not Algorithm and member.__module__ == module.__name__:
+            own = member.__module__ == module.__name__ and not member.__name__.startswith("_")
+            if own and issubclass(member, Algorithm) and member is not Algorithm:
                 found[member.__dict__.get("name", member.__name__.lower())] = member
     return dict(sorted(found.items()))
 

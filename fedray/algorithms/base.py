@@ -122,6 +122,8 @@ class Algorithm:
     weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
     """The paper's aggregation weights, used under ``train.weighting: auto``."""
     traffic: ClassVar[Traffic] = Traffic()
+    needs_past: ClassVar[bool] = False
+    """Whether clients need the model that they received last, ``ctx.past``: kept once per round, not per client."""
     needs_public: ClassVar[bool] = False
     """Whether the server trains on a public set of its own."""
     uses_server_lr: ClassVar[bool] = True

@@ -30,7 +30,8 @@ class Server:
     ``vectors``: named tensors, checkpointed, of which ``x`` is the model x^r ``[width]`` (and ``buffers`` its buffers
     if it has any). ``table``: per-client numbers by name and client, lazily filled and checkpointed. The rest describes
     the round r in progress: ``lr`` is eta_l of this round, ``server_lr`` eta_g, ``N`` the number of registered clients,
-    ``batch_size`` B (None: full batch), ``public_samples`` and ``test_samples`` the sizes of those sets.
+    ``weighting`` samples or uniform, ``total_samples`` of all clients, ``batch_size`` B (None: full batch),
+    ``public_samples`` and ``test_samples`` the sizes of those sets.
     """
 
     vectors: dict[str, Tensor]
@@ -43,6 +44,8 @@ class Server:
     probe: Callable[[Server, int, str], Tensor]
     """``probe(server, size, source)``: a batch of inputs ``[size, ...]`` of the public or the test set, drawn anew
     each round."""
+    weighting: str = "samples"
+    total_samples: int = 0
     batch_size: int | None = None
     public_samples: int = 0
     test_samples: int = 0
@@ -62,6 +65,12 @@ class Server:
     def column(self, name: str) -> dict[int, float]:
         """The table's column ``name``: client -> number."""
         return self.table.setdefault(name, {})
+
+    def shares(self) -> list[float]:
+        """The weights of the cohort's clients among all clients: n_i / n, or 1 / N."""
+        if self.weighting == "uniform":
+            return [1 / self.N] * len(self.cohort.ids)
+        return [size / self.total_samples for size in self.cohort.sizes]
 
     def move(self, target: Tensor) -> None:
         """x <- x + eta_g (target - x): the plain server step towards the average ``target``."""

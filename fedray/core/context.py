@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,6 +86,8 @@ class Context:
     scalars, ``[C, 1]``; ``state``: the clients' own vectors, ``[C, width]``, zeros before the first participation;
     ``kept``: what an earlier phase of this round kept, ``[C, ...]``. ``n``, ``J``, ``gap`` and ``p`` are ``[C, 1]``
     float32: samples, local steps, rounds since the last participation (0: never took part), aggregation weight.
+    ``N`` clients are registered, ``members`` are in the cohort. ``past [C, width]``, for an algorithm that
+    ``needs_past``: the model that each client received at its last participation, zeros before the first.
     """
 
     def __init__(
@@ -101,10 +103,14 @@ class Context:
         shared: Mapping[str, Tensor],
         state: Mapping[str, Tensor] | None = None,
         kept: Mapping[str, Tensor] | None = None,
+        past: Tensor | None = None,
+        members: int = 1,
+        initial: Callable[[int | None], Tensor] | None = None,
     ) -> None:
         self.model, self.samples, self.training, self.stack = model, samples, training, stack
-        self.round, self.lr, self.N = round, lr, clients
+        self.round, self.lr, self.N, self.members = round, lr, clients, members
         self.shared, self.state, self.kept = shared, state or {}, kept or {}
+        self.past, self._initial = past, initial
         self.given = {name: self._column(values) for name, values in stack.scalars.items()}
         self.n = self._column([len(indices) for indices in stack.indices])
         self.J = self._column(stack.steps)
@@ -192,20 +198,37 @@ class Context:
             rows.append(cropped.permute(0, 3, 1, 2))
         return torch.stack(rows)
 
-    def epoch(self, j: int) -> Tensor:
-        """The local epoch (from 0) in which step j lies, ``[C, 1]``: an epoch is ceil(n / B) steps."""
+    def epoch_steps(self) -> Tensor:
+        """The steps of a local epoch, ceil(n / B), ``[C, 1]``."""
         size = self.training.batch_size
-        per_epoch = torch.ceil(self.n / size).clamp(min=1) if size else torch.ones_like(self.n)
-        return torch.floor(j / per_epoch)
+        return torch.ceil(self.n / size).clamp(min=1) if size else torch.ones_like(self.n)
 
-    def grad(self, at: Tensor, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
+    def epoch(self, j: int) -> Tensor:
+        """The local epoch (from 0) in which step j lies, ``[C, 1]``."""
+        return torch.floor(j / self.epoch_steps())
+
+    def init_models(self, own: bool) -> Tensor:
+        """The initial model x^1 for each client, or with ``own`` a fresh draw for each, ``[C, width]``."""
+        assert self._initial is not None
+        return torch.stack([self._initial(client if own else None) for client in self.stack.ids])
+
+    def grad(
+        self,
+        at: Tensor,
+        batch: Batch,
+        loss: RuleLoss | None = None,
+        extras: Sequence[Tensor] = (),
+        keep_buffers: bool = False,
+    ) -> Tensor:
         """Mini-batch gradient ``[C, width]`` at the models ``at [C, width]``.
 
         ``loss(outputs, task_losses, *extras)`` replaces the task loss where an algorithm has its own; each of
         ``extras`` is ``[C, ...]`` and is handed over a client at a time. May be called several times on one batch (with
-        the same dropout each time); the first call of a step is the one whose loss and accuracy are logged.
+        the same dropout each time); the first call of a step is the one whose loss and accuracy are logged. With
+        ``keep_buffers`` the pass leaves no trace in running statistics.
         """
-        gradient = self.model.gradients(at, batch, self.buffers, loss, extras, self._draws(batch.step))
+        buffers = self.buffers.clone() if keep_buffers and self.buffers is not None else self.buffers
+        gradient = self.model.gradients(at, batch, buffers, loss, extras, self._draws(batch.step))
         if batch.step != self._step:
             self._step = batch.step
             self._losses.append(gradient.task_loss)

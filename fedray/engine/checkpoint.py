@@ -21,20 +21,22 @@ from torch import Tensor
 
 State = dict[str, NDArray[np.float32]]
 
-FILES = ("server.safetensors", "clients.safetensors", "record.json")
+FILES = ("server.safetensors", "clients.safetensors", "past.safetensors", "record.json")
 
 
 @dataclass
 class Checkpoint:
     """Everything that a run continues from after round ``round``.
 
-    ``vectors``: the server's tensors; ``states``: the clients' own, by client and name; ``record``: JSON (the server's
+    ``vectors``: the server's tensors; ``states``: the clients' own, by client and name; ``past``: models of earlier
+    rounds that clients still refer to; ``record``: JSON (the server's
     table, cumulative costs, fingerprints).
     """
 
     round: int
     vectors: Mapping[str, Tensor]
     states: Mapping[int, State] = field(default_factory=dict)
+    past: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,6 +56,9 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         for name, value in state.items()
     }
     save_arrays(flat, staging / "clients.safetensors")
+    save_arrays(
+        {str(seen): np.ascontiguousarray(x) for seen, x in checkpoint.past.items()}, staging / "past.safetensors"
+    )
     (staging / "record.json").write_text(json.dumps({"round": checkpoint.round, **checkpoint.record}))
     sums = {name: _checksum(staging / name) for name in FILES}
     (staging / "checksums.json").write_text(json.dumps(sums))
@@ -109,7 +114,8 @@ def _load(path: Path) -> Checkpoint:
         client, _, name = key.partition("/")
         states.setdefault(int(client), {})[name] = value
     vectors = {name: tensor.clone() for name, tensor in load_file(path / "server.safetensors").items()}
-    return Checkpoint(record.pop("round"), vectors, states, record)
+    past = {int(seen): x for seen, x in load_arrays(path / "past.safetensors").items()}
+    return Checkpoint(record.pop("round"), vectors, states, past, record)
 
 
 def _checksum(path: Path) -> str:

@@ -64,6 +64,7 @@ class Simulation:
         self.sizes = data.sizes()
         self.present = np.flatnonzero(self.sizes)
         self.states: dict[int, Handle] = {}
+        self.past: dict[int, Handle] = {}
         self.saved_round = 0
         self.stopping = threading.Event()
         parameters, buffers = worker.model.layout.pack(worker.model.module)
@@ -77,6 +78,8 @@ class Simulation:
             probe=self._probe,
             batch_size=experiment.training.batch_size,
             public_samples=len(data.public),
+            weighting=experiment.weighting,
+            total_samples=int(self.sizes.sum()),
             test_samples=len(data.y_test),
         )
         if worker.model.layout.buffers:
@@ -94,8 +97,8 @@ class Simulation:
             for name, column in saved.record["table"].items()
         }
         self.costs, self.wall_before = saved.record["costs"], saved.record["wall_seconds"]
-        handles = self.pool.hold(saved.states.values())
-        self.states = dict(zip(saved.states, handles, strict=True))
+        self.states = dict(zip(saved.states, self.pool.hold(saved.states.values()), strict=True))
+        self.past = dict(zip(saved.past, self.pool.hold({"x": model} for model in saved.past.values()), strict=True))
 
     def rounds(self) -> Iterator[Report]:
         """Run the rounds that are left; ends early when ``stopping`` is set or the loss is not finite any more."""
@@ -133,10 +136,15 @@ class Simulation:
         server.lr = self.config.train.lr * self.config.train.lr_decay ** (number - 1)
         server.cohort = cohort = self._cohort(number)
         server.client_scalars = {}
+        if self.algorithm.needs_past:
+            (self.past[number],) = self.pool.hold([{"x": server["x"].cpu().numpy().copy()}])
         background = self._start_background() if self.algorithm.background_before else None
         results = self._phases(background)
-        for client in cohort.ids:
-            server.column("last")[client] = number
+        last = server.column("last")
+        last |= dict.fromkeys(cohort.ids, number)
+        if self.algorithm.needs_past:
+            named = {int(seen) for seen in last.values()}
+            self.past = {seen: handle for seen, handle in self.past.items() if seen in named}
         for client, state in results.states.items():
             self.states[client] = state
         used = [
@@ -244,6 +252,9 @@ class Simulation:
             broadcasts=tuple(broadcasts),
             scalars=[{name: values[rows] for name, values in each.items()} for each in scalars],
             states=[self.states.get(client) for client in cohort.ids[rows]] if stateful else (),
+            past=[self.past.get(self.server.round - gap) if gap else None for gap in cohort.gaps[rows]]
+            if self.algorithm.needs_past
+            else (),
         )
 
     def _reduce(
@@ -352,6 +363,8 @@ class Simulation:
         self.recorder.sync()
         clients = sorted(self.states)
         states = dict(zip(clients, self.pool.fetch([self.states[client] for client in clients]), strict=True))
+        models = self.pool.fetch(list(self.past.values()))
+        past = {seen: model["x"] for seen, model in zip(self.past, models, strict=True)}
         record = {
             "table": self.server.table,
             "costs": self.costs,
@@ -360,7 +373,7 @@ class Simulation:
         }
         checkpoints.save(
             self.recorder.folder.checkpoints,
-            Checkpoint(self.server.round, self.server.vectors, states, record),
+            Checkpoint(self.server.round, self.server.vectors, states, past, record),
             self.config.run.keep_checkpoints,
         )
         self.saved_round = self.server.round

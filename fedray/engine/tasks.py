@@ -19,7 +19,7 @@ class ChunkTask:
 
     ``broadcasts`` and ``scalars`` hold an entry for each phase up to this one, so that a chunk whose earlier phases
     were lost with an actor can be run again from the beginning. ``states`` are the clients' states, None for one that
-    has none.
+    has none; ``past`` the models that they received last, of an algorithm that needs them.
     """
 
     round: int
@@ -34,6 +34,7 @@ class ChunkTask:
     broadcasts: Sequence[Handle]
     scalars: Sequence[Mapping[str, Sequence[float]]]
     states: Sequence[Handle | None] = ()
+    past: Sequence[Handle | None] = ()
 
 
 @dataclass

@@ -21,6 +21,7 @@ from fedray.core.context import NO_STEP, Context, LocalTraining, Samples, Stack
 from fedray.core.model import FlatModel, LoopModel, VmapModel
 from fedray.core.seeds import SERVER, Purpose, torch_rng
 from fedray.core.tree import TreeSum, reduce_rows, subtree
+from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData
 from fedray.engine.tasks import ChunkResult, ChunkTask, EvalResult, EvalTask, Handle, PersonalTask, Task
 from fedray.errors import ClientError
@@ -152,6 +153,7 @@ class Worker:
         ctx = self._context(
             stack, round=task.round, lr=task.lr, shared=self.shared(task.broadcasts[phase]), kept=kept,
             state=self._states(task.states[rows]) if task.states else None,
+            past=self._stacked(task.past[rows], "x") if task.past else None, members=task.members,
         )  # fmt: skip
         result: Result = getattr(self.algorithm, name)(ctx)
         if ctx.buffers is not None and name == "train":
@@ -181,19 +183,27 @@ class Worker:
         self, stack: Stack, kept: Mapping[str, Tensor] | None = None, training: LocalTraining | None = None, **rest: Any
     ) -> Context:
         training = training or self.experiment.training
-        ctx = Context(self.model, self.train, training, stack, clients=self.data.clients, kept=kept, **rest)
+        ctx = Context(
+            self.model, self.train, training, stack, clients=self.data.clients, kept=kept, initial=self._initial, **rest
+        )
         if kept and "buffers" in kept:
             ctx.buffers = kept["buffers"]
         return ctx
 
     def _states(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
         """The stack's states ``[C, width]`` by name, in own memory; zeros for a client that has none yet."""
-        found = [None if handle is None else self.fetch(handle) for handle in handles]
+        return {name: self._stacked(handles, name) for name in self.algorithm.client_state}
+
+    def _stacked(self, handles: Sequence[Handle | None], name: str) -> Tensor:
+        """The vector ``name`` of each handle, ``[C, width]`` in own memory; zeros where there is no handle."""
         zeros = torch.zeros(self.model.layout.width, device=self.device)
-        return {
-            name: torch.stack([zeros if state is None else _own(state[name], self.device) for state in found])
-            for name in self.algorithm.client_state
-        }
+        found = (None if handle is None else self.fetch(handle)[name] for handle in handles)
+        return torch.stack([zeros if vector is None else _own(vector, self.device) for vector in found])
+
+    def _initial(self, client: int | None) -> Tensor:
+        """The initial model ``[width]`` of the run, or one drawn for a client."""
+        module = self.experiment.build_model(client)
+        return Layout(module).pack(module)[0].to(self.device)
 
     def public_context(self, server: Server, steps: int) -> Context:
         """The server as a client whose data is the public set, of which it takes ``steps`` batches."""

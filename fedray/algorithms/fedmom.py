@@ -1,0 +1,39 @@
+"""FedMom: Nesterov momentum at the server.
+
+Z. Huo, Q. Yang, B. Gu, L. Carin, H. Huang: Faster On-Device Training Using New Federated Momentum Algorithm. arXiv
+2002.02090, 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedray.algorithms import base
+from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.server import Server
+
+
+class FedMom(FedAvg):
+    """v_new = x^r - eta (x^r - xbar); x^{r+1} = v_new + beta (v_new - v_prev); v_prev <- v_new, from v_prev = x^1.
+
+    The paper has eta = N/m because its weights run over all clients; with weights normalised in the cohort it is 1.
+    """
+
+    paper = "Huo et al. 2020, arXiv 2002.02090"
+    uses_server_lr = False
+
+    class Hyper(base.Hyper):
+        beta: float = base.parameter(0.9, "server momentum (beta)", ge=0, lt=1)
+        eta: float = base.parameter(1.0, "server learning rate (eta)", gt=0)
+
+    def init_server(self, server: Server) -> None:
+        server["v"] = server["x"].clone()
+
+    def reduce(
+        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    ) -> None:
+        v = server["x"].lerp(sums["y"], self.hyper.eta)
+        server["x"] = v + self.hyper.beta * (v - server["v"])
+        server["v"] = v

@@ -1,0 +1,62 @@
+"""FedAdam, FedYogi and FedAdagrad: adaptive optimizers at the server.
+
+S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konečný, S. Kumar, H. B. McMahan: Adaptive Federated
+Optimization. ICLR 2021, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedray.algorithms import base
+from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.server import Server
+
+
+class FedAdagrad(FedAvg):
+    """Delta = sum_i p_i (y_i - x^r); m <- beta_1 m + (1 - beta_1) Delta; v <- v + Delta^2;
+    x^{r+1} = x^r + eta_g m / (sqrt(v) + tau), from m = 0 and v = tau^2."""
+
+    paper = "Reddi et al., ICLR 2021"
+
+    class Hyper(base.Hyper):
+        beta1: float = base.parameter(0.0, "decay of the first moment (beta_1)", ge=0, lt=1)
+        tau: float = base.parameter(1e-3, "degree of adaptivity (tau)", gt=0)
+
+    def init_server(self, server: Server) -> None:
+        server["m"] = torch.zeros_like(server["x"])
+        server["v"] = torch.full_like(server["x"], self.hyper.tau**2)
+
+    def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
+        """The rule of v: all that tells the three methods apart."""
+        return v + delta.square()
+
+    def reduce(
+        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    ) -> None:
+        delta = sums["y"] - server["x"]
+        server["m"] = self.hyper.beta1 * server["m"] + (1 - self.hyper.beta1) * delta
+        server["v"] = self.second_moment(server["v"], delta)
+        server["x"] = server["x"] + server.server_lr * server["m"] / (server["v"].sqrt() + self.hyper.tau)
+
+
+class FedAdam(FedAdagrad):
+    """As FedAdagrad, with v <- beta_2 v + (1 - beta_2) Delta^2."""
+
+    class Hyper(FedAdagrad.Hyper):
+        beta1: float = base.parameter(0.9, "decay of the first moment (beta_1)", ge=0, lt=1)
+        beta2: float = base.parameter(0.99, "decay of the second moment (beta_2)", ge=0, lt=1)
+
+    def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
+        return self.hyper.beta2 * v + (1 - self.hyper.beta2) * delta.square()
+
+
+class FedYogi(FedAdam):
+    """As FedAdagrad, with v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)."""
+
+    def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
+        square = delta.square()
+        return v - (1 - self.hyper.beta2) * square * torch.sign(v - square)

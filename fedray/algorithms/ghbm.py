@@ -1,0 +1,125 @@
+"""GHBM, Local-GHBM and FedHBM: heavy-ball momentum over windows of rounds.
+
+R. Zaccone, S. P. Karimireddy, C. Masone, M. Ciccone: Communication-Efficient Heterogeneous Federated Learning with
+Generalized Heavy-Ball Momentum. TMLR 2025 (arXiv 2311.18578).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedray.algorithms import base
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, mean
+from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.server import Server
+from fedray.core.context import Context
+
+
+class GHBM(FedAvg):
+    """M^r = (x^{r-tau} - x^r) / tau, the mean momentum of tau rounds (0 until r > tau);
+    y_j = y_{j-1} - eta_l g_i(y_{j-1}) - (beta / J_i) M^r; x^{r+1} = xbar.
+
+    ``warmup: init`` takes x^1 for what lies before it, as the paper's lemma does; the authors' code has zero.
+    """
+
+    paper = "Zaccone et al., TMLR 2025"
+    traffic = Traffic(models_down=2)
+
+    class Hyper(base.Hyper):
+        tau: int | None = base.parameter(None, "window in rounds (tau); 1 / participation, rounded", ge=1)
+        beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
+        warmup: Literal["zero", "init"] = base.parameter("zero", "the momentum of the first tau rounds")
+
+    def _tau(self, server: Server) -> int:
+        return self.hyper.tau or max(1, round(server.N / len(server.cohort.ids)))
+
+    def broadcast(self, server: Server, phase: str) -> Broadcast:
+        tau, x = self._tau(server), server["x"]
+        # x^r is kept until it has been the far end of a window
+        server[f"past/{server.round}"] = x
+        first = server.round - tau
+        if first < 1 and self.hyper.warmup == "zero":
+            return Broadcast({"x": x, "M": torch.zeros_like(x)})
+        far = server.vectors[f"past/{max(first, 1)}"]
+        for old in [name for name in server.vectors if name.startswith("past/") and int(name[5:]) <= first]:
+            del server.vectors[old]
+        return Broadcast({"x": x, "M": (far - x) / tau})
+
+    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+        y = carry["y"]
+        pull = self.hyper.beta / (ctx.lr * ctx.J) * ctx.shared["M"]
+        return {"y": ctx.descend(y, ctx.grad(y, batch) + pull)}
+
+
+class _OwnWindow(FedAvg):
+    """The variants whose window is a client's own: since it last took part."""
+
+    def scale(self, ctx: Context) -> Tensor | float:
+        """s_i: one over the rounds that the window spans, or the participation ratio C in its place."""
+        if self.hyper.scale == "participation":
+            return ctx.members / ctx.N
+        return 1 / ctx.gap.clamp(min=1)
+
+
+class LocalGHBM(_OwnWindow):
+    """M_i = s_i (a_i - x^r), a_i the server model that the client received last, fixed for the round; s_i = 1 / gap_i,
+    or the participation ratio as in the authors' code. No correction at the first participation.
+    """
+
+    name = "local_ghbm"
+    paper = "Zaccone et al., TMLR 2025"
+    needs_past = True
+
+    class Hyper(base.Hyper):
+        beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
+        scale: Literal["inv_gap", "participation"] = base.parameter("inv_gap", "what s_i is")
+
+    def begin(self, ctx: Context) -> Carry:
+        x = ctx.start("x")
+        assert ctx.past is not None
+        M = torch.where(ctx.gap > 0, self.scale(ctx) * (ctx.past - x), 0)
+        return {"y": x, "M": M}
+
+    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+        y, M = carry["y"], carry["M"]
+        return {"y": ctx.descend(y, ctx.grad(y, batch) + self.hyper.beta / (ctx.lr * ctx.J) * M), "M": M}
+
+
+class FedHBM(_OwnWindow):
+    """y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), a_i the own final model of the last
+    participation. At the first one: nothing (``standard``), or a_i the initial model (``shared``) or a fresh one
+    (``random``), with s_i = 1 / max(1, r - 1).
+    """
+
+    paper = "Zaccone et al., TMLR 2025"
+    client_state = ("a",)
+
+    class Hyper(base.Hyper):
+        beta: float = base.parameter(1.0, "momentum (beta)", ge=0, le=1)
+        scale: Literal["inv_gap", "participation"] = base.parameter("inv_gap", "what s_i is")
+        variant: Literal["standard", "shared", "random"] = base.parameter(
+            "standard", "the first participation's anchor"
+        )
+
+    def begin(self, ctx: Context) -> Carry:
+        s = self.scale(ctx)
+        if self.hyper.variant == "standard":
+            return {"y": ctx.start("x"), "a": ctx.state["a"], "s": torch.where(ctx.gap > 0, s, 0)}
+        first = s if self.hyper.scale == "participation" else 1 / max(1, ctx.round - 1)
+        anchor = ctx.init_models(own=self.hyper.variant == "random")
+        new = ctx.gap == 0
+        return {"y": ctx.start("x"), "a": torch.where(new, anchor, ctx.state["a"]), "s": torch.where(new, first, s)}
+
+    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+        y, a, s = carry["y"], carry["a"], carry["s"]
+        pull = self.hyper.beta / (ctx.lr * ctx.J) * s * (y - a)
+        return {"y": ctx.descend(y, ctx.grad(y, batch) - pull), "a": a, "s": s}
+
+    def end(self, ctx: Context, carry: Carry) -> Result:
+        return Result(uploads={"y": mean(carry["y"])}, state={"a": carry["y"]})
+
+    def extra_flops(self, server: Server, forward: float, width: int) -> float:
+        return 3.0 * width * sum(server.cohort.steps)
