@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fedray.algorithms import base
+from fedray.algorithms.base import Broadcast
 from fedray.algorithms.fednag import FedNAG
 from fedray.algorithms.server import Server
 
@@ -19,8 +21,9 @@ from fedray.algorithms.server import Server
 class FastSlowMo(FedNAG):
     """Workers as in FedNAG; y_new = xbar; x^{r+1} = y_new + gamma_a (y_new - y_srv); y_srv <- y_new, from y_srv = x^1.
 
-    What the workers' momentum is after the server's jump is a matter of representation: the paper's notation carries
-    ybar (``carry: y``); carrying the velocity instead (v = (xbar - ybar) / gamma) is another algorithm.
+    What the workers' momentum is after the server's jump is a matter of representation. The paper's notation carries
+    ybar (``carry: y``). Carrying torch's Nesterov buffer, in units of a gradient, is another algorithm (``carry:
+    velocity``): since x_t - y_t = -gamma eta_l buf_t, it means to start from y = x^{r+1} + gamma eta_l buf.
     """
 
     paper = "Yang, Fu et al., IEEE TAI 2022"
@@ -33,10 +36,17 @@ class FastSlowMo(FedNAG):
     def init_server(self, server: Server) -> None:
         super().init_server(server)
         server["y_srv"] = server["x"].clone()
+        server["lag"] = torch.zeros_like(server["x"])
+
+    def broadcast(self, server: Server, phase: str) -> Broadcast:
+        if self.hyper.carry == "velocity":
+            server["y"] = server["x"] + server.lr * server["lag"]
+        return super().broadcast(server, phase)
 
     def reduce(
         self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
     ) -> None:
         server["x"] = sums["x"] + self.hyper.gamma_a * (sums["x"] - server["y_srv"])
         server["y_srv"] = sums["x"]
-        server["y"] = sums["y"] if self.hyper.carry == "y" else server["x"] - (sums["x"] - sums["y"])
+        server["y"] = sums["y"]
+        server["lag"] = (sums["y"] - sums["x"]) / server.lr

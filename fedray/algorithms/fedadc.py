@@ -24,7 +24,7 @@ class FedADC(FedAvg):
     """mbar = beta_l m / J; y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + mbar); Dbar = (x^r - xbar) / eta_l;
     m <- Dbar + (beta_g - beta_l) m (beta_l m is in Dbar already); x^{r+1} = x^r - alpha eta_l m.
 
-    ``nesterov``: the gradient is taken after the step along mbar.
+    ``nesterov``: z = y_{j-1} - eta_l mbar; y_j = z - eta_l g_i(z).
     """
 
     paper = "Ozfatura et al., ISIT 2021"
@@ -55,8 +55,10 @@ class FedADC(FedAvg):
 
     def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
         y, mbar = carry["y"], self._beta_l * ctx.shared["m"] / ctx.J
-        at = y - ctx.lr * mbar if self.hyper.variant == "nesterov" else y
-        return {"y": ctx.descend(y, ctx.grad(at, batch) + mbar)}
+        if self.hyper.variant == "nesterov":
+            z = y - ctx.lr * mbar
+            return {"y": ctx.descend(z, ctx.grad(z, batch))}
+        return {"y": ctx.descend(y, ctx.grad(y, batch) + mbar)}
 
     def reduce(
         self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
