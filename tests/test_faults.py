@@ -179,6 +179,7 @@ MNIST = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(not os.environ.get("FEDRAY_DATA"), reason="needs MNIST: FEDRAY_DATA is not set")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_mnist_same_bits(algorithm: str, tmp_path: Path) -> None:
