@@ -14,6 +14,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] =
     ("fedavgm", {}, {"beta": 0.0}, {}),
     ("fedavgm", {"nesterov": True, "beta": 0.5}, {"beta": 0.0}, {}),
     ("slowmo", {}, {"beta": 0.0}, {"train.lr_decay": 0.9}),
+    ("slowmo", {"buffer": "maintain"}, None, {"train.momentum": 0.5}),
+    ("slowmo", {"buffer": "average"}, None, {"train.momentum": 0.5}),
     ("fedmom", {}, {"beta": 0.0}, {}),
     ("fastslowmo", {}, {"gamma": 0.0, "gamma_a": 0.0}, {}),
     ("fastslowmo", {"carry": "velocity"}, {"gamma": 0.0, "gamma_a": 0.0}, {"train.lr_decay": 0.9}),

@@ -117,11 +117,11 @@ class Algorithm:
 
     paper: ClassVar[str] = ""
     phases: ClassVar[tuple[str, ...]] = ("train",)
-    client_state: ClassVar[tuple[str, ...]] = ()
+    client_state: tuple[str, ...] = ()
     """Names of the vectors ``[width]`` that a client keeps from one participation to the next."""
     weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
     """The paper's aggregation weights, used under ``train.weighting: auto``."""
-    traffic: ClassVar[Traffic] = Traffic()
+    traffic: Traffic = Traffic()
     needs_past: ClassVar[bool] = False
     """Whether clients need the model that they received last, ``ctx.past``: kept once per round, not per client."""
     needs_public: ClassVar[bool] = False

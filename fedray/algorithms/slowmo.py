@@ -7,19 +7,23 @@ ICLR 2020, Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedray.algorithms import base
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, mean
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server import Server
+from fedray.core.context import Context
 
 
 class SlowMo(FedAvg):
     """u <- beta u + (x^r - xbar) / gamma_r; x^{r+1} = x^r - alpha gamma_r u, where gamma_r is the clients' rate eta_l.
 
-    The base optimizer is the clients' SGD with ``train.momentum``, whose buffer is new in every round.
+    The base optimizer is the clients' SGD with ``train.momentum``. Its buffer is new in every round (``reset``), kept
+    by each client (``maintain``), or averaged at the server and sent to all (``average``).
     """
 
     paper = "Wang et al., ICLR 2020"
@@ -28,12 +32,42 @@ class SlowMo(FedAvg):
     class Hyper(base.Hyper):
         beta: float = base.parameter(0.5, "slow momentum (beta)", ge=0, lt=1)
         alpha: float = base.parameter(1.0, "slow learning rate (alpha)", gt=0)
+        buffer: Literal["reset", "maintain", "average"] = base.parameter(
+            "reset", "what becomes of local momentum buffers"
+        )
+
+    def __init__(self, hyper: base.Hyper | None = None) -> None:
+        super().__init__(hyper)
+        if self.hyper.buffer == "maintain":
+            self.client_state = ("b",)
+        elif self.hyper.buffer == "average":
+            self.traffic = Traffic(vectors_down=1, vectors_up=1)
 
     def init_server(self, server: Server) -> None:
         server["u"] = torch.zeros_like(server["x"])
+        if self.hyper.buffer == "average":
+            server["b"] = torch.zeros_like(server["x"])
+
+    def broadcast(self, server: Server, phase: str) -> Broadcast:
+        return Broadcast({name: server[name] for name in ("x", "b") if name in server.vectors})
+
+    def begin(self, ctx: Context) -> Carry:
+        if self.hyper.buffer != "reset":
+            ctx.momentum = ctx.state["b"] if self.hyper.buffer == "maintain" else ctx.start("b")
+        return super().begin(ctx)
+
+    def end(self, ctx: Context, carry: Carry) -> Result:
+        result = super().end(ctx, carry)
+        if ctx.momentum is None or self.hyper.buffer == "reset":
+            return result
+        if self.hyper.buffer == "maintain":
+            return Result(result.uploads, state={"b": ctx.momentum})
+        return Result({**result.uploads, "b": mean(ctx.momentum)})
 
     def reduce(
         self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
     ) -> None:
         server["u"] = self.hyper.beta * server["u"] + (server["x"] - sums["y"]) / server.lr
         server["x"] = server["x"] - self.hyper.alpha * server.lr * server["u"]
+        if "b" in sums:
+            server["b"] = sums["b"]

@@ -87,7 +87,8 @@ class Context:
     ``kept``: what an earlier phase of this round kept, ``[C, ...]``. ``n``, ``J``, ``gap`` and ``p`` are ``[C, 1]``
     float32: samples, local steps, rounds since the last participation (0: never took part), aggregation weight.
     ``N`` clients are registered, ``members`` are in the cohort. ``past [C, width]``, for an algorithm that
-    ``needs_past``: the model that each client received at its last participation, zeros before the first.
+    ``needs_past``: the model that each client received at its last participation, zeros before the first. ``momentum
+    [C, width]``: the buffer of the clients' SGD, None until its first step; an algorithm may set it at the beginning.
     """
 
     def __init__(
@@ -119,11 +120,11 @@ class Context:
         self.size = len(stack.ids)
         buffers = shared.get("buffers")
         self.buffers = None if buffers is None else buffers.expand(self.size, -1).clone()
-        self._momentum: Tensor | None = None
+        self.momentum: Tensor | None = None
         self._losses: list[Tensor] = []
         self._correct: list[Tensor] = []
         self._seen: list[list[int]] = []
-        self._step = -1
+        self._step = self._now = -1
 
     def _column(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.model.device)[:, None]
@@ -154,6 +155,7 @@ class Context:
         for start in range(0, len(chosen), block):
             raw, labels = self.samples.raw(chosen[start : start + block])
             for j in range(start, min(start + block, len(chosen))):
+                self._now = j
                 width = int(counts[j].max())
                 x = self.samples.inputs(raw[j - start, :, :width])
                 if self.training.augment:
@@ -273,11 +275,9 @@ class Context:
         if training.weight_decay:
             direction = direction.add(w, alpha=training.weight_decay)
         if training.momentum:
-            if self._momentum is None:
-                self._momentum = direction
-            else:
-                self._momentum = direction.add(self._momentum, alpha=training.momentum)
-            direction = self._momentum
+            before = torch.zeros_like(direction) if self.momentum is None else self.momentum
+            direction = direction.add(before, alpha=training.momentum)
+            self.momentum = self.hold({"": direction}, {"": before}, self._now)[""]
         return direction
 
     def descend(self, w: Tensor, direction: Tensor) -> Tensor:
