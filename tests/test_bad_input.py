@@ -104,7 +104,7 @@ KEYS = [
     ("engine.gpus_per_actor=0.18", "use engine.actors_per_gpu=5"),
     ("engine.kind=lcoal", "engine.kind must be 'ray' or 'local', not 'lcoal' .did you mean 'local'"),
     ("algorithm.name=fedavgg", "unknown algorithm 'fedavgg' .did you mean 'fedavg'"),
-    ("algorithm.name=zzz", "unknown algorithm 'zzz' .there are: fedavg, "),
+    ("algorithm.name=zzz", "unknown algorithm 'zzz' .there are: .*fedavg, "),
     ("algorithm.name=fedprox algorithm.mu=-1", "algorithm.mu must be at least 0, not -1"),
     ("algorithm.name=pfedmo algorithm.form=veloctiy", "did you mean 'velocity'"),
     ("algorithm.name=pfedmo data.public_samples=0", "trains a model on a public set; use auto"),
