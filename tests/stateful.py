@@ -27,13 +27,20 @@ class Drift(FedAvg):
         g = ctx.full_grad(ctx.start("x"))
         norm = g.norm(dim=1, keepdim=True)
         return fedray.Result(
-            uploads={"y": fedray.mean(carry["y"]), "d": fedray.weighted(1 + norm, d), "g": fedray.total(g)},
+            uploads={
+                "y": fedray.mean(carry["y"]),
+                "u": fedray.uniform(d),
+                "d": fedray.weighted(1 + norm, d),
+                "g": fedray.total(g),
+            },
             state={"d": d},
             scalars={"norm": norm},
         )
 
     def reduce(self, server, phase, sums, scalars):
         server.client_scalars["norm"] = scalars["norm"]
+        if server.weighting == "uniform":
+            torch.testing.assert_close(sums["u"], server["x"] - sums["y"], rtol=1e-3, atol=1e-6)
         server.move(sums["y"] - 0.01 * self.hyper.strength * (sums["d"] + sums["g"] / server.N))
 
 

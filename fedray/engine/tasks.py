@@ -52,7 +52,6 @@ class ChunkResult:
     log: dict[str, list[float]]
     states: list[dict[str, NDArray[np.float32]]] = field(default_factory=list)
     gave_states: bool = False
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,7 +78,6 @@ class Worker:
 
     def chunk(self, task: ChunkTask) -> ChunkResult:
         """One phase of a chunk of clients: stack by stack, summed along the tree."""
-        began = time.perf_counter()
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
         sums: dict[str, TreeSum] = {}
         merged = ChunkResult({}, {}, {}, {})
@@ -109,7 +107,6 @@ class Worker:
                     {name: value[row].cpu().numpy() for name, value in result.state.items()} for row in range(size)
                 ]
         merged.sums = {name: tree.total().cpu().numpy() for name, tree in sums.items()}
-        merged.seconds = time.perf_counter() - began
         return merged
 
     def _stacks(self, clients: int) -> Iterator[tuple[int, int]]:
