@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Result,
         Server,
         Traffic,
+        Work,
         mean,
         parameter,
         total,
@@ -33,15 +34,16 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Algorithm": "algorithms", "Broadcast": "algorithms", "Cohort": "algorithms", "Hyper": "algorithms",
-    "Result": "algorithms", "Server": "algorithms", "Traffic": "algorithms", "mean": "algorithms",
-    "parameter": "algorithms", "total": "algorithms", "uniform": "algorithms", "weighted": "algorithms",
+    "Result": "algorithms", "Server": "algorithms", "Traffic": "algorithms", "Work": "algorithms",
+    "mean": "algorithms", "parameter": "algorithms", "total": "algorithms", "uniform": "algorithms",
+    "weighted": "algorithms",
     "Batch": "core.batches", "ClientError": "errors", "Config": "config", "Context": "core.context",
     "Report": "engine.server", "Source": "data.source", "UserError": "errors", "simulate": "simulation",
 }  # fmt: skip
 
 __all__ = [
     "Algorithm", "Batch", "Broadcast", "ClientError", "Cohort", "Config", "Context", "Hyper", "Report", "Result",
-    "Server", "Source", "Traffic", "UserError", "mean", "parameter", "simulate", "total", "uniform", "weighted",
+    "Server", "Source", "Traffic", "UserError", "Work", "mean", "parameter", "simulate", "total", "uniform", "weighted",
 ]  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from fedray.data.source import Source, load_source
 from fedray.errors import UserError, near_miss
 from fedray.importing import blamed
 from fedray.models import build, find_model, options_of
+from fedray.models.heads import add_head
 from fedray.models.inspection import VMAP_FLOPS, ModelFacts, inspect_model
 
 VMAP_CHUNK = 32
@@ -103,7 +104,10 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     if config.run.eval_train_samples:
         data = with_train_subset(data, config.run.eval_train_samples, data_seed)
     cohort_size = _cohort_size(config, data)
+    head = _head(config, algorithm)
     name, module = _module(config, own, data)
+    if head != "none":
+        module = Headed(module, name, head, config.model.proj_dim, config.run.seed)
     if config.data.augment != "none" and data.x.ndim != 4:
         raise UserError(
             f"data.augment={config.data.augment} is for images, not for samples of shape {data.x.shape[1:]}"
@@ -115,10 +119,6 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     facts = inspect_model(first, loss, torch.zeros(2, *shape), data.classes, name)
     training = _training(config)
     device, vectorize, chunk = _backend(config, facts, training)
-    if config.model.head not in ("auto", "none"):
-        raise UserError(
-            f"model.head={config.model.head}: no algorithm here asks for a projection head; use auto or none"
-        )
     rounds = config.run.rounds or (
         config.run.iterations // (training.local_steps or 1) if config.run.iterations else 50
     )
@@ -134,7 +134,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
         "data": {
             "seed": data_seed, "public_samples": len(data.public), "clients": data.clients, "source": source_name,
         },
-        "model": {"name": name, **_options(config)},
+        "model": {"name": name, "head": head, **_options(config)},
         "train": {
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
             "weighting": weighting,
@@ -205,6 +205,13 @@ def _cohort_size(config: Config, data: FederatedData) -> int:
     return config.train.cohort_size
 
 
+def _head(config: Config, algorithm: Algorithm) -> str:
+    asked, possible = config.model.head, algorithm.heads
+    if asked != "auto" and asked not in possible:
+        raise UserError(f"model.head={asked}: {config.algorithm.name} needs {' or '.join(possible)}; use auto")
+    return possible[0] if asked == "auto" else asked
+
+
 def _options(config: Config) -> dict[str, Any]:
     return _extras(config.model)
 
@@ -259,6 +266,23 @@ class Seeded:
         where = (Purpose.INIT,) if client is None else (Purpose.CLIENT_INIT, client)
         with seeds.torch_rng(self.seed, *where):
             return build(self.model, self.name, self.shape, self.classes, self.options)
+
+
+@dataclass(frozen=True)
+class Headed:
+    """Makes a model with a projection head, whose initial weights are drawn likewise."""
+
+    make: Callable[..., nn.Module]
+    name: str
+    head: str
+    width: int
+    seed: int
+
+    def __call__(self, client: int | None = None) -> nn.Module:
+        module = self.make(client)
+        with seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,))):
+            add_head(module, self.head, self.width, self.name)
+        return module
 
 
 def _unreduced(loss: Any) -> Loss:

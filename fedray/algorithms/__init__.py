@@ -17,6 +17,7 @@ from fedray.algorithms.base import (
     Hyper,
     Result,
     Traffic,
+    Work,
     mean,
     parameter,
     total,
@@ -28,8 +29,8 @@ from fedray.errors import UserError, near_miss
 from fedray.importing import import_object
 
 __all__ = [
-    "Algorithm", "Broadcast", "Cohort", "Hyper", "Result", "Server", "Traffic", "find_algorithm", "known_algorithms",
-    "mean", "parameter", "total", "uniform", "weighted",
+    "Algorithm", "Broadcast", "Cohort", "Hyper", "Result", "Server", "Traffic", "Work", "find_algorithm",
+    "known_algorithms", "mean", "parameter", "total", "uniform", "weighted",
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Result, mean
+from fedray.algorithms.base import Carry, Result, Work, mean
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server import Server
 from fedray.core.context import Context
@@ -26,7 +26,9 @@ class AdaBest(FedAvg):
     """
 
     paper = "Varno et al., ECCV 2022"
+    assumes_plain_sgd = True
     client_state = ("h",)
+    work = Work(per_step=2)
     weighting = "uniform"
     uses_server_lr = False
 
@@ -51,6 +53,3 @@ class AdaBest(FedAvg):
     ) -> None:
         server["x"] = sums["y"] - self.hyper.beta * (server["xbar"] - sums["y"])
         server["xbar"] = sums["y"]
-
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
-        return 2.0 * width * sum(server.cohort.steps)

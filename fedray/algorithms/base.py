@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -103,6 +103,21 @@ class Traffic:
     vectors_up: float = 0
 
 
+@dataclass(frozen=True)
+class Work:
+    """What one client computes in a round beyond the forward and backward passes of its J mini-batches.
+
+    ``per_step`` and ``once``: operations per parameter, in each local step and once a round; ``forwards`` and
+    ``backwards``: further passes over each mini-batch; ``full_gradients``: gradients over all its samples.
+    """
+
+    per_step: float = 0
+    once: float = 0
+    forwards: float = 0
+    backwards: float = 0
+    full_gradients: float = 0
+
+
 class Algorithm:
     """A federated learning algorithm.
 
@@ -116,17 +131,24 @@ class Algorithm:
     Hyper: ClassVar[type[Hyper]] = Hyper
 
     paper: ClassVar[str] = ""
-    phases: ClassVar[tuple[str, ...]] = ("train",)
+    phases: tuple[str, ...] = ("train",)
     client_state: tuple[str, ...] = ()
     """Names of the vectors ``[width]`` that a client keeps from one participation to the next."""
+    client_models: tuple[str, ...] = ()
+    """Names of the whole models ``[width + buffer_width]`` (see :meth:`Context.whole`) that it keeps likewise."""
     weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
     """The paper's aggregation weights, used under ``train.weighting: auto``."""
     traffic: Traffic = Traffic()
+    work: Work = Work()
     needs_past: ClassVar[bool] = False
     """Whether clients need the model that they received last, ``ctx.past``: kept once per round, not per client."""
     needs_public: ClassVar[bool] = False
     """Whether the server trains on a public set of its own."""
     uses_server_lr: ClassVar[bool] = True
+    assumes_plain_sgd: ClassVar[bool] = False
+    """Whether the paper's corrections are meant for clients without momentum, which would accumulate them."""
+    heads: ClassVar[tuple[str, ...]] = ("none", "moon", "siam")
+    """The model heads (``model.head``) under which it works; the first is the one that it asks for."""
     background_before: ClassVar[str | None] = None
     """The phase before which :meth:`background` must be done."""
 
@@ -139,6 +161,11 @@ class Algorithm:
     def broadcast(self, server: Server, phase: str) -> Broadcast:
         """What clients need in ``phase``; by default the model ``x``."""
         return Broadcast({"x": server["x"]})
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep anything from one participation to the next."""
+        return bool(self.client_state or self.client_models)
 
     def begin(self, ctx: Context) -> Carry:
         """The vectors that local training carries from step to step."""
@@ -161,6 +188,14 @@ class Algorithm:
         for batch in ctx.batches():
             carry = ctx.hold(self.step(ctx, carry, batch, batch.step), carry, batch.step)
         return carry
+
+    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
+        """Lines worth logging about a run with this client momentum and so many of the clients in a cohort."""
+        if momentum and self.assumes_plain_sgd:
+            yield (
+                f"train.momentum={momentum}: the paper assumes plain SGD at the clients; their momentum accumulates "
+                f"the algorithm's correction up to {1 / (1 - momentum):.3g} times"
+            )
 
     def background(self, server: Server) -> Mapping[str, Tensor]:
         """Server vectors computed while the clients train; pure. They replace the server's when it is done."""
@@ -196,9 +231,6 @@ class Algorithm:
         """The personal models ``[C, width]`` of a stack, from :meth:`personal_broadcast`."""
         raise NotImplementedError
 
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
-        """Computation of the round beyond the cohort's forward and backward passes, in FLOPs.
-
-        ``forward``: one sample's forward pass; ``width``: the number of parameters.
-        """
+    def server_flops(self, server: Server, forward: float) -> float:
+        """The server's own computation in the round, in FLOPs; ``forward`` is one sample's forward pass."""
         return 0.0

@@ -28,6 +28,7 @@ class FedADC(FedAvg):
     """
 
     paper = "Ozfatura et al., ISIT 2021"
+    assumes_plain_sgd = True
     traffic = Traffic(vectors_down=1)
     uses_server_lr = False
 

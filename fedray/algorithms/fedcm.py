@@ -24,6 +24,7 @@ class FedCM(FedAvg):
     """
 
     paper = "Xu et al. 2021, arXiv 2106.10874"
+    assumes_plain_sgd = True
     traffic = Traffic(vectors_down=1)
     weighting = "uniform"
 

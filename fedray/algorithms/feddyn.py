@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Result, mean, total
+from fedray.algorithms.base import Carry, Result, Work, mean, total
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server import Server
 from fedray.core.context import Context
@@ -27,7 +27,9 @@ class FedDyn(FedAvg):
     """
 
     paper = "Acar et al., ICLR 2021"
+    assumes_plain_sgd = True
     client_state = ("q",)
+    work = Work(per_step=4)
     weighting = "uniform"
     uses_server_lr = False
 
@@ -56,6 +58,3 @@ class FedDyn(FedAvg):
 
     def eval_model(self, server: Server) -> Tensor:
         return server["mean"] if self.hyper.eval == "avg_selected" else server["x"]
-
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
-        return 4.0 * width * sum(server.cohort.steps)

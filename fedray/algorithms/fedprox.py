@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry
+from fedray.algorithms.base import Carry, Work
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
 from fedray.core.context import Context
 
 
@@ -19,6 +18,7 @@ class FedProx(FedAvg):
     """The local loss is f_i(y) + (mu/2) ||y - x^r||^2: y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + mu (y_{j-1} - x^r))."""
 
     paper = "Li et al., MLSys 2020"
+    work = Work(per_step=2)
 
     class Hyper(base.Hyper):
         mu: float = base.parameter(0.01, "weight of the proximal term (mu, eq. 2)", ge=0)
@@ -26,6 +26,3 @@ class FedProx(FedAvg):
     def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
         y, x = carry["y"], ctx.shared["x"]
         return {"y": ctx.descend(y, ctx.grad(y, batch) + self.hyper.mu * (y - x))}
-
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
-        return 2.0 * width * sum(server.cohort.steps)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Result, mean
+from fedray.algorithms.base import Carry, Result, Work, mean
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
 from fedray.core.context import Context
 
 
@@ -28,6 +27,7 @@ class FedTrip(FedAvg):
 
     paper = "Li et al., IPDPS 2023"
     client_state = ("w",)
+    work = Work(per_step=4)
 
     class Hyper(base.Hyper):
         mu: float = base.parameter(0.4, "weight of the triplet term (mu, eq. 5)", ge=0)
@@ -49,6 +49,3 @@ class FedTrip(FedAvg):
 
     def end(self, ctx: Context, carry: Carry) -> Result:
         return Result(uploads={"y": mean(carry["y"])}, state={"w": carry["y"]})
-
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
-        return 4.0 * width * sum(server.cohort.steps)

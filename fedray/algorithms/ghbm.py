@@ -6,13 +6,14 @@ Generalized Heavy-Ball Momentum. TMLR 2025 (arXiv 2311.18578).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, mean
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Work, mean
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server import Server
 from fedray.core.context import Context
@@ -26,6 +27,7 @@ class GHBM(FedAvg):
     """
 
     paper = "Zaccone et al., TMLR 2025"
+    assumes_plain_sgd = True
     traffic = Traffic(models_down=2)
 
     class Hyper(base.Hyper):
@@ -71,6 +73,7 @@ class LocalGHBM(_OwnWindow):
 
     name = "local_ghbm"
     paper = "Zaccone et al., TMLR 2025"
+    assumes_plain_sgd = True
     needs_past = True
 
     class Hyper(base.Hyper):
@@ -95,7 +98,9 @@ class FedHBM(_OwnWindow):
     """
 
     paper = "Zaccone et al., TMLR 2025"
+    assumes_plain_sgd = True
     client_state = ("a",)
+    work = Work(per_step=3)
 
     class Hyper(base.Hyper):
         beta: float = base.parameter(1.0, "momentum (beta)", ge=0, le=1)
@@ -109,7 +114,7 @@ class FedHBM(_OwnWindow):
         if self.hyper.variant == "standard":
             return {"y": ctx.start("x"), "a": ctx.state["a"], "s": torch.where(ctx.gap > 0, s, 0)}
         first = s if self.hyper.scale == "participation" else 1 / max(1, ctx.round - 1)
-        anchor = ctx.init_models(own=self.hyper.variant == "random")
+        anchor, _ = ctx.model.layout.split(ctx.init_models(own=self.hyper.variant == "random"))
         new = ctx.gap == 0
         return {"y": ctx.start("x"), "a": torch.where(new, anchor, ctx.state["a"]), "s": torch.where(new, first, s)}
 
@@ -121,5 +126,7 @@ class FedHBM(_OwnWindow):
     def end(self, ctx: Context, carry: Carry) -> Result:
         return Result(uploads={"y": mean(carry["y"])}, state={"a": carry["y"]})
 
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
-        return 3.0 * width * sum(server.cohort.steps)
+    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
+        yield from super().advice(momentum, cohort, clients)
+        if cohort == clients:
+            yield "the cohort is everybody, so that s_i = 1: models may run away along flat directions"

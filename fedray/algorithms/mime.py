@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, mean
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Work, mean
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server import Server
 from fedray.core.context import Context
@@ -27,7 +27,9 @@ class MimeLite(FedAvg):
     """
 
     paper = "Karimireddy et al., NeurIPS 2021"
+    assumes_plain_sgd = True
     traffic = Traffic(vectors_down=1, vectors_up=1)
+    work = Work(full_gradients=1)
     weighting = "uniform"
     beta = 0.0
     dampening = True
@@ -55,9 +57,6 @@ class MimeLite(FedAvg):
         server["s"] = self.momentum(sums["c"], server["s"])
         server.move(sums["y"])
 
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
-        return 3 * forward * sum(server.cohort.sizes)
-
 
 class Mime(MimeLite):
     """As MimeLite, with the gradient corrected on the same mini-batch: g_i(y_{j-1}) - g_i(x^r) + c.
@@ -67,6 +66,7 @@ class Mime(MimeLite):
 
     phases = ("gradients", "train")
     traffic = Traffic(vectors_down=2, vectors_up=1)
+    work = Work(forwards=1, backwards=1, full_gradients=1)
 
     def broadcast(self, server: Server, phase: str) -> Broadcast:
         names = ("x",) if phase == "gradients" else ("x", "s", "c")
@@ -91,11 +91,6 @@ class Mime(MimeLite):
             server["c"] = sums["c"]
         else:
             super().reduce(server, phase, {"y": sums["y"], "c": server["c"]}, scalars)
-
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
-        cohort, size = server.cohort, server.batch_size
-        batches = sum(J * min(size or n, n) for J, n in zip(cohort.steps, cohort.sizes, strict=True))
-        return 3 * forward * (sum(cohort.sizes) + batches)
 
 
 class MomentumHyper(base.Hyper):

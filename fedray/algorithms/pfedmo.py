@@ -154,7 +154,7 @@ class PFedMo(Algorithm):
     def personal_model(self, ctx: Context) -> Tensor:
         return self.begin(ctx)["x"]
 
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
+    def server_flops(self, server: Server, forward: float) -> float:
         cohort = server.cohort
         steps = self.hyper.rep_steps or round(sum(cohort.steps) / len(cohort.steps))
         batch = min(server.batch_size or server.public_samples, server.public_samples)

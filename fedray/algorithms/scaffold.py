@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, mean, total
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Work, mean, total
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server import Server
 from fedray.core.context import Context
@@ -27,12 +27,17 @@ class Scaffold(FedAvg):
     """
 
     paper = "Karimireddy et al., ICML 2020"
+    assumes_plain_sgd = True
     client_state = ("c",)
     traffic = Traffic(vectors_down=1, vectors_up=1)
     weighting = "uniform"
 
     class Hyper(base.Hyper):
         option: Literal[1, 2] = base.parameter(2, "how c_i is renewed: 1 full-batch gradient, 2 from the local steps")
+
+    def __init__(self, hyper: base.Hyper | None = None) -> None:
+        super().__init__(hyper)
+        self.work = Work(per_step=2, once=2, full_gradients=1 if self.hyper.option == 1 else 0)
 
     def init_server(self, server: Server) -> None:
         server["c"] = torch.zeros_like(server["x"])
@@ -54,8 +59,3 @@ class Scaffold(FedAvg):
     ) -> None:
         server["c"] = server["c"] + sums["dc"]
         server.move(sums["y"])
-
-    def extra_flops(self, server: Server, forward: float, width: int) -> float:
-        steps, samples = sum(server.cohort.steps), sum(server.cohort.sizes)
-        arithmetic = 2.0 * width * (steps + len(server.cohort.ids))
-        return arithmetic + (3 * forward * samples if self.hyper.option == 1 else 0.0)

@@ -73,5 +73,11 @@ class Server:
         return [size / self.total_samples for size in self.cohort.sizes]
 
     def move(self, target: Tensor) -> None:
-        """x <- x + eta_g (target - x): the plain server step towards the average ``target``."""
+        """x <- x + eta_g (target - x): the plain server step towards the average ``target``.
+
+        Where ``target`` is a whole model, its averaged buffers become the server's.
+        """
+        target, buffers = self.model.layout.split(target)
         self["x"] = self["x"].lerp(target, self.server_lr)
+        if buffers is not None:
+            self["buffers"] = self.model.layout.averaged(buffers, self["buffers"])

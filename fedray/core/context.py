@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedray.core import seeds
 from fedray.core.batches import Batch, Schedule, schedule
-from fedray.core.model import Draws, FlatModel, Outputs, RuleLoss
+from fedray.core.model import Draws, FlatModel, Gradient, Outputs, Pass, RuleLoss
 from fedray.core.seeds import Purpose
 
 Indices = NDArray[np.int64]
@@ -83,10 +83,10 @@ class Context:
     """One phase of one round for a stack of C clients.
 
     ``shared``: the server's broadcast by name (model vectors are ``[width]``); ``given``: the server's per-client
-    scalars, ``[C, 1]``; ``state``: the clients' own vectors, ``[C, width]``, zeros before the first participation;
-    ``kept``: what an earlier phase of this round kept, ``[C, ...]``. ``n``, ``J``, ``gap`` and ``p`` are ``[C, 1]``
-    float32: samples, local steps, rounds since the last participation (0: never took part), aggregation weight.
-    ``N`` clients are registered, ``members`` are in the cohort. ``past [C, width]``, for an algorithm that
+    scalars, ``[C, 1]``; ``state``: the clients' own vectors, ``[C, width]``, and whole models, zeros before the first
+    participation; ``kept``: what an earlier phase of this round kept, ``[C, ...]``. ``n``, ``J``, ``gap`` and ``p``
+    are ``[C, 1]`` float32: samples, local steps, rounds since the last participation (0: never took part), aggregation
+    weight. ``N`` clients are registered, ``members`` are in the cohort. ``past [C, width]``, for an algorithm that
     ``needs_past``: the model that each client received at its last participation, zeros before the first. ``momentum
     [C, width]``: the buffer of the clients' SGD, None until its first step; an algorithm may set it at the beginning.
     """
@@ -209,8 +209,12 @@ class Context:
         """The local epoch (from 0) in which step j lies, ``[C, 1]``."""
         return torch.floor(j / self.epoch_steps())
 
+    def whole(self, w: Tensor) -> Tensor:
+        """The clients' models as they are now, ``w [C, width]`` and buffers: ``[C, width + buffer_width]``."""
+        return w if self.buffers is None else torch.cat([w, self.buffers], dim=1)
+
     def init_models(self, own: bool) -> Tensor:
-        """The initial model x^1 for each client, or with ``own`` a fresh draw for each, ``[C, width]``."""
+        """The whole initial model x^1 for each client, or with ``own`` a fresh draw for each."""
         assert self._initial is not None
         return torch.stack([self._initial(client if own else None) for client in self.stack.ids])
 
@@ -222,21 +226,35 @@ class Context:
         extras: Sequence[Tensor] = (),
         keep_buffers: bool = False,
     ) -> Tensor:
-        """Mini-batch gradient ``[C, width]`` at the models ``at [C, width]``.
+        """Mini-batch gradient at the models ``at [C, width]``, as wide as they are.
 
         ``loss(outputs, task_losses, *extras)`` replaces the task loss where an algorithm has its own; each of
         ``extras`` is ``[C, ...]`` and is handed over a client at a time. May be called several times on one batch (with
         the same dropout each time); the first call of a step is the one whose loss and accuracy are logged. With
-        ``keep_buffers`` the pass leaves no trace in running statistics.
+        ``keep_buffers`` the pass leaves no trace in running statistics. Whole models (see :meth:`whole`) have buffers
+        of their own, which are updated in place, and for which the gradient is zero.
         """
-        buffers = self.buffers.clone() if keep_buffers and self.buffers is not None else self.buffers
-        gradient = self.model.gradients(at, batch, buffers, loss, extras, self._draws(batch.step))
+        w, own = self.model.layout.split(at)
+        buffers = self.buffers if own is None else own
+        if keep_buffers and buffers is not None:
+            buffers = buffers.clone()
+        gradient = self.model.gradients(w, batch, buffers, loss, extras, self._draws(batch.step))
+        self._log(batch, gradient)
+        return gradient.value if own is None else torch.cat([gradient.value, torch.zeros_like(own)], dim=1)
+
+    def train_pass(self, at: Tensor, batch: Batch) -> Pass:
+        """The forward pass of ``batch`` at ``at [C, width]``, for a loss that needs what other models make of its
+        features: ``pass.grad(loss, extras)`` is then what :meth:`grad` would have given."""
+        forward = self.model.train_pass(at, batch, self.buffers, self._draws(batch.step))
+        self._log(batch, forward)
+        return forward
+
+    def _log(self, batch: Batch, found: Gradient | Pass) -> None:
         if batch.step != self._step:
             self._step = batch.step
-            self._losses.append(gradient.task_loss)
-            self._correct.append(gradient.correct)
+            self._losses.append(found.task_loss)
+            self._correct.append(found.correct)
             self._seen.append(batch.counts or [batch.y.shape[1]] * self.size)
-        return gradient.value
 
     def _draws(self, step: int, first: int = 0) -> Draws:
         """What a module draws (dropout) in a step, for the clients from position ``first`` of the stack on."""
@@ -258,10 +276,12 @@ class Context:
         return torch.stack(rows)
 
     def forward(self, at: Tensor, x: Tensor) -> Outputs:
-        """Evaluation-mode outputs of ``x [C, b, ...]`` (or ``[b, ...]``, the same for all) at ``at [C, width]``."""
+        """Evaluation-mode outputs of ``x [C, b, ...]`` (or ``[b, ...]``, the same for all) at ``at [C, width]``, or at
+        whole models with buffers of their own."""
         if x.dim() == self.samples.x.dim():
             x = x.expand(self.size, *x.shape)
-        return self.model.forward(at, x, self.buffers, self._draws(NO_STEP))
+        w, own = self.model.layout.split(at)
+        return self.model.forward(w, x, self.buffers if own is None else own, self._draws(NO_STEP))
 
     def assemble(self, w: Tensor, direction: Tensor) -> Tensor:
         """The step's direction: corrected gradient, clipped, plus weight decay, through the client's momentum.

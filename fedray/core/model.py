@@ -20,10 +20,13 @@ from fedray.core.vectors import Layout
 
 
 class Outputs(NamedTuple):
-    """What a forward pass gives: ``logits [b, classes]`` and ``features [b, d]``, the input of the last Linear."""
+    """What a forward pass gives: ``logits [b, classes]``, ``features [b, d]``, the input of the last Linear, and
+    ``prediction [b, d]``, what the head's predictor makes of them where a loss may ask for it. An algorithm that needs
+    the latter two says so by the heads that it takes; of a model that hasn't got them they are None."""
 
     logits: Tensor
-    features: Tensor | None
+    features: Tensor = None  # type: ignore[assignment]
+    prediction: Tensor = None  # type: ignore[assignment]
 
 
 Loss = Callable[..., Tensor]
@@ -46,6 +49,12 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none")
 
 
+def last_linear(module: nn.Module) -> str | None:
+    """The name of a module's last Linear, whose input is its representation; None if it has no Linear inside."""
+    names = [name for name, m in module.named_modules() if isinstance(m, nn.Linear) and name]
+    return names[-1] if names else None
+
+
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
 """``draws(row)``: within it, torch's generators draw what belongs to the client of that row of the stack."""
 
@@ -53,6 +62,31 @@ Draws = Callable[[int], contextlib.AbstractContextManager[None]]
 def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
     """The :data:`Draws` of a module that draws nothing."""
     return contextlib.nullcontext()
+
+
+class Pass:
+    """A training-mode forward pass of a stack whose gradient is taken later, once the loss is known.
+
+    ``features [C, b, d]`` are detached; ``task_loss`` and ``correct`` as in :class:`Gradient`.
+    """
+
+    def __init__(self, models: list[Tensor], outputs: list[Outputs], losses: list[Tensor], targets: list[Tensor]):
+        self._models, self._outputs, self._losses = models, outputs, losses
+        self.task_loss = torch.stack([loss.detach().mean() for loss in losses])
+        right = [(o.logits.detach().argmax(1) == y).sum() for o, y in zip(outputs, targets, strict=True)]
+        self.correct = torch.stack(right)
+
+    @property
+    def features(self) -> Tensor:
+        return torch.stack([o.features.detach() for o in self._outputs])
+
+    def grad(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
+        """Gradient ``[C, width]`` of the mean over the batch of ``loss``, once."""
+        gradients: list[Tensor] = []
+        for row, (w, outputs, losses) in enumerate(zip(self._models, self._outputs, self._losses, strict=True)):
+            each = loss(outputs, losses, *(extra[row] for extra in extras))
+            gradients += torch.autograd.grad(each.mean(), w)
+        return torch.stack(gradients)
 
 
 class FlatModel:
@@ -75,11 +109,15 @@ class FlatModel:
         parameters, buffers = self.layout.pack(self.module)
         self.parameters, self.buffers = parameters.to(self.device), buffers.to(self.device)
         self._bind()
-        self._features: Tensor | None = None
+        self._predicting = False
+        self._features: Any = None
+        self._prediction: Any = None
         self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
-        linears = [m for m in self.module.modules() if isinstance(m, nn.Linear)]
-        if linears:
-            linears[-1].register_forward_pre_hook(self._remember_features)
+        self._predictor: nn.Module | None = None
+        if classifier := last_linear(self.module):
+            parent = self.module.get_submodule(classifier.rpartition(".")[0])
+            self._predictor = getattr(parent, "predictor", None) if classifier.endswith("classifier") else None
+            self.module.get_submodule(classifier).register_forward_pre_hook(self._remember_features)
 
     def _bind(self) -> None:
         tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
@@ -91,13 +129,17 @@ class FlatModel:
 
     def _remember_features(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._features = inputs[0]
+        if self._predicting and self._predictor is not None:
+            self._prediction = self._predictor(inputs[0])
 
-    def outputs(self, x: Tensor, parameters: dict[str, Tensor] | None = None) -> Outputs:
-        """Forward of ``x [b, ...]`` with the loaded parameters, or with those given."""
+    def outputs(self, x: Tensor, tensors: dict[str, Tensor] | None = None, predict: bool = False) -> Outputs:
+        """Forward of ``x [b, ...]`` with the loaded model, or with the tensors given; ``predict``: all the outputs."""
+        self._predicting = predict
         with self._autocast():
-            logits = self.module(x) if parameters is None else torch.func.functional_call(self.module, parameters, (x,))
-        features, self._features = self._features, None
-        return Outputs(logits.float(), features)
+            logits = self.module(x) if tensors is None else torch.func.functional_call(self.module, tensors, (x,))
+        outputs = Outputs(logits.float(), self._features, self._prediction)
+        self._features = self._prediction = None
+        return outputs
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision == "bf16":
@@ -131,6 +173,37 @@ class FlatModel:
 
     def _drawing(self, rng: Draws, row: int) -> contextlib.AbstractContextManager[None]:
         return rng(row) if self.draws else contextlib.nullcontext()
+
+    def _begin(self, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
+        """The real samples of one client's batch, with the module in training mode."""
+        x, y = batch.x[row], batch.y[row]
+        if batch.counts is not None:
+            x, y = x[: batch.counts[row]], y[: batch.counts[row]]
+        self.module.train()
+        if len(x) == 1:
+            # it has no variance to normalise by: running statistics are used
+            for norm in self._norms:
+                norm.eval()
+        return x, y
+
+    def train_pass(self, at: Tensor, batch: Batch, buffers: Tensor | None, rng: Draws = undrawn) -> Pass:
+        """The forward pass at ``at [C, width]``, with all outputs; ``buffers`` are updated as in :meth:`gradients`."""
+        models, outputs, losses, targets = [], [], [], []
+        for row in range(len(at)):
+            x, y = self._begin(batch, row)
+            w = at[row].detach().clone().requires_grad_()
+            tensors = self.layout.unflatten(w)
+            # copies, as what autograd has seen must not change under it
+            others = {} if buffers is None else {k: v.clone() for k, v in self.layout.others(buffers[row]).items()}
+            with self._drawing(rng, row):
+                outputs.append(self.outputs(x, tensors | others, predict=True))
+            if buffers is not None:
+                for slot in self.layout.buffer_slots:
+                    slot.view(buffers[row]).copy_(others[slot.name])
+            models.append(w)
+            losses.append(self.loss(outputs[-1].logits, y))
+            targets.append(y)
+        return Pass(models, outputs, losses, targets)
 
     def gradients(
         self,
@@ -166,16 +239,9 @@ class LoopModel(FlatModel):
         losses, correct = [], []
         for row in range(len(at)):
             self.load(at[row], None if buffers is None else buffers[row])
-            x, y = batch.x[row], batch.y[row]
-            if batch.counts is not None:
-                x, y = x[: batch.counts[row]], y[: batch.counts[row]]
-            self.module.train()
-            if len(x) == 1:
-                # it has no variance to normalise by: running statistics are used
-                for norm in self._norms:
-                    norm.eval()
+            x, y = self._begin(batch, row)
             with self._drawing(rng, row):
-                outputs = self.outputs(x)
+                outputs = self.outputs(x, predict=rule_loss is not None)
             each = task = self.loss(outputs.logits, y)
             if rule_loss is not None:
                 each = rule_loss(outputs, task, *(extra[row] for extra in extras))
@@ -198,6 +264,12 @@ class LoopModel(FlatModel):
 class VmapModel(FlatModel):
     """All clients of a stack in one batched stream of kernels (torch.func). Not for modules with buffers or draws."""
 
+    @torch.no_grad()
+    def forward(self, at: Tensor, x: Tensor, buffers: Tensor | None = None, rng: Draws = undrawn) -> Outputs:
+        self.module.eval()
+        forward = torch.func.vmap(lambda w, x: self.outputs(x, self.layout.unflatten(w))[:2])
+        return Outputs(*forward(at, x))
+
     def gradients(
         self,
         at: Tensor,
@@ -216,7 +288,7 @@ class VmapModel(FlatModel):
             weights = (torch.arange(size, device=at.device) < counts) / counts
 
         def objective(w: Tensor, x: Tensor, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
-            outputs = self.outputs(x, self.layout.unflatten(w))
+            outputs = self.outputs(x, self.layout.unflatten(w), predict=rule_loss is not None)
             each = task = self.loss(outputs.logits, y)
             if rule_loss is not None:
                 each = rule_loss(outputs, task, *extra)

@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     PUBLIC = 7
     PROBE = 8
     CLIENT_INIT = 9
+    HEAD_INIT = 10
 
 
 def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generator:

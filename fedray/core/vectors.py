@@ -68,6 +68,19 @@ class Layout:
         self.buffer_width = -(-self.buffers // ROW) * ROW
         self.sizes = [slot.size for slot in self.slots] + [self.width - self.parameters]
 
+    def split(self, model: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Parameters and buffers of a whole model ``[..., width + buffer_width]``; no buffers if it has none."""
+        parameters, buffers = model[..., : self.width], model[..., self.width :]
+        return parameters, buffers if buffers.shape[-1] else None
+
+    def averaged(self, buffers: Tensor, kept: Tensor) -> Tensor:
+        """``buffers [buffer_width]`` that come from averaging, but the whole-number ones of ``kept``."""
+        result = buffers.clone()
+        for slot in self.buffer_slots:
+            if not slot.dtype.is_floating_point:
+                slot.view(result).copy_(slot.view(kept))
+        return result
+
     def pack(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """The module's parameters ``[width]`` and buffers ``[buffer_width]``, copied, float32 on the CPU."""
         tensors = tensors_of(module)
@@ -76,10 +89,14 @@ class Layout:
     def named(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
         """The tensors of ``vector [width]`` (and of ``buffers [buffer_width]``) by name: views, no copies."""
         named = {slot.name: slot.view(vector) for slot in self.slots}
-        if buffers is not None:
-            for slot in self.buffer_slots:
-                value = slot.view(buffers)
-                named[slot.name] = value if slot.dtype.is_floating_point else value.round().to(slot.dtype)
+        return named if buffers is None else named | self.others(buffers)
+
+    def others(self, buffers: Tensor) -> dict[str, Tensor]:
+        """The tensors of ``buffers [buffer_width]`` by name: views, but copies of whole-number ones."""
+        named = {}
+        for slot in self.buffer_slots:
+            value = slot.view(buffers)
+            named[slot.name] = value if slot.dtype.is_floating_point else value.round().to(slot.dtype)
         return named
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:

@@ -60,7 +60,9 @@ def opened(
         recorder = Recorder(folder, dump(experiment.config), machine, columns, saved.round if saved else 0)
         stack.callback(recorder.close)
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
-        for line in (*warnings, *data.notes):
+        momentum, cohort = experiment.training.momentum, experiment.cohort_size
+        advice = experiment.algorithm.advice(momentum, cohort, data.clients)
+        for line in (*warnings, *data.notes, *(f"warning: {line}" for line in advice)):
             recorder.note(line)
         if not machine["bits_promised"]:
             recorder.note(

@@ -29,7 +29,7 @@ class ClientActor:
         self._settled = settled(engine.threads, engine.portable_bits)
         self._settled.__enter__()
         self.device = experiment.device
-        self.stateful = bool(experiment.algorithm.client_state)
+        self.stateful = experiment.algorithm.stateful
         self.worker = Worker(experiment, data, experiment.device, fetch=ray.get)
 
     def describe(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class RayPool:
         self.alive: list[Any] = []
         self.machines: list[dict[str, Any]] = []
         self.owners: dict[int, Any] = {}
-        self.stateful = bool(experiment.algorithm.client_state)
+        self.stateful = experiment.algorithm.stateful
         self.losses = 0
         for _ in range(actors):
             self._create()

@@ -238,7 +238,7 @@ class Simulation:
         self, phase: int, start: int, stop: int, broadcasts: list[Handle], scalars: list[Mapping[str, Any]]
     ) -> ChunkTask:
         cohort, rows = self.server.cohort, slice(start, stop)
-        stateful = bool(self.algorithm.client_state)
+        stateful = self.algorithm.stateful
         return ChunkTask(
             round=self.server.round,
             phase=phase,
@@ -342,7 +342,7 @@ class Simulation:
         for start, stop in chunks(len(cohort.ids), self.pool.slots, None):
             rows = slice(start, stop)
             scalars = {name: values[rows] for name, values in broadcast.scalars.items()}
-            states = [self.states.get(client) for client in cohort.ids[rows]] if self.algorithm.client_state else ()
+            states = [self.states.get(client) for client in cohort.ids[rows]] if self.algorithm.stateful else ()
             tasks.append(
                 PersonalTask(self.server.round, start, cohort.ids[rows], cohort.gaps[rows], handle, scalars, states)
             )

@@ -150,7 +150,8 @@ class Worker:
         ctx = self._context(
             stack, round=task.round, lr=task.lr, shared=self.shared(task.broadcasts[phase]), kept=kept,
             state=self._states(task.states[rows]) if task.states else None,
-            past=self._stacked(task.past[rows], "x") if task.past else None, members=task.members,
+            past=self._stacked(task.past[rows], "x", self.model.layout.width) if task.past else None,
+            members=task.members,
         )  # fmt: skip
         result: Result = getattr(self.algorithm, name)(ctx)
         if ctx.buffers is not None and name == "train":
@@ -188,19 +189,22 @@ class Worker:
         return ctx
 
     def _states(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
-        """The stack's states ``[C, width]`` by name, in own memory; zeros for a client that has none yet."""
-        return {name: self._stacked(handles, name) for name in self.algorithm.client_state}
+        """The stack's states by name, ``[C, ...]`` in own memory; zeros for a client that has none yet."""
+        layout = self.model.layout
+        vectors = {name: self._stacked(handles, name, layout.width) for name in self.algorithm.client_state}
+        whole = layout.width + layout.buffer_width
+        return vectors | {name: self._stacked(handles, name, whole) for name in self.algorithm.client_models}
 
-    def _stacked(self, handles: Sequence[Handle | None], name: str) -> Tensor:
+    def _stacked(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
         """The vector ``name`` of each handle, ``[C, width]`` in own memory; zeros where there is no handle."""
-        zeros = torch.zeros(self.model.layout.width, device=self.device)
+        zeros = torch.zeros(width, device=self.device)
         found = (None if handle is None else self.fetch(handle)[name] for handle in handles)
         return torch.stack([zeros if vector is None else _own(vector, self.device) for vector in found])
 
     def _initial(self, client: int | None) -> Tensor:
-        """The initial model ``[width]`` of the run, or one drawn for a client."""
+        """The whole initial model of the run, or one drawn for a client."""
         module = self.experiment.build_model(client)
-        return Layout(module).pack(module)[0].to(self.device)
+        return torch.cat(Layout(module).pack(module)).to(self.device)
 
     def public_context(self, server: Server, steps: int) -> Context:
         """The server as a client whose data is the public set, of which it takes ``steps`` batches."""

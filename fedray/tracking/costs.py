@@ -19,4 +19,7 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
 
 def flops_of_round(algorithm: Algorithm, server: Server, facts: ModelFacts, samples: int) -> float:
     """Forward and backward (3 forwards) of ``samples`` samples over all local steps, plus the algorithm's extras."""
-    return 3 * facts.flops * samples + algorithm.extra_flops(server, facts.flops, facts.parameters)
+    work, cohort = algorithm.work, server.cohort
+    passes = (3 + work.forwards + 2 * work.backwards) * samples + 3 * work.full_gradients * sum(cohort.sizes)
+    arithmetic = work.per_step * sum(cohort.steps) + work.once * len(cohort.ids)
+    return facts.flops * passes + facts.parameters * arithmetic + algorithm.server_flops(server, facts.flops)

@@ -8,6 +8,7 @@ from fedray.testing import AlgorithmContract
 
 EQUAL_STEPS = {"train.local_epochs": None, "train.local_steps": 4}
 SMALL_STEPS = {"train.server_lr": 0.05}
+SMALL_HEAD = {"model.proj_dim": 8}
 
 # algorithm, hyper-parameters, those with which it is FedAvg (None: there are none), further settings of the run
 CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] = [
@@ -43,6 +44,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] =
     ("fedhbm", {}, {"beta": 0.0}, {}),
     ("fedhbm", {"variant": "shared", "scale": "participation"}, {"beta": 0.0}, {}),
     ("fedhbm", {"variant": "random"}, {"beta": 0.0}, {}),
+    ("moon", {}, {"mu": 0.0}, SMALL_HEAD),
+    ("moon", {"buffer": 2, "first": "init"}, {"mu": 0.0}, SMALL_HEAD),
+    ("fedsiam_da", {}, {"mu": 0.0, "dual": False}, {**SMALL_HEAD, "train.lr": 0.05}),
+    ("fedsiam_da", {"hist": "prev_step", "dual": False}, {"mu": 0.0}, SMALL_HEAD),
     ("fedadam", {}, None, SMALL_STEPS),
     ("fedyogi", {}, None, SMALL_STEPS),
     ("fedadagrad", {}, None, SMALL_STEPS),

@@ -1,0 +1,82 @@
+"""MOON: model-contrastive learning: representations near the global model's, away from the own last ones.
+
+Q. Li, B. He, D. Song: Model-Contrastive Federated Learning. CVPR 2021, eq. 3 and Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedray.algorithms import base
+from fedray.algorithms.base import Broadcast, Carry, Result, Work
+from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.server import Server
+from fedray.core.context import Context
+from fedray.core.model import Outputs
+
+
+class Moon(FedAvg):
+    """Local loss f_i(y) + mu L_con, with z the representations of a sample under y, the global model x^r (z_g) and the
+    client's last P final models (z_p), s(a, b) = cos(a, b) / T:
+        L_con = -log(exp(s(z, z_g)) / (exp(s(z, z_g)) + sum_p exp(s(z, z_p)))).
+
+    At the first participation there is no z_p, and L_con = 0 (``first: skip``); or the last model is one drawn for the
+    client, as in the authors' code (``init``), or the received one (``global``).
+    """
+
+    paper = "Li, He, Song, CVPR 2021"
+    heads = ("moon", "siam")
+
+    class Hyper(base.Hyper):
+        mu: float = base.parameter(1.0, "weight of the contrastive loss (mu, eq. 4)", ge=0)
+        temperature: float = base.parameter(0.5, "temperature of the contrastive loss (tau, eq. 3)", gt=0)
+        buffer: int = base.parameter(1, "how many of its last models a client keeps (P)", ge=1)
+        first: Literal["skip", "init", "global"] = base.parameter("skip", "the last model before there is one")
+
+    def __init__(self, hyper: base.Hyper | None = None) -> None:
+        super().__init__(hyper)
+        self.client_models = tuple(f"last{age}" for age in range(1, self.hyper.buffer + 1))
+        self.work = Work(forwards=1 + self.hyper.buffer)
+
+    def broadcast(self, server: Server, phase: str) -> Broadcast:
+        times = server.column("times")
+        return Broadcast({"x": server["x"]}, {"times": [times.get(client, 0) for client in server.cohort.ids]})
+
+    def begin(self, ctx: Context) -> Carry:
+        last = {name: ctx.state[name] for name in self.client_models}
+        known = ctx.given["times"]
+        if self.hyper.first != "skip":
+            x = ctx.start("x")
+            first = ctx.init_models(own=True) if self.hyper.first == "init" else ctx.whole(x)
+            last["last1"] = torch.where(known > 0, last["last1"], first)
+            known = known + 1
+        return {"y": ctx.start("x"), "known": known, **last}
+
+    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+        y = carry["y"]
+        z_g = ctx.forward(ctx.start("x"), batch.x).features
+        others = [ctx.forward(carry[name], batch.x).features for name in self.client_models]
+        return carry | {"y": ctx.descend(y, ctx.grad(y, batch, self.loss, [carry["known"], z_g, *others]))}
+
+    def loss(self, outputs: Outputs, task: Tensor, known: Tensor, z_g: Tensor, *others: Tensor) -> Tensor:
+        """f_i + mu L_con of each sample; of ``others`` the first ``known [1]`` exist."""
+        similar = torch.stack([torch.cosine_similarity(outputs.features, z, dim=1) for z in (z_g, *others)])
+        exists = torch.arange(len(similar), device=known.device) <= known
+        s = torch.where(exists[:, None], similar / self.hyper.temperature, -torch.inf)
+        return task - self.hyper.mu * torch.log_softmax(s, dim=0)[0]
+
+    def end(self, ctx: Context, carry: Carry) -> Result:
+        kept = [ctx.whole(carry["y"]), *(carry[name] for name in self.client_models[:-1])]
+        uploads = super().end(ctx, carry).uploads
+        return Result(uploads, state=dict(zip(self.client_models, kept, strict=True)))
+
+    def reduce(
+        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    ) -> None:
+        super().reduce(server, phase, sums, scalars)
+        times = server.column("times")
+        times |= {client: times.get(client, 0) + 1 for client in server.cohort.ids}
