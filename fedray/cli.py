@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from fedray.errors import ClientError, UserError, near_miss
 
-COMMANDS = ("run", "data", "keys", "algorithms", "models", "datasets")
+COMMANDS = ("run", "data", "costs", "keys", "algorithms", "models", "datasets")
 
 EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 
@@ -68,6 +68,20 @@ def _parser() -> argparse.ArgumentParser:
     _experiment_arguments(data)
     data.add_argument("--plot", metavar="FILE", help="draw who holds which labels, as a picture")
     data.set_defaults(function=_data)
+    compare = "compare what the algorithms cost: bytes and FLOPs"
+    costs = commands.add_parser(
+        "costs",
+        help=compare,
+        description=f"{compare[0].upper()}{compare[1:]}, on the data, model and local training of a configuration. "
+        "Each algorithm has its default hyper-parameters, the configuration's own the given ones.",
+        epilog="Keys: see fedray keys.",
+    )
+    _experiment_arguments(costs)
+    costs.add_argument(
+        "--accounting", metavar="WHOSE", default="own", help="own (default), or a paper's: fedtrip, ghbm"
+    )
+    costs.add_argument("--csv", metavar="FILE", help="write the table as CSV too, with all digits")
+    costs.set_defaults(function=_costs)
     for name, text, function in (
         ("keys", "list the config keys with their defaults and ranges", _keys),
         ("algorithms", "list the algorithms with their hyper-parameters", _algorithms),
@@ -151,6 +165,28 @@ def _data(options: argparse.Namespace) -> int:
         except (OSError, ValueError) as error:
             raise UserError(f"--plot {options.plot}: {getattr(error, 'strerror', None) or error}") from None
         print(f"wrote {options.plot}")
+    return 0
+
+
+def _costs(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from fedray.comparison import compared
+    from fedray.tracking.cost_tables import ACCOUNTINGS
+
+    if options.accounting not in ACCOUNTINGS:
+        raise UserError(f"--accounting: there is no {options.accounting!r}{near_miss(options.accounting, ACCOUNTINGS)}")
+    candidates, scenario, left_out = compared(_load(options))
+    table = ACCOUNTINGS[options.accounting](candidates, scenario)
+    table.show()
+    for name, reason in left_out.items():
+        print(f"without {name}: {reason}")
+    if options.csv:
+        try:
+            table.write(Path(options.csv))
+        except OSError as error:
+            raise UserError(f"--csv {options.csv}: {error.strerror}") from None
+        print(f"wrote {options.csv}")
     return 0
 
 

@@ -554,7 +554,7 @@ LAYERS = [
     ("algorithms",),
     ("tracking",),
     ("resolve",),
-    ("engine",),
+    ("engine", "comparison"),
     ("simulation",),
     ("testing", "tuning"),
     ("cli",),

@@ -108,13 +108,15 @@ class Work:
     """What one client computes in a round beyond the forward and backward passes of its J mini-batches.
 
     ``per_step`` and ``once``: operations per parameter, in each local step and once a round; ``forwards`` and
-    ``backwards``: further passes over each mini-batch; ``full_gradients``: gradients over all its samples.
+    ``backwards``: further passes over each mini-batch; ``predictions``: passes there and back through the head's
+    predictor, per mini-batch; ``full_gradients``: gradients over all its samples.
     """
 
     per_step: float = 0
     once: float = 0
     forwards: float = 0
     backwards: float = 0
+    predictions: float = 0
     full_gradients: float = 0
 
 
@@ -140,6 +142,8 @@ class Algorithm:
     """The paper's aggregation weights, used under ``train.weighting: auto``."""
     traffic: Traffic = Traffic()
     work: Work = Work()
+    ghbm_overhead: ClassVar[float | None] = None
+    """What GHBM's cost table charges per direction, in models, where that is not what :attr:`traffic` holds."""
     needs_past: ClassVar[bool] = False
     """Whether clients need the model that they received last, ``ctx.past``: kept once per round, not per client."""
     needs_public: ClassVar[bool] = False

@@ -37,7 +37,7 @@ class FedSiamDA(Algorithm):
     client_models = ("last",)
     weighting = "uniform"
     uses_server_lr = False
-    work = Work(forwards=3, backwards=1)
+    work = Work(forwards=3, backwards=1, predictions=2)
 
     class Hyper(base.Hyper):
         mu: float = base.parameter(0.1, "weight of the Siamese terms (mu, eq. 11)", ge=0)

@@ -55,6 +55,12 @@ def last_linear(module: nn.Module) -> str | None:
     return names[-1] if names else None
 
 
+def predictor_of(module: nn.Module) -> nn.Module | None:
+    """The prediction MLP that stands beside a module's classifier, if there is one: takes the representation too."""
+    parent, _, child = (last_linear(module) or "").rpartition(".")
+    return getattr(module.get_submodule(parent), "predictor", None) if child == "classifier" else None
+
+
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
 """``draws(row)``: within it, torch's generators draw what belongs to the client of that row of the stack."""
 
@@ -113,10 +119,8 @@ class FlatModel:
         self._features: Any = None
         self._prediction: Any = None
         self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
-        self._predictor: nn.Module | None = None
+        self._predictor = predictor_of(self.module)
         if classifier := last_linear(self.module):
-            parent = self.module.get_submodule(classifier.rpartition(".")[0])
-            self._predictor = getattr(parent, "predictor", None) if classifier.endswith("classifier") else None
             self.module.get_submodule(classifier).register_forward_pre_hook(self._remember_features)
 
     def _bind(self) -> None:

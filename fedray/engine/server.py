@@ -27,7 +27,7 @@ from fedray.engine.pool import Pool
 from fedray.engine.tasks import ChunkResult, ChunkTask, EvalTask, Handle, PersonalTask
 from fedray.engine.worker import Worker
 from fedray.resolve import Experiment
-from fedray.tracking.costs import bytes_per_client, flops_of_round
+from fedray.tracking.costs import bytes_per_client, flops_of_round, load_of
 from fedray.tracking.recorder import Recorder
 
 EVAL_BLOCK = 1000
@@ -147,17 +147,12 @@ class Simulation:
             self.past = {seen: handle for seen, handle in self.past.items() if seen in named}
         for client, state in results.states.items():
             self.states[client] = state
-        used = [
-            steps * min(training.batch_size or size, size)
-            if training.local_steps
-            else (training.local_epochs or 0) * size
-            for size, steps in zip(cohort.sizes, cohort.steps, strict=True)
-        ]
+        seen = sum(load_of(size, training).seen for size in cohort.sizes)
         down, up = bytes_per_client(self.algorithm.traffic, self.experiment.facts)
         self.costs["iterations"] += max(cohort.steps)
         self.costs["bytes_down"] += down * len(cohort.ids)
         self.costs["bytes_up"] += up * len(cohort.ids)
-        self.costs["flops"] += flops_of_round(self.algorithm, server, self.experiment.facts, sum(used))
+        self.costs["flops"] += flops_of_round(self.algorithm, server, self.experiment.facts, seen)
         row: dict[str, Any] = {
             "round": number,
             "cohort_size": len(cohort.ids),

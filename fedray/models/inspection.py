@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedray.core.batches import Batch
-from fedray.core.model import Loss, VmapModel
+from fedray.core.model import Loss, VmapModel, last_linear, predictor_of
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.importing import blamed
@@ -24,13 +24,15 @@ step is bound by the dispatch of operations (logistic regression), above it by a
 @dataclass(frozen=True)
 class ModelFacts:
     """``parameters`` P and float ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether
-    forward draws random numbers (dropout); ``stackable``: whether torch.func.vmap can batch it over clients."""
+    forward draws random numbers (dropout); ``stackable``: whether torch.func.vmap can batch it over clients;
+    ``prediction_flops``: a sample's pass through the head's predictor, which ``flops`` leaves out."""
 
     parameters: int
     buffers: int
     flops: float
     draws: bool
     stackable: bool
+    prediction_flops: float = 0.0
 
 
 def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, name: str) -> ModelFacts:
@@ -60,7 +62,18 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
         flops=float(counter.get_total_flops()),
         draws=draws,
         stackable=_stackable(module, loss, example, targets, layout),
+        prediction_flops=_prediction_flops(module),
     )
+
+
+def _prediction_flops(module: nn.Module) -> float:
+    predictor, classifier = predictor_of(module), last_linear(module)
+    if predictor is None or classifier is None:
+        return 0.0
+    width: Any = module.get_submodule(classifier).in_features
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        predictor.eval()(torch.zeros(1, width))
+    return float(counter.get_total_flops())
 
 
 def _check_loss(loss: Loss, logits: Tensor, targets: Tensor) -> None:

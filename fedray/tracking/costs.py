@@ -1,11 +1,61 @@
-"""What a round costs the simulated clients: bytes and FLOPs, and not what the simulator itself moves."""
+"""What a round costs the simulated clients: bytes and FLOPs, and not what the simulator itself moves.
+
+Also the accountings of two papers, recovered from their tables: FedTrip's (X. Li et al., IPDPS 2023) and GHBM's
+(R. Zaccone et al., TMLR 2025).
+"""
 
 from __future__ import annotations
 
-from fedray.algorithms import Algorithm, Server, Traffic
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from fedray.algorithms import Algorithm, Cohort, Server, Traffic, Work
+from fedray.core.batches import steps_of
+from fedray.core.context import LocalTraining
+from fedray.core.model import FlatModel
 from fedray.models.inspection import ModelFacts
 
 BYTES_PER_NUMBER = 4
+
+
+@dataclass(frozen=True)
+class Load:
+    """What ``clients`` train on in a round, summed over them: ``samples`` n_i that they hold, ``steps`` J_i, and
+    samples ``seen``, in all their mini-batches. A mean client's numbers need not be whole."""
+
+    samples: float
+    steps: float
+    seen: float
+    clients: float = 1
+
+
+def load_of(samples: int, training: LocalTraining) -> Load:
+    """One client's."""
+    steps = steps_of(samples, training.batch_size, training.local_steps, training.local_epochs)
+    if training.local_steps is None:
+        return Load(samples, steps, (training.local_epochs or 0) * samples)
+    return Load(samples, steps, steps * min(training.batch_size or samples, samples))
+
+
+def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
+    """That of the mean client, over all who hold samples: the others never take part."""
+    loads = [load_of(int(size), training) for size in sizes if size]
+    samples, steps, seen = (
+        sum(numbers) / len(loads)
+        for numbers in zip(*((load.samples, load.steps, load.seen) for load in loads), strict=True)
+    )
+    return Load(samples, steps, seen)
+
+
+def overhead(traffic: Traffic) -> float:
+    """(down + up) / 2, in models per direction: 1 is FedAvg's."""
+    down, up = traffic.models_down + traffic.vectors_down, traffic.models_up + traffic.vectors_up
+    return (down + up) / 2
 
 
 def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
@@ -17,9 +67,102 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
     return round(down), round(up)
 
 
-def flops_of_round(algorithm: Algorithm, server: Server, facts: ModelFacts, samples: int) -> float:
-    """Forward and backward (3 forwards) of ``samples`` samples over all local steps, plus the algorithm's extras."""
-    work, cohort = algorithm.work, server.cohort
-    passes = (3 + work.forwards + 2 * work.backwards) * samples + 3 * work.full_gradients * sum(cohort.sizes)
-    arithmetic = work.per_step * sum(cohort.steps) + work.once * len(cohort.ids)
-    return facts.flops * passes + facts.parameters * arithmetic + algorithm.server_flops(server, facts.flops)
+def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
+    """Forward and backward (3 forwards) of all mini-batches, plus the algorithm's extras."""
+    passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
+    predictions = 3 * work.predictions * load.seen
+    return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * _arithmetic(work, load)
+
+
+def flops_of_round(algorithm: Algorithm, server: Server, facts: ModelFacts, samples: float) -> float:
+    """The clients' (``samples`` in all their mini-batches) and the server's own."""
+    cohort = server.cohort
+    load = Load(sum(cohort.sizes), sum(cohort.steps), samples, len(cohort.ids))
+    return client_flops(algorithm.work, facts, load) + algorithm.server_flops(server, facts.flops)
+
+
+def _arithmetic(work: Work, load: Load) -> float:
+    """Operations per parameter."""
+    return work.per_step * load.steps + work.once * load.clients
+
+
+def server_of_mean_clients(
+    model: FlatModel, training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
+) -> Server:
+    """The server in a round whose ``cohort`` clients are all the mean one: its work can be counted, but not done."""
+    sizes = list(map(int, sizes))
+    load = mean_load(sizes, training)
+
+    def absent(*arguments: Any) -> NoReturn:
+        raise NotImplementedError("this server has no data")
+
+    return Server(
+        vectors={"x": model.parameters},
+        model=model,
+        N=len(sizes),
+        seed=0,
+        server_lr=1.0,
+        public_context=absent,
+        probe=absent,
+        total_samples=sum(sizes),
+        batch_size=training.batch_size,
+        public_samples=public_samples,
+        test_samples=test_samples,
+        round=1,
+        cohort=Cohort(
+            ids=range(cohort),
+            sizes=[round(load.samples)] * cohort,
+            weights=[1 / cohort] * cohort,
+            steps=[round(load.steps)] * cohort,
+            gaps=[0] * cohort,
+        ),
+    )
+
+
+def fedtrip_forward(module: nn.Module, facts: ModelFacts, shape: Iterable[int]) -> float:
+    """FedTrip's F, for inputs of ``shape``: multiply-adds of one sample's forward pass, and the biases of convolutions
+    (an addition per output), but not those of linear layers. Table V admits no other count."""
+    biases = 0
+
+    def count(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        nonlocal biases
+        biases += output.numel()
+
+    biased = [layer for layer in module.modules() if isinstance(layer, _ConvNd) and layer.bias is not None]
+    hooks = [layer.register_forward_hook(count) for layer in biased]
+    with torch.no_grad():
+        module.eval()(torch.zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    return facts.flops / 2 + biases
+
+
+def fedtrip_flops(work: Work, forward: float, parameters: int, load: Load) -> float:
+    """A round in FedTrip's Table V: n F (1 + P) + J a |w|, where F is ``forward``, P the extra forwards and a the
+    operations per parameter and step. n is the samples in all mini-batches, which are those held in its one epoch.
+
+    Backward passes are not counted, and so of a full-batch gradient neither.
+    """
+    passes = (1 + work.forwards) * load.seen + work.full_gradients * load.samples
+    return forward * passes + parameters * _arithmetic(work, load)
+
+
+def fedtrip_attached(work: Work, forward: float, parameters: int, load: Load) -> float:
+    """What FedTrip's Table VIII attaches to FedAvg's round, with FP = F (``forward``) and BP = 2 FP."""
+    passes = (work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
+    return forward * passes + parameters * _arithmetic(work, load)
+
+
+def fedtrip_communication(traffic: Traffic) -> float:
+    """Table VIII's extra communication of a round, in |w|."""
+    return 2 * overhead(traffic) - 2
+
+
+def ghbm_overhead(algorithm: Algorithm) -> float:
+    """The overhead in GHBM's cost table, in models per direction."""
+    return overhead(algorithm.traffic) if algorithm.ghbm_overhead is None else algorithm.ghbm_overhead
+
+
+def ghbm_bytes(algorithm: Algorithm, parameters: int, rounds: int) -> float:
+    """Bytes in GHBM's cost table: of one client that takes part in every round, in one direction."""
+    return BYTES_PER_NUMBER * parameters * rounds * ghbm_overhead(algorithm)

@@ -1,0 +1,73 @@
+"""All algorithms on the terms of one configuration: what a table that compares them has in its rows."""
+
+from __future__ import annotations
+
+from fedray.algorithms import Algorithm, Server, known_algorithms
+from fedray.config import Config
+from fedray.core.model import FlatModel
+from fedray.data.source import load_source
+from fedray.errors import UserError
+from fedray.resolve import Experiment, Own, resolve
+from fedray.tracking import costs
+from fedray.tracking.cost_tables import Candidate, Scenario
+
+
+def compared(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]:
+    """Every algorithm with the model that it needs, what they have in common, and why others can't be compared.
+
+    All get the data of ``config``'s own algorithm, and a server that trains the public set that it would have.
+    """
+    own = Own(load_source(config.data.source, config.data.root))
+    chosen, data = resolve(config, own)
+    sizes, name_of_chosen = data.sizes(), config.algorithm.name
+
+    def with_server(experiment: Experiment, public: int) -> tuple[Experiment, Server]:
+        model = FlatModel(experiment.build_model(), experiment.loss)
+        tests = len(data.y_test)
+        return experiment, costs.server_of_mean_clients(
+            model, chosen.training, sizes, chosen.cohort_size, public, tests
+        )
+
+    alike: dict[tuple[str, bool], tuple[Experiment, Server]] = {}
+
+    def instead(name: str, cls: type[Algorithm]) -> tuple[Experiment, Server]:
+        """The experiment with another algorithm, and its server: one for all that need the same head and data."""
+        head = config.model.head if config.model.head in cls.heads else cls.heads[0]
+        if (head, cls.needs_public) not in alike:
+            experiment, others = resolve(_with_algorithm(config, name, head), own)
+            alike[head, cls.needs_public] = with_server(experiment, len(others.public))
+        return alike[head, cls.needs_public]
+
+    # the base class asks for no head and no public set
+    plain, _ = instead(f"{Algorithm.__module__}:{Algorithm.__name__}", Algorithm)
+    candidates, left_out = [], {}
+    for name, cls in {**known_algorithms(), name_of_chosen: type(chosen.algorithm)}.items():
+        try:
+            if name == name_of_chosen:
+                algorithm, (experiment, server) = chosen.algorithm, with_server(chosen, len(data.public))
+            else:
+                algorithm, (experiment, server) = cls(), instead(name, cls)
+        except UserError as error:
+            left_out[name] = str(error)
+            continue
+        flops = algorithm.server_flops(server, experiment.facts.flops)
+        candidates.append(Candidate(name, algorithm, experiment.config.model.head, experiment.facts, flops))
+    scenario = Scenario(
+        load=costs.mean_load(sizes, chosen.training),
+        cohort=chosen.cohort_size,
+        rounds=chosen.rounds,
+        plain=plain.facts,
+        forward=costs.fedtrip_forward(plain.build_model(), plain.facts, data.x.shape[1:]),
+    )
+    return candidates, scenario, left_out
+
+
+def _with_algorithm(config: Config, name: str, head: str) -> Config:
+    """``config`` with the algorithm ``name`` at its defaults, without what another algorithm may not take."""
+    return config.model_copy(
+        update={
+            "algorithm": type(config.algorithm)(name=name),
+            "model": config.model.model_copy(update={"head": head, "weights": None}),
+            "train": config.train.model_copy(update={"server_lr": 1.0}),
+        }
+    )

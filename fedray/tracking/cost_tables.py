@@ -1,0 +1,192 @@
+"""Tables that compare what algorithms cost: as fedray counts, and as two papers did."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedray.algorithms import Algorithm, Work
+from fedray.models.inspection import ModelFacts
+from fedray.tracking import costs
+from fedray.tracking.costs import Load
+
+GIB = 2**30
+WIDEST = 1000
+"""Characters in a line of a table, at most."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm and the model that it trains, with a ``head`` if it needs one; ``server_flops`` of a round."""
+
+    name: str
+    algorithm: Algorithm
+    head: str
+    facts: ModelFacts
+    server_flops: float
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What all candidates have in common: the mean client's ``load``, clients per round, rounds, and the ``plain``
+    model, without any head that not everybody needs, with its ``forward`` in FedTrip's count."""
+
+    load: Load
+    cohort: int
+    rounds: int
+    plain: ModelFacts
+    forward: float
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """``columns``: headings and how their numbers are shown (as in ``format``); ``notes`` are lines below."""
+
+    columns: Mapping[str, str]
+    rows: Sequence[Sequence[Any]]
+    notes: Sequence[str]
+
+    def show(self) -> None:
+        """Print it: plain where it does not go to a terminal, and nothing folded, however wide."""
+        table = Table(box=None, pad_edge=False)
+        for heading, form in self.columns.items():
+            lines = "\n".join(["", *heading.split(" ", 1)][-2:])
+            table.add_column(lines, justify="right" if form else "left")
+        for row in self.rows:
+            table.add_row(*(format(value, form) for value, form in zip(row, self.columns.values(), strict=True)))
+        console = Console(markup=False, highlight=False, emoji=False, width=WIDEST)
+        with console.capture() as shown:
+            console.print(table)
+        print("\n".join([*(line.rstrip() for line in shown.get().splitlines()), *self.notes]))
+
+    def write(self, path: Path) -> None:
+        """As CSV, the numbers in full."""
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(self.columns)
+            writer.writerows(self.rows)
+
+
+def own(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+    """Bytes and FLOPs of one client and round, as in metrics.csv."""
+    load = scenario.load
+    plain = costs.client_flops(Work(), scenario.plain, load)
+    columns = {
+        "algorithm": "", "parameters": ",", "models down": "g", "vectors down": "g", "models up": "g",
+        "vectors up": "g", "bytes down": ",", "bytes up": ",", "overhead": "g", "GFLOPs": ".4g",
+        "server GFLOPs": ".4g", "extra %": ".3g", "extra": "",
+    }  # fmt: skip
+    rows = []
+    for candidate in candidates:
+        traffic, work, facts = candidate.algorithm.traffic, candidate.algorithm.work, candidate.facts
+        flops = costs.client_flops(work, facts, load)
+        rows.append([
+            candidate.name, facts.parameters, traffic.models_down, traffic.vectors_down, traffic.models_up,
+            traffic.vectors_up, *costs.bytes_per_client(traffic, facts), costs.overhead(traffic), flops / 1e9,
+            candidate.server_flops / 1e9, 100 * (flops / plain - 1),
+            extra_work(work, candidate.head if facts != scenario.plain else "none"),
+        ])  # fmt: skip
+    notes = [
+        f"Per round and client, the mean one: {_described(load)}. The server's own FLOPs: per round of "
+        f"{scenario.cohort} clients.",
+        "A vector has the parameters of a model without its buffers. Overhead: (down + up) / 2. Extra: the client's, "
+        "over FedAvg.",
+    ]
+    return CostTable(columns, rows, notes)
+
+
+def fedtrip(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+    """FedTrip's own accounting: Tables V and VIII."""
+    load, rounds, parameters = scenario.load, scenario.rounds, scenario.plain.parameters
+    columns = {
+        "algorithm": "", "MFLOPs a round": ",.3f", f"GFLOPs in {rounds} rounds": ",.3f", "attached cost": "",
+        "attached MFLOPs": ",.3f", "extra communication, |w|": "g",
+    }  # fmt: skip
+    rows = []
+    for candidate in candidates:
+        work = candidate.algorithm.work
+        flops = costs.fedtrip_flops(work, scenario.forward, parameters, load)
+        attached = costs.fedtrip_attached(work, scenario.forward, parameters, load)
+        rows.append([
+            candidate.name, flops / 1e6, rounds * flops / 1e9, attached_formula(work), attached / 1e6,
+            costs.fedtrip_communication(candidate.algorithm.traffic),
+        ])  # fmt: skip
+    notes = [
+        f"One client, the mean one: {_described(load)}. |w| = {parameters:,}; F = {scenario.forward:,.0f} "
+        "multiply-adds of a sample's forward pass.",
+        "A round costs n F (1 + P) + K a |w|, with P extra forward passes and a operations per parameter and step; "
+        "backward passes are not counted.",
+        "Attached to FedAvg's: K steps of M samples each, n samples in all, FP = F, BP = 2 F. All have the same model, "
+        "without heads that only some need.",
+    ]
+    return CostTable(columns, rows, notes)
+
+
+def ghbm(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+    """GHBM's own accounting (TMLR, Table 4), and beside it what is really exchanged."""
+    columns = {"algorithm": "", "parameters": ",", "overhead": "g", "GiB": ".4g", "GiB of all": ".4g"}
+    rows = []
+    for candidate in candidates:
+        algorithm, facts = candidate.algorithm, candidate.facts
+        charged = costs.ghbm_bytes(algorithm, facts.parameters, scenario.rounds)
+        exchanged = sum(costs.bytes_per_client(algorithm.traffic, facts)) * scenario.cohort * scenario.rounds
+        overhead = costs.ghbm_overhead(algorithm)
+        rows.append([candidate.name, facts.parameters, overhead, charged / GIB, exchanged / GIB])
+    notes = [
+        f"GiB: 4 bytes x parameters x {scenario.rounds:,} rounds x overhead, of one client in one direction.",
+        f"GiB of all: what the {scenario.cohort} clients of each round exchange in both directions.",
+    ]
+    return CostTable(columns, rows, notes)
+
+
+ACCOUNTINGS: Mapping[str, Callable[[Sequence[Candidate], Scenario], CostTable]] = {
+    "own": own,
+    "fedtrip": fedtrip,
+    "ghbm": ghbm,
+}
+
+
+def _described(load: Load) -> str:
+    return f"{load.samples:,.6g} samples, {load.steps:,.6g} steps, {load.seen:,.6g} samples in their batches"
+
+
+def extra_work(work: Work, head: str = "none") -> str:
+    """``work`` in words, as in ``4 J|w|`` or ``1 full-batch gradient + 1 fwd/bwd per step``."""
+    both = min(work.forwards, work.backwards)
+    parts = {
+        f"{head} head": head != "none",
+        f"{work.per_step:g} J|w|": work.per_step,
+        f"{work.once:g} |w|": work.once,
+        f"{work.full_gradients:g} full-batch gradient{'s' if work.full_gradients > 1 else ''}": work.full_gradients,
+        f"{both:g} fwd/bwd per step": both,
+        f"{work.forwards - both:g} fwd per step": work.forwards - both,
+        f"{work.backwards - both:g} bwd per step": work.backwards - both,
+    }
+    return " + ".join(text for text, amount in parts.items() if amount) or "-"
+
+
+def attached_formula(work: Work) -> str:
+    """``work`` as in FedTrip's Table VIII: ``2(K+1)|w| + n(FP+BP)``."""
+    terms = []
+    if work.per_step and work.per_step == work.once:
+        terms.append(f"{work.once:g}(K+1)|w|")
+    else:
+        terms += [f"{_factor(work.per_step)}K|w|"] if work.per_step else []
+        terms += [f"{_factor(work.once)}|w|"] if work.once else []
+    if work.full_gradients:
+        terms.append(f"{_factor(work.full_gradients)}n(FP+BP)")
+    if work.forwards and work.backwards:
+        terms.append(f"KM({_factor(work.forwards)}FP+{_factor(work.backwards)}BP)")
+    elif work.forwards or work.backwards:
+        terms.append(f"{_factor(work.forwards or work.backwards)}KM {'FP' if work.forwards else 'BP'}")
+    return " + ".join(terms) or "0"
+
+
+def _factor(times: float) -> str:
+    return "" if times == 1 else f"{times:g}"
