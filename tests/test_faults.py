@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import random
 import re
@@ -11,17 +12,31 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedray import Report, simulate
+from fedray.algorithms import known_algorithms
+from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.folder import read_metrics
 
-ALGORITHMS = ("fedavg", "fedprox", "fednag", "pfedmo")
+FOUR = ("fedavg", "scaffold", "fedsiam_da", "pfedmo")
+"""No state, state of vectors, of whole models and two phases, background work: these are killed on Ray every time."""
+EVERY = [pytest.param(name, marks=() if name in FOUR else pytest.mark.slow) for name in known_algorithms()]
 
 SLOW_ROUNDS = {**SETTINGS, "model.hidden": [64], "train.local_epochs": 8, "run.rounds": 12, "run.checkpoint_every": 3}
+SLOW_ROUNDS |= {"model.proj_dim": 16}
+
+
+def slow_rounds(algorithm: str) -> dict[str, Any]:
+    """A run of rounds that last long enough to be killed in the middle."""
+    # the rate of the adaptive server rules is in units of their normalised step
+    server_lr = {"train.server_lr": 0.02} if algorithm in ("fedadam", "fedyogi", "fedadagrad") else {}
+    return {**SLOW_ROUNDS, "algorithm.name": algorithm, **server_lr}
 
 
 def actor_pids(folder: Path) -> list[int]:
@@ -30,10 +45,17 @@ def actor_pids(folder: Path) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", EVERY)
 def test_actors_killed_in_the_middle_of_rounds(algorithm: str, tmp_path: Path, ray_cluster: None) -> None:
-    config = {**SLOW_ROUNDS, "algorithm.name": algorithm}
+    """The bits of the local engine from 1, 2 and 3 actors, of which three are killed."""
+    config = slow_rounds(algorithm)
     whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
+    for actors in (1, 2, 3):
+        assert_same(whole, killing(config, actors, tmp_path / str(actors)))
+
+
+def killing(config: dict[str, Any], actors: int, output: Path) -> RunResult:
+    """The run on Ray, one of its actors killed in the middle of rounds 3, 6 and 9."""
     killed: list[int] = []
     timers: list[threading.Timer] = []
 
@@ -47,12 +69,12 @@ def test_actors_killed_in_the_middle_of_rounds(algorithm: str, tmp_path: Path, r
             timers.append(threading.Timer(report.metrics["round_seconds"] * 0.4, kill_one))
             timers[-1].start()
 
-    folder = tmp_path / "ray" / f"{algorithm}-small"
+    folder = output / f"{config['algorithm.name']}-small"
     ray_config = {
         **config,
-        "run.output": str(tmp_path / "ray"),
+        "run.output": str(output),
         "engine.kind": "ray",
-        "engine.actors": 2,
+        "engine.actors": actors,
         "engine.cpus_per_actor": 0.1,
     }
     run = simulate(ray_config, data=small_source(), callbacks=[callback])
@@ -60,12 +82,12 @@ def test_actors_killed_in_the_middle_of_rounds(algorithm: str, tmp_path: Path, r
         timer.join()
     assert len(set(killed)) == 3
     assert (folder / "log.txt").read_text().count("a client actor died") >= 2
-    assert_same(whole, run)
+    return run
 
 
 def test_server_killed(tmp_path: Path, ray_cluster: None) -> None:
     """The driver starts the server again, once, from the last checkpoint."""
-    config = {**SLOW_ROUNDS, "algorithm.name": "pfedmo"}
+    config = slow_rounds("pfedmo")
     whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
     folder = tmp_path / "ray" / "pfedmo-small"
     killed = []
@@ -85,7 +107,7 @@ def test_server_killed(tmp_path: Path, ray_cluster: None) -> None:
 
 def own_settings(folder: Path, algorithm: str, kind: str) -> list[str]:
     """The command that runs this file's problem as a program of its own."""
-    settings = {**SLOW_ROUNDS, "algorithm.name": algorithm, "run.output": str(folder), "engine.kind": kind}
+    settings = {**slow_rounds(algorithm), "run.output": str(folder), "engine.kind": kind}
     settings |= {"data.source": "problem:source", "data.partition.kind": "dirichlet", "run.name": "run"}
     if kind == "ray":
         settings |= {"engine.actors": 2, "engine.cpus_per_actor": 0.1, "engine.address": "local"}
@@ -93,11 +115,11 @@ def own_settings(folder: Path, algorithm: str, kind: str) -> list[str]:
     return [sys.executable, str(program), *(f"{key}={value}" for key, value in settings.items())]
 
 
-def wait_for_rounds(process: subprocess.Popen[bytes], metrics: Path, rounds: int) -> None:
+def wait_for_rounds(ended: Callable[[], int | None], metrics: Path, rounds: int) -> None:
     """Return once that many rounds are recorded."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        assert process.poll() is None, "the run ended before it could be killed"
+        assert ended() is None, "the run ended before it could be killed"
         if metrics.exists() and metrics.read_text().count("\n") > rounds:
             return
         time.sleep(0.01)
@@ -134,18 +156,46 @@ def gone(pids: list[int], seconds: float) -> bool:
     return False
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.fixture(scope="module")
+def fresh() -> Any:
+    """Starts processes that have fedray loaded and nothing else going on."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedray.simulation", "fedray.testing.contracts"])
+    return context
+
+
+@pytest.mark.parametrize("algorithm", known_algorithms())
+def test_local_engine_resumed_after_kill_9(algorithm: str, fresh: Any, tmp_path: Path) -> None:
+    config = {**slow_rounds(algorithm), "run.name": "run"}
+    whole = simulate({**config, "run.output": str(tmp_path / "whole")}, data=small_source())
+    config["run.output"] = str(tmp_path / "killed")
+    process = fresh.Process(target=simulate, args=(config,), kwargs={"data": small_source()})
+    process.start()
+    try:
+        wait_for_rounds(lambda: process.exitcode, tmp_path / "killed" / "run" / "metrics.csv", 5)
+    finally:
+        process.kill()
+        process.join()
+    assert not (tmp_path / "killed" / "run" / "summary.json").exists()
+    resumed = simulate(config, data=small_source())
+    assert "resuming" in (resumed.folder / "log.txt").read_text()
+    assert_same(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [pytest.param("local", "pfedmo"), *(pytest.param("ray", *p.values, marks=p.marks) for p in EVERY)],
+)
 def test_resumed_after_kill_9(algorithm: str, kind: str, tmp_path: Path) -> None:
     """Driver, server and client actors killed alike; the same command then ends with the bits of an unbroken run."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
-    local = {**SLOW_ROUNDS, "algorithm.name": algorithm, "run.name": "run", "run.output": str(tmp_path / "whole")}
+    local = {**slow_rounds(algorithm), "run.name": "run", "run.output": str(tmp_path / "whole")}
     whole = simulate({**local, "data.source": "problem:source"})
     command = own_settings(tmp_path / "killed", algorithm, kind)
     folder = tmp_path / "killed" / "run"
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        wait_for_rounds(process, folder / "metrics.csv", 5)
+        wait_for_rounds(process.poll, folder / "metrics.csv", 5)
         below = descendants(process.pid)
     finally:
         process.kill()
@@ -181,7 +231,7 @@ MNIST = {
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not os.environ.get("FEDRAY_DATA"), reason="needs MNIST: FEDRAY_DATA is not set")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", FOUR)
 def test_mnist_same_bits(algorithm: str, tmp_path: Path) -> None:
     """LeNet-5 on MNIST: the local engine's bits from 1, 2, 3 actors, each run killed three times at random moments."""
     settings = {**MNIST, "algorithm.name": algorithm}
@@ -198,7 +248,7 @@ def test_mnist_same_bits(algorithm: str, tmp_path: Path) -> None:
             metrics = folder / "run" / "metrics.csv"
             rows = metrics.read_text().count("\n") if metrics.exists() else 1
             try:
-                wait_for_rounds(process, metrics, rows)
+                wait_for_rounds(process.poll, metrics, rows)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(moments.uniform(0, 1.5))
                 orphans += descendants(process.pid)
