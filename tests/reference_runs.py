@@ -34,7 +34,7 @@ class Data:
     client_test: np.ndarray
 
 
-def make_data(path, alike=False):
+def make_data(path, alike=False, sizes=SIZES):
     """Alike: a client's samples are copies of one, so that its mini-batches have the gradient of all its data."""
     rng = np.random.default_rng(11)
     centres = rng.normal(size=(CLASSES, FEATURES))
@@ -43,11 +43,11 @@ def make_data(path, alike=False):
         y = np.concatenate([np.arange(CLASSES), rng.integers(0, CLASSES, n)])[-n:]
         return (centres[y] + 1.2 * rng.normal(size=(n, FEATURES)) + shift).astype(np.float32), y.astype(np.int64)
 
-    clients = [draw(n, rng.normal(scale=0.7, size=FEATURES)) for n in SIZES]
+    clients = [draw(n, rng.normal(scale=0.7, size=FEATURES)) for n in sizes]
     if alike:
         clients = [(np.repeat(x[:1], len(y), axis=0), np.full(len(y), i % CLASSES)) for i, (x, y) in enumerate(clients)]
     public, test = draw(40), draw(TESTS_PER_CLIENT * len(SIZES))
-    client = np.repeat(np.arange(len(SIZES)), SIZES)
+    client = np.repeat(np.arange(len(sizes)), sizes)
     x, y = np.concatenate([c[0] for c in clients]), np.concatenate([c[1] for c in clients])
     assert y.max() == CLASSES - 1
     # samples of a client need not lie together in the file
@@ -84,6 +84,7 @@ def run(data, output, name, train, **keys):
         "train.server_lr": train.server_lr,
         "train.weight_decay": train.weight_decay,
         "train.grad_clip": train.grad_clip,
+        "train.momentum": train.momentum,
         "train.weighting": train.weighting,
         "run.rounds": ROUNDS,
         "run.seed": 5,

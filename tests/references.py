@@ -2,11 +2,13 @@
 
 The problem is multinomial logistic regression with full-batch local gradients, so nothing is random: the cohorts are
 given from outside. A model is the flat vector of torch's Linear(features, classes): weight row by row, then bias.
+Where clients take different numbers of steps, Train.steps is a sequence with one number per client.
 This file shares no code and no data structure with fedray, whose algorithms the tests compare with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,13 +36,14 @@ class Problem:
 class Train:
     """What all algorithms share."""
 
-    steps: int
+    steps: int | Sequence[int]
     lr: float
     lr_decay: float = 1.0
     server_lr: float = 1.0
     weighting: str = "samples"
     weight_decay: float = 0.0
     grad_clip: float = 0.0
+    momentum: float = 0.0
 
 
 @dataclass
@@ -91,6 +94,11 @@ def direction(g: Vector, at: Vector, train: Train) -> Vector:
     return g + train.weight_decay * at
 
 
+def steps(train: Train, i: int) -> int:
+    """J_i."""
+    return train.steps if isinstance(train.steps, int) else train.steps[i]
+
+
 def shares(problem: Problem, cohort: list[int], train: Train) -> dict[int, float]:
     """p_i, normalised inside the cohort."""
     size = {i: len(problem.y[i]) if train.weighting == "samples" else 1 for i in cohort}
@@ -113,10 +121,11 @@ def fedavg(problem: Problem, cohorts: Cohorts, train: Train, start: Vector | Non
         p = shares(problem, cohort, train)
         local, loss = {}, {}
         for i in cohort:
-            y, losses = x, []
-            for _ in range(train.steps):
+            y, b, losses = x, np.zeros_like(x), []
+            for _ in range(steps(train, i)):
                 value, g = loss_and_gradient(y, problem.x[i], problem.y[i])
-                y = y - lr * direction(g, y, train)
+                b = train.momentum * b + direction(g, y, train)
+                y = y - lr * b
                 losses.append(value)
             local[i], loss[i] = y, np.mean(losses)
         x_mean = mean(p, local)
@@ -134,10 +143,11 @@ def fedprox(problem: Problem, cohorts: Cohorts, train: Train, start: Vector | No
         p = shares(problem, cohort, train)
         local, loss = {}, {}
         for i in cohort:
-            y, losses = x, []
-            for _ in range(train.steps):
+            y, b, losses = x, np.zeros_like(x), []
+            for _ in range(steps(train, i)):
                 value, g = loss_and_gradient(y, problem.x[i], problem.y[i])
-                y = y - lr * direction(g + mu * (y - x), y, train)
+                b = train.momentum * b + direction(g + mu * (y - x), y, train)
+                y = y - lr * b
                 losses.append(value)
             local[i], loss[i] = y, np.mean(losses)
         x_mean = mean(p, local)
@@ -159,7 +169,7 @@ def fednag(
         xs, ys, loss = {}, {}, {}
         for i in cohort:
             x, y, losses = x_mean, y_mean, []
-            for _ in range(train.steps):
+            for _ in range(steps(train, i)):
                 value, g = loss_and_gradient(x, problem.x[i], problem.y[i])
                 y_next = x - lr * direction(g, x, train)
                 x = y_next + gamma * (y_next - y)

@@ -1,7 +1,6 @@
 """Server and local momentum, as the papers print it: float64 numpy, in the setting of references.py.
 
 Clients are known by their gradient oracle alone, so that logistic regression and quadratics go through the same code.
-Where clients take different numbers of steps, Train.steps is a sequence with one number per client.
 This file shares no code and no data structure with fedray, whose algorithms the tests compare with it.
 """
 
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from references import Cohorts, Problem, Round, Train, Vector, direction, loss_and_gradient, mean
+from references import Cohorts, Problem, Round, Train, Vector, direction, loss_and_gradient, mean, steps
 
 
 class Objectives(Protocol):
@@ -43,11 +42,6 @@ class Outcome(Round):
     clients: dict[str, dict[int, Vector]] = field(default_factory=dict)
 
 
-def steps(train: Train, i: int) -> int:
-    """J_i."""
-    return train.steps if isinstance(train.steps, int) else train.steps[i]
-
-
 def beginning(problem: Objectives, start: Vector | None) -> Vector:
     return np.zeros(problem.dimension) if start is None else np.array(start, np.float64)
 
@@ -72,16 +66,22 @@ def local_sgd(
     train: Train,
     lr: float,
     corrected: Callable[[int, Vector, Vector], Vector] = lambda i, y, g: g,
+    buffers: dict[int, Vector] | None = None,
 ) -> tuple[dict[int, Vector], dict[int, float]]:
-    """All clients of the cohort from x: y_{i,J} and mean loss; corrected gets client, y_{j-1} and its gradient."""
+    """All clients of the cohort from x: y_{i,J} and mean loss; corrected gets client, y_{j-1} and its gradient.
+
+    Momentum starts from the buffers where clients have one, and is left there.
+    """
+    buffers = {} if buffers is None else buffers
     ys, loss = {}, {}
     for i in cohort:
-        y, losses = x, []
+        y, b, losses = x, buffers.get(i, np.zeros_like(x)), []
         for _ in range(steps(train, i)):
             value, g = problem.oracle(i, y)
-            y = y - lr * direction(corrected(i, y, g), y, train)
+            b = train.momentum * b + direction(corrected(i, y, g), y, train)
+            y = y - lr * b
             losses.append(value)
-        ys[i], loss[i] = y, np.mean(losses)
+        ys[i], buffers[i], loss[i] = y, b, np.mean(losses)
     return ys, loss
 
 
@@ -102,17 +102,32 @@ def fedavgm(
 
 
 def slowmo(
-    problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, beta=0.5, alpha=1.0
+    problem: Objectives,
+    cohorts: Cohorts,
+    train: Train,
+    start: Vector | None = None,
+    *,
+    beta=0.5,
+    alpha=1.0,
+    buffer="reset",
 ) -> list[Outcome]:
+    """Clients start from no local momentum, from their own of the last time, or from the last cohort's mean."""
+    if buffer not in ("reset", "maintain", "average"):
+        raise ValueError(buffer)
     x = beginning(problem, start)
     u = np.zeros_like(x)
+    b = {}
+    b_mean = np.zeros_like(x)
     rounds = []
     for _, cohort, lr, p in schedule(problem, cohorts, train):
-        ys, loss = local_sgd(problem, cohort, x, train, lr)
+        if buffer != "maintain":
+            b = {i: b_mean if buffer == "average" else np.zeros_like(x) for i in cohort}
+        ys, loss = local_sgd(problem, cohort, x, train, lr, buffers=b)
+        b_mean = mean(p, b)
         x_mean = mean(p, ys)
         u = beta * u + (x - x_mean) / lr
         x = x - alpha * lr * u
-        rounds.append(Outcome(x, loss, x_mean, server={"u": u}))
+        rounds.append(Outcome(x, loss, x_mean, server={"u": u, "b": b_mean}, clients={"b": dict(b)}))
     return rounds
 
 

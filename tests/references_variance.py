@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from references import Cohorts, Train, Vector, mean
@@ -263,8 +263,10 @@ def fedhbm(
     beta=1.0,
     scale="inv_gap",
     variant="standard",
+    initial: Callable[[int], Vector] | None = None,
 ) -> list[Outcome]:
-    if variant not in ("standard", "shared"):
+    """Initial: the model that is drawn for a client where the first anchors are random."""
+    if variant not in ("standard", "shared", "random"):
         raise ValueError(variant)
 
     def corrected(i, y, g):
@@ -273,11 +275,12 @@ def fedhbm(
         return g - beta / (steps(train, i) * lr) * s[i] * (y - anchor[i])
 
     x = beginning(problem, start)
-    anchor = dict.fromkeys(range(len(problem.sizes)), x) if variant == "shared" else {}
-    last = {}
+    anchor, last = {}, {}
+    if variant != "standard":
+        anchor = {i: x if variant == "shared" else initial(i) for i in range(len(problem.sizes))}
     rounds = []
     for r, cohort, lr, p in schedule(problem, cohorts, train):
-        # shared anchors are r - 1 updates old where a client comes first
+        # first anchors, shared or random, are r - 1 updates old where a client comes first
         gap = {i: r - last[i] if i in last else max(1, r - 1) for i in cohort}
         s = {i: gap_scale(scale, gap[i], cohort, problem) for i in cohort}
         ys, loss = local_sgd(problem, cohort, x, train, lr, corrected)

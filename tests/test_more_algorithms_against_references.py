@@ -5,17 +5,23 @@ from math import ceil
 
 import pytest
 import reference_runs
+import references
 import references_momentum
 import references_variance
-from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, make_data, make_start
+from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, flat, make_data, make_start
 from references_momentum import Logistic
+
+from fedray.config import load
+from fedray.resolve import resolve
 
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 # the others' server rules have no eta_g
 SERVER_LR = (
     *("fedavgm", "mime", "mimemom", "mimelite", "mimelitemom"),
-    *("scaffold", "fedcm", "fedtrip", "local_ghbm", "fedhbm"),
+    *("scaffold", "fedcm", "fedtrip", "local_ghbm", "fedhbm", "fedavg", "fedprox"),
 )
+# compared over participation and weights in test_algorithms_against_references.py
+BASE = {"fedavg": ({}, {}), "fedprox": ({"mu": 0.1}, {"mu": 1.5}), "fednag": ({"gamma": 0.5}, {"gamma": 0.8})}
 HYPER = {
     "fedavgm": ({"beta": 0.5}, {"beta": 0.9}),
     "slowmo": ({"beta": 0.5}, {"beta": 0.7, "alpha": 0.8}),
@@ -54,6 +60,14 @@ OPTIONS = {
     "fedhbm": [{"variant": v, "scale": s} for v in ("standard", "shared") for s in ("inv_gap", "participation")],
 }
 VARIANTS = [(name, option) for name in HYPER for option in OPTIONS.get(name, [{}])]
+RANDOM = [("fedhbm", {"variant": "random", "scale": s}) for s in ("inv_gap", "participation")]
+ALL = [*((name, {}) for name in BASE), *VARIANTS, *RANDOM]
+MOMENTUM = [("slowmo", {"buffer": b}) for b in ("reset", "maintain", "average")] + [
+    (name, option)
+    for name, option in ALL
+    if name in ("fedavg", "fedprox", "fedavgm", "fedtrip", "ghbm", "local_ghbm", "fedhbm")
+]
+EITHER = [*((a, 0.0) for a in ALL), *((a, 0.9) for a in MOMENTUM)]
 # where ALGORITHMS.md says which weights a paper has
 UNIFORM = ("mime", "mimemom", "mimelite", "mimelitemom", "scaffold", "feddyn", "adabest", "fedcm")
 SAMPLES = ("fedavgm", "fedmom", "fedtrip", "ghbm", "local_ghbm", "fedhbm")
@@ -72,16 +86,44 @@ def alike(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """Everybody has one sample."""
+    data = make_data(tmp_path_factory.mktemp("single") / "toy.npz", sizes=[1] * len(SIZES))
+    return replace(data, problem=Logistic(**vars(data.problem)))
+
+
+@pytest.fixture(scope="module")
 def start(data, tmp_path_factory):
     return make_start(data, tmp_path_factory.mktemp("start"))
 
 
 def reference(name):
-    return getattr(references_momentum, name, None) or getattr(references_variance, name)
+    modules = (references, references_momentum, references_variance)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
-def check(data, output, name, *rest):
-    return reference_runs.check(data, output, name, reference(name), *rest)
+def from_drawn_models(output):
+    """FedHBM's reference with the initial models that the run in the folder has drawn."""
+
+    def fedhbm(problem, cohorts, train, start, **hyper):
+        (config,) = output.glob("*/config.yaml")
+        experiment, _ = resolve(load(config))
+
+        def drawn(client=None):
+            return flat([p.detach() for p in experiment.build_model(client).parameters()])
+
+        assert len({drawn(i).tobytes() for i in [None, *range(len(SIZES))]}) == len(SIZES) + 1
+        start = drawn() if start is None else start
+        return references_variance.fedhbm(problem, cohorts, train, start, initial=drawn, **hyper)
+
+    return fedhbm
+
+
+def check(data, output, name, hyper, train, keys, start=None):
+    oracle = reference(name)
+    if hyper.get("variant") == "random":
+        oracle, keys = from_drawn_models(output), keys | {"model.init": "default"}
+    return reference_runs.check(data, output, name, oracle, hyper, train, keys, start)
 
 
 def settings(name, option, everything, weighting):
@@ -91,7 +133,7 @@ def settings(name, option, everything, weighting):
         server_lr = 0.2 if everything else 0.05
     elif name in SERVER_LR and everything:
         server_lr = 0.6
-    return HYPER[name][everything] | option, replace(train, weighting=weighting, server_lr=server_lr)
+    return (HYPER | BASE)[name][everything] | option, replace(train, weighting=weighting, server_lr=server_lr)
 
 
 def label(value):
@@ -104,7 +146,7 @@ def label(value):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("everything", [False, True], ids=["plain", "everything"])
-@pytest.mark.parametrize("algorithm", VARIANTS, ids=label)
+@pytest.mark.parametrize("algorithm", VARIANTS + RANDOM, ids=label)
 def test_against_reference(data, start, tmp_path, algorithm, everything, participation, weighting):
     """Plain: from zeros. Everything: other hyper-parameters, a given start, decay, clipping and server lr."""
     name, option = algorithm
@@ -112,23 +154,75 @@ def test_against_reference(data, start, tmp_path, algorithm, everything, partici
     check(data, tmp_path, name, hyper, train, PARTICIPATION[participation], start if everything else None)
 
 
+@pytest.mark.parametrize("participation", PARTICIPATION)
+@pytest.mark.parametrize("everything", [False, True], ids=["plain", "everything"])
+@pytest.mark.parametrize("algorithm", MOMENTUM, ids=label)
+def test_client_momentum(data, start, tmp_path, algorithm, everything, participation):
+    """The corrections go through the local buffer, which SlowMo alone may keep from one round to the next."""
+    name, option = algorithm
+    hyper, train = settings(name, option, everything, "uniform" if everything else "samples")
+    train = replace(train, momentum=0.9 if everything else 0.5)
+    check(data, tmp_path, name, hyper, train, PARTICIPATION[participation], start if everything else None)
+
+
 @pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
-@pytest.mark.parametrize("algorithm", [*VARIANTS, ("adabest", {"mu_scaling": "fedsim"})], ids=label)
-def test_clients_with_different_numbers_of_steps(alike, start, tmp_path, algorithm, vectorize):
+@pytest.mark.parametrize(("algorithm", "momentum"), EITHER, ids=label)
+def test_clients_with_different_numbers_of_steps(alike, start, tmp_path, algorithm, momentum, vectorize):
     """Two epochs in batches of four, in chunks of mixed J_i."""
     name, option = algorithm
     hyper, train = settings(name, option, True, "samples")
-    batches = [ceil(n / 4) for n in SIZES]
-    train = replace(train, steps=tuple(2 * b for b in batches), lr=0.05)
+    train = replace(train, steps=tuple(2 * ceil(n / 4) for n in SIZES), lr=0.05, momentum=momentum)
     keys = {"train.local_steps": None, "train.local_epochs": 2, "train.batch_size": 4}
     keys |= {"train.cohort_size": 4, "engine.vectorize": vectorize, "engine.chunk": 4}
-    oracle = reference(name)
-    if "mu_scaling" in option:
+    check(alike, tmp_path, name, hyper, train, keys, start)
 
-        def oracle(*args, **hyper):
-            return references_variance.adabest(*args, batches_per_epoch=batches, **hyper)
 
-    reference_runs.check(alike, tmp_path, name, oracle, hyper, train, keys, start)
+@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
+def test_fedsims_mu(alike, start, tmp_path, vectorize):
+    """AdaBest's, which is divided by a client's batches per epoch; steps that are no whole epochs don't change it."""
+    batches = [ceil(n / 4) for n in SIZES]
+
+    def oracle(*args, **hyper):
+        return references_variance.adabest(*args, batches_per_epoch=batches, **hyper)
+
+    hyper, train = settings("adabest", {"mu_scaling": "fedsim"}, True, "samples")
+    train = replace(train, lr=0.05)
+    keys = {"train.batch_size": 4, "train.cohort_size": 4, "engine.vectorize": vectorize, "engine.chunk": 4}
+    reference_runs.check(alike, tmp_path / "steps", "adabest", oracle, hyper, train, keys, start)
+    train = replace(train, steps=tuple(2 * b for b in batches))
+    keys |= {"train.local_steps": None, "train.local_epochs": 2}
+    reference_runs.check(alike, tmp_path / "epochs", "adabest", oracle, hyper, train, keys, start)
+
+
+@pytest.mark.parametrize("epochs", [None, 2])
+@pytest.mark.parametrize("algorithm", ALL, ids=label)
+def test_batches_larger_than_the_clients(data, start, tmp_path, algorithm, epochs):
+    name, option = algorithm
+    hyper, train = settings(name, option, True, "samples")
+    keys = {"train.batch_size": 32, "train.cohort_size": 4}
+    if epochs:
+        train = replace(train, steps=epochs)
+        keys |= {"train.local_steps": None, "train.local_epochs": epochs}
+    check(data, tmp_path, name, hyper, train, keys, start)
+
+
+@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
+@pytest.mark.parametrize("algorithm", ALL, ids=label)
+def test_clients_of_one_sample(single, start, tmp_path, algorithm, vectorize):
+    name, option = algorithm
+    hyper, train = settings(name, option, True, "samples")
+    keys = {"train.batch_size": 4, "train.cohort_size": 4, "engine.vectorize": vectorize, "engine.chunk": 4}
+    check(single, tmp_path, name, hyper, train, keys, start)
+
+
+@pytest.mark.parametrize(("algorithm", "momentum"), EITHER, ids=label)
+def test_one_client_a_round(data, start, tmp_path, algorithm, momentum):
+    name, option = algorithm
+    hyper, train = settings(name, option, True, "samples")
+    train = replace(train, momentum=momentum)
+    cohorts, _ = check(data, tmp_path, name, hyper, train, {"train.cohort_size": 1}, start)
+    # among them the one with one sample
+    assert [SIZES.index(1)] in cohorts
 
 
 @pytest.mark.parametrize("cohort_size", [1, 4])

@@ -203,6 +203,80 @@ def test_slowmo_rescales_its_momentum_with_the_lr(problem, start, cohorts):
     differ(rounds, fedavgm(problem, cohorts, train, start, beta=0.6))
 
 
+def test_client_momentum_by_other_names(logistic, cohorts, train):
+    start = np.random.default_rng(7).normal(size=logistic.dimension)
+    train = replace(train, momentum=0.6)
+    expected = fedavg(logistic, cohorts, train, start)
+    same(domo(logistic, cohorts, train, start, mu_s=0.0, mu_l=0.6, beta=0.0), expected)
+    off = {fedavgm: {"beta": 0.0}, slowmo: {"beta": 0.0}, fedtrip: {"mu": 0.0}, ghbm: {"tau": 2, "beta": 0.0}}
+    for algorithm, hyper in (off | {local_ghbm: {"beta": 0.0}, fedhbm: {"beta": 0.0}}).items():
+        same(algorithm(logistic, cohorts, train, start, **hyper), expected)
+    prox = fedprox(logistic, cohorts, train, start, mu=0.7)
+    same(fedtrip(logistic, cohorts, train, start, mu=0.7, xi_scale=0.0), prox)
+    differ(expected, fedavg(logistic, cohorts, replace(train, momentum=0.0), start))
+    differ(expected, prox)
+
+
+def test_corrections_and_decay_go_through_the_buffer():
+    problem = Linear((0.0, -3.0))
+    train = Train(2, 1.0, weight_decay=0.5, grad_clip=2.0, momentum=0.25)
+    # from 1 with gradient -3, clipped to -2, and decay
+    b = -2 + 0.5 * 1
+    y = 1 - b
+    by_hand = y - (0.25 * b - 2 + 0.5 * y)
+    assert fedavgm(problem, [[1]], train, np.array([1.0]), beta=0.0)[0].model == by_hand
+    # the second step has a proximal force of 1.5, which clipping leaves as it is
+    by_hand = y - (0.25 * b - 3 + 1.5 + 0.5 * y)
+    assert fedtrip(problem, [[1]], train, np.array([1.0]), mu=1.0)[0].model == by_hand
+
+
+@pytest.mark.parametrize("buffer", ["maintain", "average"])
+def test_slowmo_of_one_client_may_go_on_as_if_there_were_no_rounds(problem, start, buffer):
+    train = Train(3, 0.05, weight_decay=0.05, momentum=0.8)
+    rounds = slowmo(problem, [[1]] * 4, train, start, beta=0.0, buffer=buffer)
+    whole = slowmo(problem, [[1]], replace(train, steps=12), start, beta=0.0)
+    np.testing.assert_allclose(rounds[-1].model, whole[0].model, atol=1e-13)
+    reset = slowmo(problem, [[1]] * 4, train, start, beta=0.0, buffer="reset")
+    same(reset[:1], rounds[:1], 0)
+    differ(reset, rounds)
+
+
+def after(problem, i, x, b, train):
+    for _ in range(train.steps):
+        b = train.momentum * b + problem.oracle(i, x)[1]
+        x = x - train.lr * b
+    return x, b
+
+
+def test_what_slowmo_keeps_of_the_buffers(problem, start):
+    cohorts = [[0, 1], [1, 2], [0, 2]]
+    train = replace(PLAIN, momentum=0.8)
+    none = np.zeros_like(start)
+    p = {i: n / sum(problem.sizes[:2]) for i, n in enumerate(problem.sizes[:2])}
+    first = {i: after(problem, i, start, none, train) for i in (0, 1)}
+
+    one, two, three = slowmo(problem, cohorts, train, start, buffer="maintain")
+    second = {i: after(problem, i, one.model, b, train) for i, b in ((1, first[1][1]), (2, none))}
+    third = {i: after(problem, i, two.model, b, train) for i, b in ((0, first[0][1]), (2, second[2][1]))}
+    for i, (_, b) in (second | third).items():
+        np.testing.assert_allclose(three.clients["b"][i], b, atol=1e-12)
+    n = [problem.sizes[i] for i in (0, 2)]
+    np.testing.assert_allclose(three.x_mean, np.average([third[0][0], third[2][0]], axis=0, weights=n), atol=1e-12)
+
+    one, two, _ = slowmo(problem, cohorts, train, start, buffer="average")
+    mean = p[0] * first[0][1] + p[1] * first[1][1]
+    np.testing.assert_allclose(one.server["b"], mean, atol=1e-12)
+    for i in (1, 2):
+        np.testing.assert_allclose(two.clients["b"][i], after(problem, i, one.model, mean, train)[1], atol=1e-12)
+
+    ways = [slowmo(problem, cohorts, train, start, buffer=b) for b in ("reset", "maintain", "average")]
+    for one, other in zip(ways, ways[1:] + ways[:1], strict=True):
+        differ(one, other)
+    plain = [slowmo(problem, cohorts, PLAIN, start, buffer=b) for b in ("reset", "maintain", "average")]
+    same(plain[0], plain[1], 0)
+    same(plain[0], plain[2], 0)
+
+
 def test_fedmom_by_other_names(problem, start, cohorts, train):
     ours = fedmom(problem, cohorts, train, start, beta=0.5)
     same(ours, fedavgm(problem, cohorts, train, start, beta=0.5, nesterov=True))
@@ -415,6 +489,27 @@ def test_shared_anchor_is_the_first_model():
     np.testing.assert_allclose(rounds[3].model, x + 0.5 / 3 * (x - 3), atol=1e-14)
     # in round one there is nothing to be pushed away from
     assert rounds[0].model == 4
+
+
+def test_random_anchors_are_the_clients_own():
+    problem = Linear((0.0, -1.0, 0.0))
+    train = replace(PLAIN, steps=1, lr=1.0)
+    hyper = {"beta": 0.5, "variant": "random", "initial": lambda i: np.array([10.0 + i])}
+    rounds = fedhbm(problem, [[1], [1], [2], [0], [0]], train, np.array([3.0]), **hyper)
+    x = 3 + 1 + 0.5 * (3 - 11)
+    assert rounds[0].model == x
+    x += 1.0
+    assert rounds[1].model == x
+    x += 0.5 / 2 * (x - 12)
+    assert rounds[2].model == x
+    x += 0.5 / 3 * (x - 10)
+    np.testing.assert_allclose(rounds[3].model, x, atol=1e-14)
+    np.testing.assert_allclose(rounds[4].model, x, atol=1e-14)
+
+
+def test_random_anchors_may_be_shared(problem, start, cohorts, train):
+    shared = fedhbm(problem, cohorts, train, start, variant="shared")
+    same(fedhbm(problem, cohorts, train, start, variant="random", initial=lambda _: start), shared, 0)
 
 
 def fedavg_bias(quadratics, weighting="uniform"):
@@ -649,6 +744,7 @@ def test_momentum_of_a_round_does_not_grow_with_the_steps(algorithm, hyper, step
 @pytest.mark.parametrize(
     ("algorithm", "hyper"),
     [
+        (slowmo, {"buffer": "keep"}),
         (fastslowmo, {"carry": "x"}),
         (domo, {"variant": "post"}),
         (fedadc, {"variant": "nag"}),
@@ -658,7 +754,7 @@ def test_momentum_of_a_round_does_not_grow_with_the_steps(algorithm, hyper, step
         (fedtrip, {"xi_mode": "none"}),
         (ghbm, {"warmup": "none"}),
         (local_ghbm, {"scale": "gap"}),
-        (fedhbm, {"variant": "random"}),
+        (fedhbm, {"variant": "drawn"}),
     ],
 )
 def test_unknown_options_are_refused(problem, algorithm, hyper):

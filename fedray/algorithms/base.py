@@ -150,7 +150,7 @@ class Algorithm:
     """Whether the server trains on a public set of its own."""
     uses_server_lr: ClassVar[bool] = True
     assumes_plain_sgd: ClassVar[bool] = False
-    """Whether the paper's corrections are meant for clients without momentum, which would accumulate them."""
+    """Whether the local rule is meant for clients without momentum, which would accumulate its corrections."""
     heads: ClassVar[tuple[str, ...]] = ("none", "moon", "siam")
     """The model heads (``model.head``) under which it works; the first is the one that it asks for."""
     background_before: ClassVar[str | None] = None
@@ -197,8 +197,8 @@ class Algorithm:
         """Lines worth logging about a run with this client momentum and so many of the clients in a cohort."""
         if momentum and self.assumes_plain_sgd:
             yield (
-                f"train.momentum={momentum}: the paper assumes plain SGD at the clients; their momentum accumulates "
-                f"the algorithm's correction up to {1 / (1 - momentum):.3g} times"
+                f"train.momentum={momentum}: the paper's clients have none beside the algorithm's own rule, whose "
+                f"corrections it accumulates up to {1 / (1 - momentum):.3g} times"
             )
 
     def background(self, server: Server) -> Mapping[str, Tensor]:

@@ -27,6 +27,7 @@ class FastSlowMo(FedNAG):
     """
 
     paper = "Yang, Fu et al., IEEE TAI 2022"
+    assumes_plain_sgd = True
 
     class Hyper(base.Hyper):
         gamma: float = base.parameter(0.5, "worker momentum (gamma)", ge=0, lt=1)

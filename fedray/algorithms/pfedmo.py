@@ -39,6 +39,7 @@ class PFedMo(Algorithm):
     """
 
     paper = "Fu, Yang et al., IEEE Trans. Big Data 2024"
+    assumes_plain_sgd = True
     phases = ("train", "score")
     background_before = "score"
     traffic = Traffic(vectors_down=1, vectors_up=1)
