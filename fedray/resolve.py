@@ -46,7 +46,8 @@ class Own:
 class Experiment:
     """All that a run does, but its data: small, and the same in every process.
 
-    ``config`` is resolved: what a default or ``auto`` stood for has been filled in.
+    ``config`` is resolved: what a default or ``auto`` stood for has been filled in. ``notes`` are lines worth telling
+    the user before it starts.
     """
 
     config: Config
@@ -62,6 +63,7 @@ class Experiment:
     device: str
     vectorize: bool
     chunk: int | None
+    notes: tuple[str, ...] = ()
 
     @property
     def precision(self) -> str:
@@ -143,9 +145,11 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     }  # fmt: skip
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
+    advice = algorithm.advice(training.momentum, cohort_size, data.clients)
+    notes = (*data.notes, *(f"warning: {line}" for line in advice))
     experiment = Experiment(
         resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
-        vectorize, chunk,
+        vectorize, chunk, notes,
     )  # fmt: skip
     experiment.build_model()
     return experiment, data

@@ -91,7 +91,7 @@ def simulate(
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
     experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}))
-    for line in federated.notes:
+    for line in experiment.notes:
         display.say(line)
     folder = RunFolder(experiment.config)
     result = RunResult(folder.path, experiment.module)

@@ -677,3 +677,18 @@ def test_no_global_generator_is_used():
 )
 def test_a_global_generator_would_be_found(line):
     assert uses_of_global_generators(ast.parse(line))
+
+
+def test_warnings_of_what_a_paper_does_not_mean(tmp_path):
+    """R3's, and that of FedHBM whose cohort is everybody."""
+
+    def warnings(algorithm: str, **keys: Any) -> list[str]:
+        config = {**SETTINGS, "algorithm.name": algorithm, "run.output": str(tmp_path), "run.rounds": 1, **keys}
+        folder = simulate({**config, "run.resume": False}, data=small_source()).folder
+        return [line for line in (folder / "log.txt").read_text().splitlines() if "warning" in line]
+
+    (line,) = warnings("scaffold", **{"train.momentum": 0.9})
+    assert "train.momentum=0.9" in line and "up to 10 times" in line
+    assert not warnings("fedtrip", **{"train.momentum": 0.9}) + warnings("scaffold") + warnings("fedhbm")
+    (line,) = warnings("fedhbm", **{"train.cohort_size": 9})
+    assert "the cohort is everybody" in line

@@ -60,9 +60,7 @@ def opened(
         recorder = Recorder(folder, dump(experiment.config), machine, columns, saved.round if saved else 0)
         stack.callback(recorder.close)
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
-        momentum, cohort = experiment.training.momentum, experiment.cohort_size
-        advice = experiment.algorithm.advice(momentum, cohort, data.clients)
-        for line in (*warnings, *data.notes, *(f"warning: {line}" for line in advice)):
+        for line in (*warnings, *experiment.notes):
             recorder.note(line)
         if not machine["bits_promised"]:
             recorder.note(
