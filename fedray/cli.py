@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
+from inspect import cleandoc
+from textwrap import indent
 from typing import Any, NoReturn
 
 from fedray.errors import ClientError, UserError, near_miss
@@ -33,6 +37,10 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("fedray: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # whoever read the output has seen enough (| head); Python would complain once more when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 class _Parser(argparse.ArgumentParser):
@@ -201,7 +209,7 @@ def _algorithms(options: argparse.Namespace) -> int:
     for name, cls in known_algorithms().items():
         needs = "; trains on a public set (data.public_samples)" if cls.needs_public else ""
         print(f"{name}  ({cls.paper}{needs})")
-        print(f"    {_first_line(cls)}")
+        print(_first_paragraph(cls))
         print("\n".join(_key_lines(cls.Hyper, "algorithm.")) or "    no hyper-parameters of its own")
     return 0
 
@@ -210,7 +218,7 @@ def _models(options: argparse.Namespace) -> int:
     from fedray.models import MODELS, options_of
 
     for name, cls in MODELS.items():
-        print(f"{name}\n    {_first_line(cls)}")
+        print(f"{name}\n{_first_paragraph(cls)}")
         for option, parameter in options_of(cls).items():
             print(f"  {f'model.{option} = {_value(parameter.default)}':36}  [{parameter.annotation}]")
     return 0
@@ -230,8 +238,8 @@ def _datasets(options: argparse.Namespace) -> int:
     return 0
 
 
-def _first_line(cls: type) -> str:
-    return (cls.__doc__ or "").strip().splitlines()[0]
+def _first_paragraph(cls: type) -> str:
+    return indent(cleandoc(cls.__doc__ or "").split("\n\n")[0], "    ")
 
 
 def _key_lines(model: Any = None, prefix: str = "") -> Iterator[str]:

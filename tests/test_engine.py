@@ -688,7 +688,8 @@ def test_warnings_of_what_a_paper_does_not_mean(tmp_path):
         return [line for line in (folder / "log.txt").read_text().splitlines() if "warning" in line]
 
     (line,) = warnings("scaffold", **{"train.momentum": 0.9})
-    assert "train.momentum=0.9" in line and "up to 10 times" in line
+    assert "train.momentum=0.9" in line
+    assert "up to 10 times" in line
     assert not warnings("fedtrip", **{"train.momentum": 0.9}) + warnings("scaffold") + warnings("fedhbm")
     (line,) = warnings("fedhbm", **{"train.cohort_size": 9})
     assert "the cohort is everybody" in line
