@@ -541,6 +541,8 @@ def test_a_bug_in_a_client(capsys, ray_cluster):
         own = ["algorithm.name=users_things:OwnBug", f"run.name={kind}", f"engine.kind={kind}"]
         done(*own, "engine.actors=1", "engine.cpus_per_actor=0.1", code=1)
         assert re.search(CLIENT_ERROR, capsys.readouterr().err, re.DOTALL)
+        # the actors' own working directory is that in which Ray was started
+        assert Path("runs", kind, "log.txt").exists()
 
 
 def test_what_the_cluster_lacks(capsys, ray_cluster):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -92,6 +93,9 @@ class ServerActor:
 
 def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
     """Run to the end; a server actor that dies is started again once, from the last checkpoint."""
+    # actors keep the working directory that this process had when it joined Ray
+    output = {"output": str(Path(experiment.config.run.output).absolute())}
+    experiment = _with_run_settings(experiment, output)
     with cluster(experiment.config.engine, driver.say) as started_here:
         actors = actor_count(experiment)
         check_resources(experiment, actors, started_here)
@@ -105,8 +109,12 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
                 if never_lived or attempt == 2 or not experiment.config.run.checkpoint_every:
                     raise
                 driver.say(f"the server actor died ({str(error).splitlines()[0]}); going back to the last checkpoint")
-                settings = experiment.config.run.model_copy(update={"resume": "auto"})
-                experiment = replace(experiment, config=experiment.config.model_copy(update={"run": settings}))
+                experiment = _with_run_settings(experiment, {"resume": "auto"})
+
+
+def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experiment:
+    settings = experiment.config.run.model_copy(update=values)
+    return replace(experiment, config=experiment.config.model_copy(update={"run": settings}))
 
 
 def _ship_own_code(experiment: Experiment) -> None:
