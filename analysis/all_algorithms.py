@@ -44,10 +44,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 FURTHER: dict[str, dict[str, Any]] = {
     # a step is alpha times the gradient before the momentum has built up: GHBM's grid has ten times the others' rates
     "fedcm": {"train.lr": 0.1},
-    "mimemom": {"train.lr": 0.1},
-    "mimelitemom": {"train.lr": 0.1},
-    # the settings of the authors' code and of the paper
-    "moon": {"train.momentum": 0.9, "train.weight_decay": 1e-5},
+    # the paper's (1 - beta) leaves a tenth of the rate in round 1 and takes ten rounds to grow: fedjax's and GHBM's form
+    "mimemom": {"algorithm.dampening": False},
+    "mimelitemom": {"algorithm.dampening": False},
+    # the settings of the authors' code, and of the paper
+    "moon": {"train.lr": 0.1, "train.momentum": 0.9, "train.weight_decay": 1e-5},
     "fedsiam_da": {"train.lr": 0.1, "train.momentum": 0.9, "train.weight_decay": 1e-5},
 }
 
@@ -72,8 +73,9 @@ def jobs(only: list[str]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     for setting, settings in (("defaults", {name: DEFAULTS.get(name, {}) for name in only}), ("further", FURTHER)):
         for name in (name for name in only if name in settings):
             cls = find_algorithm(name)
-            # a server learning rate is the algorithm's own
-            shared = {key: value for key, value in settings[name].items() if key != "train.server_lr"}
+            # what is the algorithm's own; a server learning rate too
+            own = {key for key in settings[name] if key.startswith("algorithm.") or key == "train.server_lr"}
+            shared = {key: value for key, value in settings[name].items() if key not in own}
             weights = {} if cls.weighting == "samples" else {"train.weighting": cls.weighting}
             yield setting, "fedavg", cls.heads[0], shared | weights
             yield setting, name, cls.heads[0], settings[name]
