@@ -44,7 +44,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 FURTHER: dict[str, dict[str, Any]] = {
     # a step is alpha times the gradient before the momentum has built up: GHBM's grid has ten times the others' rates
     "fedcm": {"train.lr": 0.1},
-    # the paper's (1 - beta) leaves a tenth of the rate in round 1 and takes ten rounds to grow: fedjax's and GHBM's form
+    # the paper's (1 - beta) leaves a tenth of the rate, and ten rounds to grow: the form of fedjax and of GHBM's code
     "mimemom": {"algorithm.dampening": False},
     "mimelitemom": {"algorithm.dampening": False},
     # the settings of the authors' code, and of the paper

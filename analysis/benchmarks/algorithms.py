@@ -25,6 +25,7 @@ from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
 from fedray.algorithms import known_algorithms
 from fedray.config import load
 from fedray.core.batches import Batch
+from fedray.core.model import predictor_of
 from fedray.engine.opening import opened
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
@@ -78,12 +79,24 @@ class Running:
             "forward": timed(lambda: model.forward(at, small.x, buffers)),
             "gradient": timed(lambda: model.gradients(at, small, buffers)),
             "part": timed(lambda: model.gradients(at, large, buffers)) * PART / y.shape[1],
+            "prediction": self._prediction(),
         }
+
+    def _prediction(self) -> float:
+        """Seconds of a mini-batch there and back through the head's predictor, if it has one."""
+        predictor = predictor_of(self.simulation.worker.model.module)
+        if predictor is None:
+            return 0.0
+        predictor.train()
+        z = torch.randn(BATCH, next(predictor.parameters()).shape[1], requires_grad=True)
+        wanted = [z, *predictor.parameters()]
+        return timed(lambda: torch.autograd.grad(predictor(z).sum(), wanted))
 
     def must(self, passes: dict[str, float]) -> float:
         """Seconds of what this round had to do beyond FedAvg's."""
         work, server = self.experiment.algorithm.work, self.simulation.server
         step = work.forwards * passes["forward"] + work.backwards * (passes["gradient"] - passes["forward"])
+        step += work.predictions * passes["prediction"]
         own = self.experiment.algorithm.server_flops(server, self.experiment.facts.flops)
         server_steps = own / (3 * self.experiment.facts.flops * BATCH)
         full = work.full_gradients * sum(server.cohort.sizes) / PART
@@ -146,7 +159,7 @@ def main() -> None:
     parser.add_argument("--max-minutes", type=float, default=2, help="for each algorithm")
     parser.add_argument("--only", nargs="*", default=list(known_algorithms()))
     args = parser.parse_args()
-    columns = ["algorithm", "seconds", "fedavg", "must", "forward", "gradient", "part", "foreign", "kept"]
+    columns = ["algorithm", "seconds", "fedavg", "must", "forward", "gradient", "part", "prediction", "foreign", "kept"]
     results, rows = Results("algorithms", columns), []
     torch.manual_seed(0)
     with settled(1, False):

@@ -60,8 +60,8 @@ class FedSiamDA(Algorithm):
 
     def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
         mu, y, w_f, hist, known = self.hyper.mu, carry["y"], carry["w_f"], carry["hist"], carry["known"]
-        if j and self.hyper.hist == "prev_epoch":
-            begins = ctx.epoch(j) > ctx.epoch(j - 1)
+        begins = ctx.epoch(j) > ctx.epoch(j - 1)
+        if j and self.hyper.hist == "prev_epoch" and begins.any():
             hist, known = torch.where(begins, ctx.whole(y), hist), torch.where(begins, 1, known)
 
         def attraction(outputs: Outputs, task: Tensor, z_k: Tensor) -> Tensor:
@@ -71,14 +71,14 @@ class FedSiamDA(Algorithm):
             apart = known * cosine_similarity(z_h, outputs.features, dim=1)
             return task + mu * (apart - cosine_similarity(outputs.prediction, z_f, dim=1) / 2)
 
-        before = ctx.whole(y)
+        next_hist = ctx.whole(y) if self.hyper.hist == "prev_step" else hist
         local = ctx.train_pass(y, batch)
-        w_f = w_f - ctx.lr * ctx.grad(w_f, batch, attraction, [local.features])
+        w_f = w_f.sub(ctx.grad(w_f, batch, attraction, [local.features]), alpha=ctx.lr)
         z_f, z_h = ctx.forward(w_f, batch.x).features, ctx.forward(hist, batch.x).features
         y = ctx.descend(y, local.grad(loss, [z_h, known, z_f]))
         if self.hyper.hist == "prev_step":
-            hist, known = before, torch.ones_like(known)
-        return {"y": y, "w_f": w_f, "hist": hist, "known": known}
+            known = torch.ones_like(known)
+        return {"y": y, "w_f": w_f, "hist": next_hist, "known": known}
 
     def end(self, ctx: Context, carry: Carry) -> Result:
         y = carry["y"]

@@ -234,13 +234,13 @@ class Context:
         ``keep_buffers`` the pass leaves no trace in running statistics. Whole models (see :meth:`whole`) have buffers
         of their own, which are updated in place, and for which the gradient is zero.
         """
-        w, own = self.model.layout.split(at)
+        _, own = self.model.layout.split(at)
         buffers = self.buffers if own is None else own
         if keep_buffers and buffers is not None:
             buffers = buffers.clone()
-        gradient = self.model.gradients(w, batch, buffers, loss, extras, self._draws(batch.step))
+        gradient = self.model.gradients(at, batch, buffers, loss, extras, self._draws(batch.step))
         self._log(batch, gradient)
-        return gradient.value if own is None else torch.cat([gradient.value, torch.zeros_like(own)], dim=1)
+        return gradient.value
 
     def train_pass(self, at: Tensor, batch: Batch) -> Pass:
         """The forward pass of ``batch`` at ``at [C, width]``, for a loss that needs what other models make of its

@@ -76,8 +76,15 @@ class Pass:
     ``features [C, b, d]`` are detached; ``task_loss`` and ``correct`` as in :class:`Gradient`.
     """
 
-    def __init__(self, models: list[Tensor], outputs: list[Outputs], losses: list[Tensor], targets: list[Tensor]):
-        self._models, self._outputs, self._losses = models, outputs, losses
+    def __init__(
+        self,
+        layout: Layout,
+        models: list[dict[str, Tensor]],
+        outputs: list[Outputs],
+        losses: list[Tensor],
+        targets: list[Tensor],
+    ) -> None:
+        self._layout, self._models, self._outputs, self._losses = layout, models, outputs, losses
         self.task_loss = torch.stack([loss.detach().mean() for loss in losses])
         right = [(o.logits.detach().argmax(1) == y).sum() for o, y in zip(outputs, targets, strict=True)]
         self.correct = torch.stack(right)
@@ -88,11 +95,12 @@ class Pass:
 
     def grad(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
         """Gradient ``[C, width]`` of the mean over the batch of ``loss``, once."""
-        gradients: list[Tensor] = []
-        for row, (w, outputs, losses) in enumerate(zip(self._models, self._outputs, self._losses, strict=True)):
+        value = self.task_loss.new_zeros(len(self._models), self._layout.width)
+        for row, (model, outputs, losses) in enumerate(zip(self._models, self._outputs, self._losses, strict=True)):
             each = loss(outputs, losses, *(extra[row] for extra in extras))
-            gradients += torch.autograd.grad(each.mean(), w)
-        return torch.stack(gradients)
+            pieces = torch.autograd.grad(each.mean(), list(model.values()), allow_unused=True)
+            self._layout.gather(pieces, value[row])
+        return value
 
 
 class FlatModel:
@@ -116,6 +124,7 @@ class FlatModel:
         self.parameters, self.buffers = parameters.to(self.device), buffers.to(self.device)
         self._bind()
         self._predicting = False
+        self._mode: tuple[bool, bool] | None = None
         self._features: Any = None
         self._prediction: Any = None
         self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
@@ -150,9 +159,18 @@ class FlatModel:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
 
+    def mode(self, training: bool, normalise: bool = True) -> None:
+        """Put the module into training or evaluation mode; ``normalise``: by the batch's own statistics."""
+        # walking through a module takes as long as a small layer
+        if self._mode != (training, normalise):
+            self._mode = training, normalise
+            self.module.train(training)
+            for norm in self._norms if training and not normalise else ():
+                norm.eval()
+
     def load(self, parameters: Tensor, buffers: Tensor | None = None) -> None:
-        """Copy one client's ``parameters [width]`` (and buffers) into the module."""
-        self.parameters.copy_(parameters)
+        """Copy one client's parameters, the first ``width`` numbers given (and buffers), into the module."""
+        self.parameters.copy_(parameters[: self.layout.width])
         if buffers is not None:
             for slot, tensor in self._others:
                 value = slot.view(buffers)
@@ -166,7 +184,7 @@ class FlatModel:
     @torch.no_grad()
     def forward(self, at: Tensor, x: Tensor, buffers: Tensor | None = None, rng: Draws = undrawn) -> Outputs:
         """Evaluation-mode forward of ``x [C, b, ...]`` at the models ``at [C, width]``: logits ``[C, b, classes]``."""
-        self.module.eval()
+        self.mode(training=False)
         results = []
         for row in range(len(at)):
             self.load(at[row], None if buffers is None else buffers[row])
@@ -183,11 +201,8 @@ class FlatModel:
         x, y = batch.x[row], batch.y[row]
         if batch.counts is not None:
             x, y = x[: batch.counts[row]], y[: batch.counts[row]]
-        self.module.train()
-        if len(x) == 1:
-            # it has no variance to normalise by: running statistics are used
-            for norm in self._norms:
-                norm.eval()
+        # a single sample has no variance to normalise by: running statistics are used
+        self.mode(training=True, normalise=len(x) > 1)
         return x, y
 
     def train_pass(self, at: Tensor, batch: Batch, buffers: Tensor | None, rng: Draws = undrawn) -> Pass:
@@ -195,19 +210,18 @@ class FlatModel:
         models, outputs, losses, targets = [], [], [], []
         for row in range(len(at)):
             x, y = self._begin(batch, row)
-            w = at[row].detach().clone().requires_grad_()
-            tensors = self.layout.unflatten(w)
+            model = {name: view.detach().requires_grad_() for name, view in self.layout.named(at[row]).items()}
             # copies, as what autograd has seen must not change under it
             others = {} if buffers is None else {k: v.clone() for k, v in self.layout.others(buffers[row]).items()}
             with self._drawing(rng, row):
-                outputs.append(self.outputs(x, tensors | others, predict=True))
+                outputs.append(self.outputs(x, model | others, predict=True))
             if buffers is not None:
                 for slot in self.layout.buffer_slots:
                     slot.view(buffers[row]).copy_(others[slot.name])
-            models.append(w)
+            models.append(model)
             losses.append(self.loss(outputs[-1].logits, y))
             targets.append(y)
-        return Pass(models, outputs, losses, targets)
+        return Pass(self.layout, models, outputs, losses, targets)
 
     def gradients(
         self,
@@ -218,7 +232,8 @@ class FlatModel:
         extras: Sequence[Tensor] = (),
         rng: Draws = undrawn,
     ) -> Gradient:
-        """Gradient of the mean loss over each client's batch at ``at [C, width]``, in training mode.
+        """Gradient of the mean loss over each client's batch at ``at [C, width]``, in training mode; beyond ``width``
+        (at whole models) it is zero.
 
         ``rule_loss`` replaces the task loss, and gets one row of each of ``extras [C, ...]``. ``buffers`` are updated
         in place as the module's forward does it. ``rng`` is entered around forwards of modules that draw (dropout).
@@ -251,13 +266,7 @@ class LoopModel(FlatModel):
                 each = rule_loss(outputs, task, *(extra[row] for extra in extras))
             objective = each.mean()
             pieces = torch.autograd.grad(objective, self._trainable, allow_unused=True)
-            torch.cat(
-                [
-                    at.new_zeros(slot.size) if piece is None else slot.flat(piece)
-                    for slot, piece in zip(self.layout.slots, pieces, strict=True)
-                ],
-                out=value[row, : self.layout.parameters],
-            )
+            self.layout.gather(pieces, value[row])
             if buffers is not None:
                 self.store_buffers(buffers[row])
             losses.append(objective.detach() if rule_loss is None else task.detach().mean())
@@ -270,7 +279,7 @@ class VmapModel(FlatModel):
 
     @torch.no_grad()
     def forward(self, at: Tensor, x: Tensor, buffers: Tensor | None = None, rng: Draws = undrawn) -> Outputs:
-        self.module.eval()
+        self.mode(training=False)
         forward = torch.func.vmap(lambda w, x: self.outputs(x, self.layout.unflatten(w))[:2])
         return Outputs(*forward(at, x))
 
@@ -283,7 +292,7 @@ class VmapModel(FlatModel):
         extras: Sequence[Tensor] = (),
         rng: Draws = undrawn,
     ) -> Gradient:
-        self.module.train()
+        self.mode(training=True)
         size = batch.y.shape[1]
         if batch.counts is None:
             weights = torch.full((1, 1), 1 / size, device=at.device).expand(len(at), size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -98,6 +98,14 @@ class Layout:
             value = slot.view(buffers)
             named[slot.name] = value if slot.dtype.is_floating_point else value.round().to(slot.dtype)
         return named
+
+    def gather(self, pieces: Sequence[Tensor | None], out: Tensor) -> None:
+        """Write the gradients of the named parameters, None for one that has none, into ``out [width]``."""
+        flat = [
+            out.new_zeros(slot.size) if piece is None else slot.flat(piece)
+            for slot, piece in zip(self.slots, pieces, strict=True)
+        ]
+        torch.cat(flat, out=out[: self.parameters])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """As :meth:`named`, by one differentiable split."""

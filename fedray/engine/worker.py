@@ -233,7 +233,7 @@ class Worker:
         return torch_rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     def _evaluate(self, model: Tensor, buffers: Tensor | None, samples: Samples, indices: Any) -> dict[str, float]:
-        self.model.module.eval()
+        self.model.mode(training=False)
         self.model.load(model, buffers)
         sums = dict.fromkeys(("loss", "correct", *self.experiment.metrics), 0.0)
         for start in range(0, len(indices), EVAL_BATCH):
