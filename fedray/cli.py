@@ -208,6 +208,8 @@ def _algorithms(options: argparse.Namespace) -> int:
 
     for name, cls in known_algorithms().items():
         needs = "; trains on a public set (data.public_samples)" if cls.needs_public else ""
+        if "none" not in cls.heads:
+            needs += f"; needs a model head ({' or '.join(f'model.head={head}' for head in cls.heads)})"
         print(f"{name}  ({cls.paper}{needs})")
         print(_first_paragraph(cls))
         print("\n".join(_key_lines(cls.Hyper, "algorithm.")) or "    no hyper-parameters of its own")

@@ -7,6 +7,7 @@ from fedray.config import Config
 from fedray.core.model import FlatModel
 from fedray.data.source import load_source
 from fedray.errors import UserError
+from fedray.importing import blamed
 from fedray.resolve import Experiment, Own, resolve
 from fedray.tracking import costs
 from fedray.tracking.cost_tables import Candidate, Scenario
@@ -50,7 +51,8 @@ def compared(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]
         except UserError as error:
             left_out[name] = str(error)
             continue
-        flops = algorithm.server_flops(server, experiment.facts.flops)
+        with blamed(f"{name} can't say its server_flops without a run"):
+            flops = algorithm.server_flops(server, experiment.facts.flops)
         candidates.append(Candidate(name, algorithm, experiment.config.model.head, experiment.facts, flops))
     scenario = Scenario(
         load=costs.mean_load(sizes, chosen.training),

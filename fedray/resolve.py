@@ -19,13 +19,13 @@ from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
 from fedray.core.seeds import Purpose
-from fedray.core.vectors import Layout
+from fedray.core.vectors import tensors_of
 from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
 from fedray.data.source import Source, load_source
 from fedray.errors import UserError, near_miss
 from fedray.importing import blamed
 from fedray.models import build, find_model, options_of
-from fedray.models.heads import add_head
+from fedray.models.heads import ProjectionHead, add_head
 from fedray.models.inspection import VMAP_FLOPS, ModelFacts, inspect_model
 
 VMAP_CHUNK = 32
@@ -109,7 +109,8 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     head = _head(config, algorithm)
     name, module = _module(config, own, data)
     if head != "none":
-        module = Headed(module, name, head, config.model.proj_dim, config.run.seed)
+        shape = tuple(data.x.shape[1:])
+        module = Headed(module, name, head, config.model.proj_dim, shape, config.run.seed)
     if config.data.augment != "none" and data.x.ndim != 4:
         raise UserError(
             f"data.augment={config.data.augment} is for images, not for samples of shape {data.x.shape[1:]}"
@@ -145,7 +146,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     }  # fmt: skip
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
-    advice = algorithm.advice(training.momentum, cohort_size, data.clients)
+    advice = algorithm.advice(training.momentum, cohort_size, data.active)
     notes = (*data.notes, *(f"warning: {line}" for line in advice))
     experiment = Experiment(
         resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
@@ -196,7 +197,7 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
 
 
 def _cohort_size(config: Config, data: FederatedData) -> int:
-    present = int((data.sizes() > 0).sum())
+    present = data.active
     if config.train.participation is not None:
         return min(max(1, int(config.train.participation * data.clients)), present)
     if config.train.cohort_size is None:
@@ -239,7 +240,8 @@ def _module(config: Config, own: Own, data: FederatedData) -> tuple[str, Callabl
 
 @dataclass(frozen=True)
 class Copied:
-    """Makes copies of a module that the user gave; for a client, with its layers drawn anew."""
+    """Makes copies of a module that the user gave; for a client, with the layers that are trained and can be drawn anew
+    (by ``reset_parameters``) drawn anew."""
 
     module: nn.Module
     seed: int
@@ -250,7 +252,8 @@ class Copied:
             with seeds.torch_rng(self.seed, Purpose.CLIENT_INIT, client):
                 for layer in module.modules():
                     reset = getattr(layer, "reset_parameters", None)
-                    if callable(reset):
+                    own = list(layer.parameters(recurse=False))
+                    if callable(reset) and (not own or any(p.requires_grad for p in own)):
                         reset()
         return module
 
@@ -280,12 +283,14 @@ class Headed:
     name: str
     head: str
     width: int
+    shape: tuple[int, ...]
     seed: int
 
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)
-        with seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,))):
-            add_head(module, self.head, self.width, self.name)
+        draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
+        with draws, blamed(f"model.head={self.head}, model.proj_dim={self.width}: the head can't be made"):
+            add_head(module, self.head, self.width, self.name, torch.zeros(1, *self.shape))
         return module
 
 
@@ -352,8 +357,12 @@ def _load_weights(module: nn.Module, path: Path) -> None:
         raise UserError(f"model.weights: {path} is not a weights file: {_first_sentence(error)}") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
-    layout = Layout(module)
-    wanted = {slot.name: slot.shape for slot in [*layout.slots, *layout.buffer_slots]}
+    wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
+    heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, ProjectionHead)]
+    of_head = {name for name in wanted if name.startswith(tuple(heads))}
+    if not of_head & tensors.keys():
+        # weights of a backbone: the head keeps what was drawn for it
+        wanted = {name: shape for name, shape in wanted.items() if name not in of_head}
     for name, shape in wanted.items():
         if name not in tensors:
             raise UserError(f"model.weights: {path} has no tensor {name!r}{near_miss(name, tensors)}")

@@ -21,7 +21,7 @@ from fedray.core.batches import Batch, steps_of
 from fedray.core.context import Context, LocalTraining, Samples, Stack
 from fedray.core.model import FlatModel, LoopModel, VmapModel, cross_entropy
 from fedray.core.seeds import Purpose, stream, torch_rng
-from fedray.core.vectors import ROW, Layout
+from fedray.core.vectors import ROW, Layout, frozen
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
@@ -198,19 +198,20 @@ def test_a_layout_gives_back_what_was_packed(shapes, random):
     assert not vector.any()
 
 
-def test_buffers_and_frozen_parameters_are_a_vector_of_their_own():
+def test_buffers_are_a_vector_of_their_own_and_frozen_parameters_in_none():
     module = made(Normed)
     module.last.requires_grad_(False)
     layout = Layout(module)
     parameters, buffers = layout.pack(module)
     assert layout.parameters == 12 * 7 + 7 + 7 + 7
-    assert layout.buffers == 7 * 4 + 4 + 7 + 7 + 1 + 3 + 2 + 2
+    assert layout.buffers == 7 + 7 + 1 + 3 + 2 + 2
     state = module.state_dict()
     named = layout.named(parameters, buffers)
-    assert named.keys() == state.keys()
-    for name, value in state.items():
-        assert named[name].dtype == value.dtype
-        assert torch.equal(named[name], value)
+    assert frozen(module).keys() == {"last.weight", "last.bias"}
+    assert named.keys() | frozen(module).keys() == state.keys()
+    for name, value in {**frozen(module), **named}.items():
+        assert value.dtype == state[name].dtype
+        assert torch.equal(value, state[name])
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

@@ -25,7 +25,7 @@ from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
 from fedray.algorithms import known_algorithms
 from fedray.config import load
 from fedray.core.batches import Batch
-from fedray.core.model import predictor_of
+from fedray.core.model import predicting_head
 from fedray.engine.opening import opened
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
@@ -84,11 +84,11 @@ class Running:
 
     def _prediction(self) -> float:
         """Seconds of a mini-batch there and back through the head's predictor, if it has one."""
-        predictor = predictor_of(self.simulation.worker.model.module)
-        if predictor is None:
+        head = predicting_head(self.simulation.worker.model.module)
+        if head is None:
             return 0.0
-        predictor.train()
-        z = torch.randn(BATCH, next(predictor.parameters()).shape[1], requires_grad=True)
+        predictor = head.predictor.train()
+        z = torch.randn(BATCH, head.classifier.in_features, requires_grad=True)
         wanted = [z, *predictor.parameters()]
         return timed(lambda: torch.autograd.grad(predictor(z).sum(), wanted))
 

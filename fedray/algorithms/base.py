@@ -236,5 +236,8 @@ class Algorithm:
         raise NotImplementedError
 
     def server_flops(self, server: Server, forward: float) -> float:
-        """The server's own computation in the round, in FLOPs; ``forward`` is one sample's forward pass."""
+        """The server's own computation in the round, in FLOPs; ``forward`` is one sample's forward pass.
+
+        It may use what ``server`` says of the round and the sizes of its sets, but neither vectors nor data.
+        """
         return 0.0

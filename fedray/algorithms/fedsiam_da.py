@@ -25,7 +25,7 @@ class FedSiamDA(Algorithm):
         w_f <- w_f - eta_l grad mu/2 (-cos(p_f, sg z_k))                                        (8)
         y <- y - eta_l grad [f_i(y) + mu (cos(sg z_h, z_k) - 1/2 cos(p_k, sg z_f))]             (9-11)
     where z_f is that of the new w_f, which is discarded after the round. Then w_0 = mean_i y_i (13), and
-    x^{r+1} = sum_i D_i y_i / sum_i D_i, D_i = max(0, cos(y_i, w_0)) over all parameters; without ``dual`` it is w_0.
+    x^{r+1} = sum_i D_i y_i / sum_i D_i, D_i = max(0, cos(y_i, w_0)) over what is trained; without ``dual`` it is w_0.
 
     hist is the local model at the end of the last epoch (or step, or round), the final one of the last participation
     at first; the term is dropped while there is none.
@@ -55,8 +55,11 @@ class FedSiamDA(Algorithm):
         return Broadcast({"x": server["x"]} if phase == "train" else {"w_0": server["x"]})
 
     def begin(self, ctx: Context) -> Carry:
-        x = ctx.start("x")
-        return {"y": x, "w_f": ctx.whole(x), "hist": ctx.state["last"], "known": (ctx.gap > 0).float()}
+        x, known = ctx.start("x"), ctx.gap > 0
+        w_f = ctx.whole(x)
+        # where there is no hist yet, x^r stands in, and the loss leaves it out
+        hist = torch.where(known, ctx.state["last"], w_f)
+        return {"y": x, "w_f": w_f, "hist": hist, "known": known.float()}
 
     def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
         mu, y, w_f, hist, known = self.hyper.mu, carry["y"], carry["w_f"], carry["hist"], carry["known"]

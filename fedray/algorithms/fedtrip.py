@@ -6,6 +6,7 @@ Regularization. IPDPS 2023 (arXiv 2304.05824), eq. 5 and Algorithm 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -34,6 +35,10 @@ class FedTrip(FedAvg):
         xi_scale: float = base.parameter(1.0, "factor on xi", ge=0)
         xi_mode: Literal["inverse_gap", "gap", "const"] = base.parameter("inverse_gap", "what xi is")
         xi_const: float = base.parameter(1.0, "xi under xi_mode: const", ge=0)
+
+    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
+        if self.hyper.xi_mode == "gap":
+            yield "algorithm.xi_mode=gap: a client that was away pushes with xi > 1, which can diverge"
 
     def _xi(self, ctx: Context) -> Tensor:
         modes = {

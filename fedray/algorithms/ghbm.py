@@ -114,9 +114,11 @@ class FedHBM(_OwnWindow):
         if self.hyper.variant == "standard":
             return {"y": ctx.start("x"), "a": ctx.state["a"], "s": torch.where(ctx.gap > 0, s, 0)}
         first = s if self.hyper.scale == "participation" else 1 / max(1, ctx.round - 1)
-        anchor, _ = ctx.model.layout.split(ctx.init_models(own=self.hyper.variant == "random"))
-        new = ctx.gap == 0
-        return {"y": ctx.start("x"), "a": torch.where(new, anchor, ctx.state["a"]), "s": torch.where(new, first, s)}
+        a, new = ctx.state["a"], ctx.gap == 0
+        if new.any():
+            anchor, _ = ctx.model.layout.split(ctx.init_models(own=self.hyper.variant == "random"))
+            a = torch.where(new, anchor, a)
+        return {"y": ctx.start("x"), "a": a, "s": torch.where(new, first, s)}
 
     def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
         y, a, s = carry["y"], carry["a"], carry["s"]
@@ -128,5 +130,5 @@ class FedHBM(_OwnWindow):
 
     def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
         yield from super().advice(momentum, cohort, clients)
-        if cohort == clients:
+        if cohort == clients and self.hyper.beta:
             yield "the cohort is everybody, so that s_i = 1: models may run away along flat directions"

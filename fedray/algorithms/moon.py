@@ -47,18 +47,22 @@ class Moon(FedAvg):
         return Broadcast({"x": server["x"]}, {"times": [times.get(client, 0) for client in server.cohort.ids]})
 
     def begin(self, ctx: Context) -> Carry:
-        last = {name: ctx.state[name] for name in self.client_models}
-        known = ctx.given["times"]
-        if self.hyper.first != "skip":
-            x = ctx.start("x")
-            first = ctx.init_models(own=True) if self.hyper.first == "init" else ctx.whole(x)
-            last["last1"] = torch.where(known > 0, last["last1"], first)
-            known = known + 1
-        return {"y": ctx.start("x"), "known": known, **last}
+        x, times = ctx.start("x"), ctx.given["times"]
+        new = times == 0
+        known = times if self.hyper.first == "skip" else times + 1
+        first = x_g = ctx.whole(x)
+        if self.hyper.first == "init" and new.any():
+            first = ctx.init_models(own=True)
+        # where there is no such model, x^r stands in, and the loss leaves it out
+        last = {
+            name: torch.where(new | (known <= age), x_g if age else first, ctx.state[name])
+            for age, name in enumerate(self.client_models)
+        }
+        return {"y": x, "x_g": x_g, "known": known, **last}
 
     def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
         y = carry["y"]
-        z_g = ctx.forward(ctx.start("x"), batch.x).features
+        z_g = ctx.forward(carry["x_g"], batch.x).features
         others = [ctx.forward(carry[name], batch.x).features for name in self.client_models]
         return carry | {"y": ctx.descend(y, ctx.grad(y, batch, self.loss, [carry["known"], z_g, *others]))}
 

@@ -29,8 +29,8 @@ class Server:
 
     ``vectors``: named tensors, checkpointed, of which ``x`` is the model x^r ``[width]`` (and ``buffers`` its buffers
     if it has any). ``table``: per-client numbers by name and client, lazily filled and checkpointed. The rest describes
-    the round r in progress: ``lr`` is eta_l of this round, ``server_lr`` eta_g, ``N`` the number of registered clients,
-    ``weighting`` samples or uniform, ``total_samples`` of all clients, ``batch_size`` B (None: full batch),
+    the round r in progress: ``lr`` is eta_l of this round, ``server_lr`` eta_g, ``N`` the number of clients that hold
+    samples, ``weighting`` samples or uniform, ``total_samples`` of all clients, ``batch_size`` B (None: full batch),
     ``public_samples`` and ``test_samples`` the sizes of those sets.
     """
 

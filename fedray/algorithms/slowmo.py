@@ -6,7 +6,7 @@ ICLR 2020, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -42,6 +42,10 @@ class SlowMo(FedAvg):
             self.client_state = ("b",)
         elif self.hyper.buffer == "average":
             self.traffic = Traffic(vectors_down=1, vectors_up=1)
+
+    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
+        if self.hyper.buffer != "reset" and not momentum:
+            yield f"algorithm.buffer={self.hyper.buffer}: there is no buffer without train.momentum"
 
     def init_server(self, server: Server) -> None:
         server["u"] = torch.zeros_like(server["x"])

@@ -86,7 +86,7 @@ class Context:
     scalars, ``[C, 1]``; ``state``: the clients' own vectors, ``[C, width]``, and whole models, zeros before the first
     participation; ``kept``: what an earlier phase of this round kept, ``[C, ...]``. ``n``, ``J``, ``gap`` and ``p``
     are ``[C, 1]`` float32: samples, local steps, rounds since the last participation (0: never took part), aggregation
-    weight. ``N`` clients are registered, ``members`` are in the cohort. ``past [C, width]``, for an algorithm that
+    weight. ``N`` clients hold samples, ``members`` are in the cohort. ``past [C, width]``, for an algorithm that
     ``needs_past``: the model that each client received at its last participation, zeros before the first. ``momentum
     [C, width]``: the buffer of the clients' SGD, None until its first step; an algorithm may set it at the beginning.
     """

@@ -20,7 +20,7 @@ from fedray.core.vectors import Layout
 
 
 class Outputs(NamedTuple):
-    """What a forward pass gives: ``logits [b, classes]``, ``features [b, d]``, the input of the last Linear, and
+    """What a forward pass gives: ``logits [b, classes]``, ``features [b, d]``, the input of the last Linear called, and
     ``prediction [b, d]``, what the head's predictor makes of them where a loss may ask for it. An algorithm that needs
     the latter two says so by the heads that it takes; of a model that hasn't got them they are None."""
 
@@ -49,16 +49,16 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none")
 
 
-def last_linear(module: nn.Module) -> str | None:
-    """The name of a module's last Linear, whose input is its representation; None if it has no Linear inside."""
-    names = [name for name, m in module.named_modules() if isinstance(m, nn.Linear) and name]
-    return names[-1] if names else None
+class Predicting(nn.Module):
+    """A head with a ``predictor``, which takes what enters its ``classifier``, and is run only where a loss may ask."""
+
+    predictor: nn.Module
+    classifier: nn.Linear
 
 
-def predictor_of(module: nn.Module) -> nn.Module | None:
-    """The prediction MLP that stands beside a module's classifier, if there is one: takes the representation too."""
-    parent, _, child = (last_linear(module) or "").rpartition(".")
-    return getattr(module.get_submodule(parent), "predictor", None) if child == "classifier" else None
+def predicting_head(module: nn.Module) -> Predicting | None:
+    """The head with a predictor that a module has inside, if any."""
+    return next((m for m in module.modules() if isinstance(m, Predicting)), None)
 
 
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
@@ -128,9 +128,11 @@ class FlatModel:
         self._features: Any = None
         self._prediction: Any = None
         self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
-        self._predictor = predictor_of(self.module)
-        if classifier := last_linear(self.module):
-            self.module.get_submodule(classifier).register_forward_pre_hook(self._remember_features)
+        self._head = predicting_head(self.module)
+        beside = set(self._head.predictor.modules()) if self._head else set()
+        for layer in self.module.modules():
+            if isinstance(layer, nn.Linear) and layer not in beside:
+                layer.register_forward_pre_hook(self._remember_features, with_kwargs=True)
 
     def _bind(self) -> None:
         tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
@@ -140,19 +142,20 @@ class FlatModel:
         # whole-number buffers can't be views into a float vector: they are copied in and out
         self._others = [(slot, tensors[slot.name]) for slot in self.layout.buffer_slots]
 
-    def _remember_features(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._features = inputs[0]
-        if self._predicting and self._predictor is not None:
-            self._prediction = self._predictor(inputs[0])
+    def _remember_features(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        # the last to be called overwrites what others left
+        self._features = inputs[0] if inputs else named["input"]
+        if self._predicting and self._head is not None and layer is self._head.classifier:
+            self._prediction = self._head.predictor(self._features)
 
     def outputs(self, x: Tensor, tensors: dict[str, Tensor] | None = None, predict: bool = False) -> Outputs:
         """Forward of ``x [b, ...]`` with the loaded model, or with the tensors given; ``predict``: all the outputs."""
         self._predicting = predict
         with self._autocast():
             logits = self.module(x) if tensors is None else torch.func.functional_call(self.module, tensors, (x,))
-        outputs = Outputs(logits.float(), self._features, self._prediction)
+        features, prediction = (None if z is None else z.float() for z in (self._features, self._prediction))
         self._features = self._prediction = None
-        return outputs
+        return Outputs(logits.float(), features, prediction)  # type: ignore[arg-type]
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision == "bf16":
@@ -280,8 +283,12 @@ class VmapModel(FlatModel):
     @torch.no_grad()
     def forward(self, at: Tensor, x: Tensor, buffers: Tensor | None = None, rng: Draws = undrawn) -> Outputs:
         self.mode(training=False)
-        forward = torch.func.vmap(lambda w, x: self.outputs(x, self.layout.unflatten(w))[:2])
-        return Outputs(*forward(at, x))
+
+        def forward(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+            # a model without a Linear has no features, and vmap gives tensors only
+            return tuple(z for z in self.outputs(x, self.layout.unflatten(w)) if z is not None)
+
+        return Outputs(*torch.func.vmap(forward)(at, x))
 
     def gradients(
         self,

@@ -52,18 +52,16 @@ class Slot:
 
 
 class Layout:
-    """How a module's tensors lie in two flat vectors: trainable parameters, and everything else.
+    """How a module's tensors lie in two flat vectors: trainable parameters, and buffers.
 
     ``parameters`` numbers (P) are trainable; a parameter vector has ``width`` >= P numbers, of which the last are
-    padding and zero. ``buffers`` numbers are buffers and frozen parameters (a vector of ``buffer_width`` numbers);
-    whole-number buffers are kept there as floats and rounded when they are loaded.
+    padding and zero. ``buffers`` numbers are in buffers (a vector of ``buffer_width`` numbers); whole-number buffers
+    are kept there as floats and rounded when they are loaded. Frozen parameters are in neither: they never change.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        others = {name: p for name, p in tensors_of(module).items() if name not in trainable}
-        self.slots, self.parameters = _lay_out(trainable.items())
-        self.buffer_slots, self.buffers = _lay_out(others.items())
+        self.slots, self.parameters = _lay_out((n, p) for n, p in module.named_parameters() if p.requires_grad)
+        self.buffer_slots, self.buffers = _lay_out(module.named_buffers())
         self.width = -(-self.parameters // ROW) * ROW
         self.buffer_width = -(-self.buffers // ROW) * ROW
         self.sizes = [slot.size for slot in self.slots] + [self.width - self.parameters]
@@ -82,7 +80,7 @@ class Layout:
         return result
 
     def pack(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """The module's parameters ``[width]`` and buffers ``[buffer_width]``, copied, float32 on the CPU."""
+        """The module's trainable parameters ``[width]`` and buffers ``[buffer_width]``, copied, float32 on the CPU."""
         tensors = tensors_of(module)
         return _pack(self.slots, tensors, self.width), _pack(self.buffer_slots, tensors, self.buffer_width)
 
@@ -111,6 +109,11 @@ class Layout:
         """As :meth:`named`, by one differentiable split."""
         pieces = vector.split(self.sizes)
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
+
+
+def frozen(module: nn.Module) -> dict[str, Tensor]:
+    """A module's parameters that are not trained, by name."""
+    return {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

@@ -54,6 +54,11 @@ class FederatedData:
         """The number of registered clients N."""
         return len(self.offsets) - 1
 
+    @cached_property
+    def active(self) -> int:
+        """The number of clients that hold samples: the others never take part."""
+        return int((self.sizes() > 0).sum())
+
     def sizes(self) -> np.ndarray:
         """n_i, int64 [N]."""
         return np.diff(self.offsets)

@@ -19,6 +19,7 @@ from fedray.algorithms import Cohort, Server
 from fedray.core import batches, seeds
 from fedray.core.seeds import Purpose
 from fedray.core.tree import TreeSum, subtree
+from fedray.core.vectors import frozen
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
@@ -71,7 +72,7 @@ class Simulation:
         self.server = Server(
             vectors={"x": parameters.to(worker.device)},
             model=worker.model,
-            N=data.clients,
+            N=data.active,
             seed=self.config.run.seed,
             server_lr=self.config.train.server_lr,
             public_context=worker.public_context,
@@ -377,7 +378,8 @@ class Simulation:
         model = self.algorithm.eval_model(self.server)
         layout = self.worker.model.layout
         buffers = self.algorithm.eval_buffers(self.server)
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in layout.named(model, buffers).items()}
+        named = {**frozen(self.worker.model.module), **layout.named(model, buffers)}
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in named.items()}
         path = self.recorder.folder.path / ".model.safetensors"
         save_file(tensors, path)
         checkpoints.sync(path)

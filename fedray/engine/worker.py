@@ -182,7 +182,7 @@ class Worker:
     ) -> Context:
         training = training or self.experiment.training
         ctx = Context(
-            self.model, self.train, training, stack, clients=self.data.clients, kept=kept, initial=self._initial, **rest
+            self.model, self.train, training, stack, clients=self.data.active, kept=kept, initial=self._initial, **rest
         )
         if kept and "buffers" in kept:
             ctx.buffers = kept["buffers"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedray.core.batches import Batch
-from fedray.core.model import Loss, VmapModel, last_linear, predictor_of
+from fedray.core.model import Loss, VmapModel, predicting_head
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.importing import blamed
@@ -67,12 +67,11 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
 
 
 def _prediction_flops(module: nn.Module) -> float:
-    predictor, classifier = predictor_of(module), last_linear(module)
-    if predictor is None or classifier is None:
+    head = predicting_head(module)
+    if head is None:
         return 0.0
-    width: Any = module.get_submodule(classifier).in_features
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        predictor.eval()(torch.zeros(1, width))
+        head.predictor.eval()(torch.zeros(1, head.classifier.in_features))
     return float(counter.get_total_flops())
 
 
@@ -108,6 +107,7 @@ def _stackable(module: nn.Module, loss: Loss, example: Tensor, targets: Tensor, 
     batch: Any = Batch(stack, torch.stack([targets, targets]), 0)
     try:
         model.gradients(model.parameters.expand(2, -1), batch, None)
+        model.forward(model.parameters.expand(2, -1), stack)
     except Exception:
         return False
     return True

@@ -167,6 +167,7 @@ def extra_work(work: Work, head: str = "none") -> str:
         f"{both:g} fwd/bwd per step": both,
         f"{work.forwards - both:g} fwd per step": work.forwards - both,
         f"{work.backwards - both:g} bwd per step": work.backwards - both,
+        f"{work.predictions:g} fwd/bwd of the predictor per step": work.predictions,
     }
     return " + ".join(text for text, amount in parts.items() if amount) or "-"
 
