@@ -1,12 +1,12 @@
 """All algorithms side by side: LeNet-5 on MNIST, 20 clients, cohorts of 5, Dirichlet 0.3, 60 rounds of 10 steps.
 
-FEDRAY_DATA=... python analysis/all_algorithms.py OUTPUT [--seed 0] [--processes 1] [--only NAME ...]
+FEDRAY_DATA=... python analysis/all_algorithms.py OUTPUT [--processes 1] [--only NAME ...]
 
 `defaults`: every algorithm with its paper's hyper-parameters (those that fedray has as defaults) and lr 0.01. Beside
 each stands FedAvg on the same terms: the same architecture, as MOON and FedSiam-DA have a projection head, and the same
 aggregation weights, as some papers weigh clients alike. `further`: those that end more than 2 points below it, in their
-papers' own regime, and FedAvg in that regime too. Writes table.md and table.csv into OUTPUT; runs that are there
-already are not made again.
+papers' own regime over three seeds (with the sample deviation), and FedAvg in that regime too. Writes table.md and
+table.csv into OUTPUT; runs that are there already are not made again.
 """
 
 from __future__ import annotations
@@ -68,6 +68,9 @@ def one(output: Path, setting: str, algorithm: str, head: str, seed: int, keys: 
     }  # fmt: skip
 
 
+SEEDS = {"defaults": [0], "further": [0, 1, 2]}
+
+
 def jobs(only: list[str]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """Setting, algorithm, head and keys of each row, FedAvg on the same terms first."""
     for setting, settings in (("defaults", {name: DEFAULTS.get(name, {}) for name in only}), ("further", FURTHER)):
@@ -81,33 +84,49 @@ def jobs(only: list[str]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
             yield setting, name, cls.heads[0], settings[name]
 
 
+def summed(setting: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of several seeds: means, and the deviation of the accuracy."""
+    frame = pd.DataFrame(runs)
+    means = frame[["accuracy", "best", "seconds"]].mean().to_dict()
+    row = {**runs[0], **means, "setting": setting, "seeds": len(runs), "deviation": frame["accuracy"].std()}
+    row["status"] = ", ".join(sorted(set(frame["status"])))
+    return row
+
+
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A row for each algorithm, with what FedAvg reaches on the same terms (percent) and the difference."""
     pairs = zip(rows[::2], rows[1::2], strict=True)
-    result = pd.DataFrame([{**mine, "fedavg": fedavg["accuracy"]} for fedavg, mine in pairs])
-    result.insert(result.columns.get_loc("best"), "difference", result["accuracy"] - result["fedavg"])
-    return result.round({"accuracy": 2, "best": 2, "fedavg": 2, "difference": 2, "seconds": 1})
+    result = pd.DataFrame(
+        [
+            {**mine, "fedavg": fedavg["accuracy"], "difference": mine["accuracy"] - fedavg["accuracy"]}
+            for fedavg, mine in pairs
+        ]
+    )
+    columns = ["setting", "algorithm", "head", "changed", "seeds", "status", "accuracy", "deviation", "fedavg"]
+    return result[[*columns, "difference", "best", "seconds"]].round(2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=list(known_algorithms()))
     options = parser.parse_args()
     made: dict[str, Future[dict[str, Any]]] = {}
-    rows = []
+    rows: list[tuple[str, list[Future[dict[str, Any]]]]] = []
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         for setting, name, head, keys in jobs(options.only):
-            key = f"{name} {head} {keys}"
-            if key not in made:
-                made[key] = pool.submit(one, options.output / "runs", setting, name, head, options.seed, keys)
-            rows.append((setting, made[key]))
-        result = table([{**future.result(), "setting": setting} for setting, future in rows])
+            runs = []
+            for seed in SEEDS[setting]:
+                key = f"{name} {head} {keys} {seed}"
+                if key not in made:
+                    made[key] = pool.submit(one, options.output / "runs", setting, name, head, seed, keys)
+                runs.append(made[key])
+            rows.append((setting, runs))
+        result = table([summed(setting, [run.result() for run in runs]) for setting, runs in rows])
     result.to_csv(options.output / "table.csv", index=False)
     lines = [
-        "| " + " | ".join(map(str, row)) + " |"
+        "| " + " | ".join("" if value != value else str(value) for value in row) + " |"
         for row in [result.columns, ["---"] * result.shape[1], *result.to_numpy()]
     ]
     (options.output / "table.md").write_text("\n".join(lines) + "\n")

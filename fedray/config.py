@@ -434,6 +434,8 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
         kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {_shown(given)}"
         return kind if problem["type"] in ("model_type", "model_attributes_type") else message
     key = prefix + key
+    if problem["type"] == "missing":
+        return f"{key} must be given: {_choices(annotation)}"
     if problem["type"] == "value_error":
         return f"{key} {message}"
     if problem["type"].startswith(("greater", "less", "finite")):

@@ -306,6 +306,9 @@ class FloatLoss(Good):
 class RaisingLoss(Good):
     @staticmethod
     def task_loss(logits, targets): raise ValueError("boom")
+class Demanding(FedAvg):
+    class Hyper(fedray.Hyper):
+        mu: float
 class OwnBug(FedAvg):
     def step(self, ctx, carry, batch, j): raise ValueError("my own bug")
 class BadMaker(FedAvg):
@@ -357,6 +360,7 @@ OWN += [
     ("algorithm.name=users_things:number", "is not a subclass of fedray.Algorithm"),
     ("algorithm.name=users_things:Good", "is not a subclass of fedray.Algorithm"),
     ("algorithm.name=users_things:BadMaker", "can't be made: ValueError: boom"),
+    ("algorithm.name=users_things:Demanding", "algorithm.mu must be given: a number"),
     ("data.source=users_things:number", "is not a function but int"),
     ("data.source=users_things:source", "failed: KeyError: 'boom' .users_things.py, line"),
 ]
