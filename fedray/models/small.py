@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedray.models.pooling import max_pool2
+
 
 class Logistic(nn.Module):
     """Multinomial logistic regression: one linear layer, cross-entropy."""
@@ -66,8 +68,8 @@ class LeNet5(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.relu(max_pool2(self.conv1(x)))
+        x = F.relu(max_pool2(self.conv2(x)))
         x = F.relu(self.fc1(x.flatten(1)))
         return self.fc3(F.relu(self.fc2(x)))
 
@@ -89,8 +91,8 @@ class FedTripCNN(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.relu(max_pool2(self.conv1(x)))
+        x = F.relu(max_pool2(self.conv2(x)))
         x = F.relu(self.conv3(x))
         return self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
 
