@@ -4,8 +4,47 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """On a busy machine, threads that wait for each other make small steps ten times slower."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _toy(folder: Path, **changes: Any) -> Any:
+    from reference_runs import make_data
+    from references_momentum import Logistic
+
+    data = make_data(folder / "toy.npz", **changes)
+    return replace(data, problem=Logistic(**vars(data.problem)))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The problem that fedray and its references are compared on."""
+    return _toy(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Whichever samples of a client make a mini-batch, its gradient is that of all."""
+    return _toy(tmp_path_factory.mktemp("alike"), alike=True)
+
+
+@pytest.fixture(scope="session")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Everybody has one sample."""
+    from reference_runs import SIZES
+
+    return _toy(tmp_path_factory.mktemp("single"), sizes=[1] * len(SIZES))
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,7 @@ import reference_runs
 import references
 import references_momentum
 import references_variance
-from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, flat, make_data, make_start
-from references_momentum import Logistic
+from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, flat, make_start
 
 from fedray.config import load
 from fedray.resolve import resolve
@@ -71,25 +70,6 @@ EITHER = [*((a, 0.0) for a in ALL), *((a, 0.9) for a in MOMENTUM)]
 # where ALGORITHMS.md says which weights a paper has
 UNIFORM = ("mime", "mimemom", "mimelite", "mimelitemom", "scaffold", "feddyn", "adabest", "fedcm")
 SAMPLES = ("fedavgm", "fedmom", "fedtrip", "ghbm", "local_ghbm", "fedhbm")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    data = make_data(tmp_path_factory.mktemp("data") / "toy.npz")
-    return replace(data, problem=Logistic(**vars(data.problem)))
-
-
-@pytest.fixture(scope="module")
-def alike(tmp_path_factory):
-    data = make_data(tmp_path_factory.mktemp("alike") / "toy.npz", alike=True)
-    return replace(data, problem=Logistic(**vars(data.problem)))
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory):
-    """Everybody has one sample."""
-    data = make_data(tmp_path_factory.mktemp("single") / "toy.npz", sizes=[1] * len(SIZES))
-    return replace(data, problem=Logistic(**vars(data.problem)))
 
 
 @pytest.fixture(scope="module")

@@ -151,15 +151,6 @@ def make_quadratics(sizes=(2, 4, 6, 5, 3), dimension=6):
     return Problem(source, Point(rng.normal(size=dimension)), half_square)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On a busy machine, threads that wait for each other make small steps ten times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def logistic():
     return make_logistic()

@@ -94,15 +94,6 @@ def make_problem(sizes=SIZES, seed=0):
     return Logistic(x, y, CLASSES)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On matrices this small, a second one only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def problem():
     return make_problem()

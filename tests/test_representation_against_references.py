@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, TOLERANCE, cohorts_of, distance, expect, make_data
+from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, TOLERANCE, cohorts_of, distance, expect
 from reference_runs import run as run_fedray
-from references_momentum import Logistic
 from references_representation import fedsiam_da, layer, moon, project, trainable, vector
 from safetensors.numpy import load_file, save_file
 from torch.nn.functional import cross_entropy
@@ -41,34 +40,6 @@ PARTS = ("hidden", "projection", "classifier", "predictor.0", "predictor.1", "pr
 class Start:
     model: dict[str, torch.Tensor]
     path: Path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """On matrices this small, a second one only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    data = make_data(tmp_path_factory.mktemp("data") / "toy.npz")
-    return replace(data, problem=Logistic(**vars(data.problem)))
-
-
-@pytest.fixture(scope="module")
-def alike(tmp_path_factory):
-    data = make_data(tmp_path_factory.mktemp("alike") / "toy.npz", alike=True)
-    return replace(data, problem=Logistic(**vars(data.problem)))
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory):
-    """Everybody has one sample."""
-    data = make_data(tmp_path_factory.mktemp("single") / "toy.npz", sizes=[1] * len(SIZES))
-    return replace(data, problem=Logistic(**vars(data.problem)))
 
 
 def our_name(name, rank):
