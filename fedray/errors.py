@@ -20,6 +20,13 @@ class ClientError(Exception):
     """
 
 
+class StateLost(ClientError):
+    """What a client keeps between rounds is gone, with the node or the disk that it was on.
+
+    A run goes back to its last checkpoint, if it has one.
+    """
+
+
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name that ``name`` was probably meant to be, whatever its case; None if none is close."""
     by_lower = {known_name.lower(): known_name for known_name in known}

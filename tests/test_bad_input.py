@@ -457,7 +457,7 @@ EXTEND = ["run.rounds=6", "run.checkpoint_every=1"]
 DAMAGES = [
     lambda last: flip(last / "server.safetensors"),
     lambda last: flip(last / "record.json"),
-    lambda last: (last / "clients.safetensors").unlink(),
+    lambda last: (last / "server.safetensors").unlink(),
     lambda last: (last / "checksums.json").write_text("{}"),
     lambda last: (last / "checksums.json").write_text("[]"),
     lambda last: (shutil.rmtree(last), last.mkdir()),
@@ -479,7 +479,7 @@ def test_damaged_checkpoints(finished, capsys):
         assert len(read_metrics(Path("runs/run"))) == 6
     shutil.rmtree("runs/run")
     shutil.copytree(finished, "runs/run")
-    for path in Path("runs/run/checkpoints").iterdir():
+    for path in Path("runs/run/checkpoints").glob("round-*"):
         flip(path / "server.safetensors")
     before = hashes("runs/run")
     capsys.readouterr()

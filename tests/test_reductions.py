@@ -191,11 +191,12 @@ class Trace:
         self.models.append(float64(simulation.algorithm.eval_model(server))[:P])
         if not server.round:
             return
+        read = simulation.worker.states.read
         self.cohorts.append(list(server.cohort.ids))
         self.vectors.append(plain(server.vectors))
-        self.states.append({client: plain(handle.value) for client, handle in simulation.states.items()})
+        self.states.append({client: plain(read(file)) for client, file in simulation.states.items()})
         self.tables.append({name: dict(column) for name, column in server.table.items()})
-        self.past.append({number: plain(handle.value)["x"] for number, handle in simulation.past.items()})
+        self.past.append({number: plain(read(file))["x"] for number, file in simulation.past.items()})
 
 
 def trace(folder: Path, problem, settings, name, **hyper):

@@ -1,76 +1,94 @@
-"""Checkpoints that are whole or not there: written beside, fsynced, renamed; checksummed; never pickled."""
+"""Checkpoints that are whole or not there: written beside, flushed to disk, renamed; checksummed; never pickled.
+
+``round-N/`` holds what changes in every round. Files that many rounds share (a client's state, a model of an earlier
+round) lie in ``shared/``, each written once and kept as long as a checkpoint names it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-State = dict[str, NDArray[np.float32]]
-
-FILES = ("server.safetensors", "clients.safetensors", "past.safetensors", "record.json")
+THREADS = 4
+"""Files that are placed or checked at once: most of that time the disk works, or a checksum without Python's lock."""
 
 
 @dataclass
 class Checkpoint:
     """Everything that a run continues from after round ``round``.
 
-    ``vectors``: the server's tensors; ``states``: the clients' own, by client and name; ``past``: models of earlier
-    rounds that clients still refer to; ``record``: JSON (the server's
-    table, cumulative costs, fingerprints).
+    ``vectors``: the server's tensors; ``states`` and ``past``: the files of the clients' states, by client, and of the
+    earlier models that clients refer to, by round; ``record``: JSON (the server's table, cumulative costs,
+    fingerprints).
     """
 
     round: int
     vectors: Mapping[str, Tensor]
-    states: Mapping[int, State] = field(default_factory=dict)
-    past: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+    states: Mapping[int, Path] = field(default_factory=dict)
+    past: Mapping[int, Path] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
 
 
-def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint below ``folder`` and remove all but the last ``keep``; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"round-{checkpoint.round:08d}"
+def save(
+    folder: Path,
+    round: int,
+    vectors: Mapping[str, Tensor],
+    record: Mapping[str, Any],
+    states: Mapping[int, str],
+    past: Mapping[int, str],
+    store: Callable[[str, Path], None],
+    keep: int,
+) -> Path:
+    """Write a checkpoint below ``folder`` and remove all but the last ``keep``; returns its path.
+
+    ``states`` and ``past`` name shared files; ``store(name, path)`` is asked for those that no checkpoint has yet.
+    """
+    shared = folder / "shared"
+    shared.mkdir(parents=True, exist_ok=True)
+    target = folder / f"round-{round:08d}"
     staging = folder / f".{target.name}.{os.getpid()}"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
-    save_file(
-        {name: tensor.cpu().contiguous() for name, tensor in checkpoint.vectors.items()}, staging / "server.safetensors"
-    )
-    flat = {
-        f"{client}/{name}": np.ascontiguousarray(value)
-        for client, state in checkpoint.states.items()
-        for name, value in state.items()
-    }
-    save_arrays(flat, staging / "clients.safetensors")
-    save_arrays(
-        {str(seen): np.ascontiguousarray(x) for seen, x in checkpoint.past.items()}, staging / "past.safetensors"
-    )
-    (staging / "record.json").write_text(json.dumps({"round": checkpoint.round, **checkpoint.record}))
-    sums = {name: _checksum(staging / name) for name in FILES}
+    known = {name: checksum for old in _rounds(folder) for name, checksum in _checksums(old).items()}
+
+    def place(name: str) -> tuple[str, str]:
+        path = shared / name
+        if f"shared/{name}" in known and path.exists():
+            return f"shared/{name}", known[f"shared/{name}"]
+        fresh = shared / f".{name}.{os.getpid()}"
+        fresh.unlink(missing_ok=True)
+        store(name, fresh)
+        checksum = _checksum(fresh)
+        fresh.rename(path)
+        return f"shared/{name}", checksum
+
+    save_file({name: tensor.cpu().contiguous() for name, tensor in vectors.items()}, staging / "server.safetensors")
+    whole = {"round": round, "states": states, "past": past, **record}
+    (staging / "record.json").write_text(json.dumps(whole))
+    sums = {path.name: _checksum(path) for path in staging.iterdir()}
+    with ThreadPoolExecutor(THREADS) as pool:
+        sums |= dict(pool.map(place, [*states.values(), *past.values()]))
     (staging / "checksums.json").write_text(json.dumps(sums))
-    for path in staging.iterdir():
-        sync(path)
-    sync(staging)
+    _flush(folder)
     if target.exists():
         shutil.rmtree(target)
     staging.rename(target)
     sync(folder)
     for old in _rounds(folder)[:-keep]:
         shutil.rmtree(old)
+    _sweep(folder)
     return target
 
 
@@ -88,6 +106,8 @@ def discard(folder: Path) -> None:
     """Remove what interrupted writers left behind."""
     for path in folder.glob(".round-*"):
         shutil.rmtree(path, ignore_errors=True)
+    if folder.exists():
+        _sweep(folder)
 
 
 def sync(path: Path) -> None:
@@ -99,23 +119,62 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _flush(folder: Path) -> None:
+    """All that was written reaches the disk of ``folder``: an fsync for each of many small files takes for ever."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            raise OSError(ctypes.get_errno(), f"can't flush {folder} to disk")
+    finally:
+        os.close(descriptor)
+
+
 def _rounds(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("round-" + "[0-9]" * 8) if path.is_dir())
 
 
+def _sweep(folder: Path) -> None:
+    """Remove the shared files that no checkpoint names."""
+    named = {name for path in _rounds(folder) for name in _checksums(path)}
+    for path in (folder / "shared").glob("*"):
+        if f"shared/{path.name}" not in named:
+            path.unlink()
+
+
+def _checksums(path: Path) -> dict[str, str]:
+    """The checksums of a checkpoint's files by name; none if it is damaged."""
+    try:
+        sums = json.loads((path / "checksums.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return sums if isinstance(sums, dict) else {}
+
+
 def _load(path: Path) -> Checkpoint:
     sums = json.loads((path / "checksums.json").read_text())
-    for name in FILES:
-        if _checksum(path / name) != sums[name]:
+
+    def check(name: str) -> None:
+        if _checksum(_place(path, name)) != sums[name]:
             raise ValueError(f"{name} does not match its checksum")
+
+    _each(check, ["server.safetensors", "record.json", *sums])
     record = json.loads((path / "record.json").read_text())
-    states: dict[int, State] = {}
-    for key, value in load_arrays(path / "clients.safetensors").items():
-        client, _, name = key.partition("/")
-        states.setdefault(int(client), {})[name] = value
+    states, past = (
+        {int(key): _place(path, f"shared/{name}") for key, name in record.pop(part).items()}
+        for part in ("states", "past")
+    )
     vectors = {name: tensor.clone() for name, tensor in load_file(path / "server.safetensors").items()}
-    past = {int(seen): x for seen, x in load_arrays(path / "past.safetensors").items()}
     return Checkpoint(record.pop("round"), vectors, states, past, record)
+
+
+def _place(path: Path, name: str) -> Path:
+    return path.parent / name if name.startswith("shared/") else path / name
+
+
+def _each(do: Callable[[str], None], names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(do, names):
+            pass
 
 
 def _checksum(path: Path) -> str:

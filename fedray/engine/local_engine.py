@@ -18,7 +18,7 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
 
     def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
         if experiment.device != experiment.server_device:
-            worker = Worker(experiment, data, experiment.device)
+            worker = Worker(experiment, data, worker.states, experiment.device)
         return LocalPool(worker), [describe(experiment.device)]
 
     engine = experiment.config.engine

@@ -13,6 +13,7 @@ from fedray.engine import checkpoint as checkpoints
 from fedray.engine.pool import Pool
 from fedray.engine.process import same_kind
 from fedray.engine.server import Simulation
+from fedray.engine.states import StateFolder
 from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.resolve import Experiment, dump
@@ -26,11 +27,12 @@ def opened(
     data: FederatedData,
     make_pool: Callable[[Worker], tuple[Pool, list[dict[str, Any]]]],
     concurrent: bool,
+    node: str = "",
 ) -> Iterator[Simulation]:
     """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards.
 
-    ``make_pool`` gives the pool and a description of each computing process. Raises :class:`UserError` if the folder
-    can't be used, before anything in it is changed.
+    ``make_pool`` gives the pool and a description of each computing process; ``node`` is the name of this one's node.
+    Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
     """
     folder = RunFolder(experiment.config)
     with folder.locked(), contextlib.ExitStack() as stack:
@@ -50,9 +52,13 @@ def opened(
                     f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
                 )
             _same_data(folder, saved, data)
-        worker = Worker(experiment, data, experiment.server_device)
+        states = StateFolder.of_run(experiment.config, node, node)
+        worker = Worker(experiment, data, states, experiment.server_device)
         pool, machines = make_pool(worker)
+        stack.callback(states.clear)
         stack.callback(pool.close)
+        # what a killed run left there
+        states.clear()
         folder.prepare()
         checkpoints.discard(folder.checkpoints)
         machine = {"bits_promised": same_kind(machines), "processes": machines}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedray.engine.tasks import AnyTask, ChunkResult, Handle
+from fedray.engine.states import State, StateFile
+from fedray.engine.tasks import AnyTask, Handle
 from fedray.engine.worker import Worker
 
 
@@ -16,8 +18,9 @@ class Pool(Protocol):
     """A set of workers.
 
     ``slots``: tasks that are worked on at once. ``publish`` makes a broadcast available to all of them; ``map`` runs
-    tasks and yields ``(task, result)`` as they finish, with the states in results replaced by handles; ``sticky`` tasks
-    go to the worker that did the phase before on the same chunk.
+    tasks and yields ``(task, result)`` as they finish; ``sticky`` tasks go to the worker that did the phase before on
+    the same chunk. ``keep`` makes vectors available for many rounds, under a name; ``store`` writes what a handle of
+    kept vectors or of a state names to a file, and ``drop`` forgets it.
     """
 
     slots: int
@@ -26,9 +29,11 @@ class Pool(Protocol):
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]: ...
 
-    def fetch(self, handles: Sequence[Handle]) -> list[Any]: ...
+    def keep(self, name: str, vectors: State) -> Handle: ...
 
-    def hold(self, states: Iterable[dict[str, Any]]) -> list[Handle]: ...
+    def store(self, handle: Handle, target: Path) -> None: ...
+
+    def drop(self, handles: Iterable[Handle]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -46,7 +51,7 @@ class LocalPool:
     slots = 1
 
     def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+        self.worker, self.states = worker, worker.states
         worker.fetch = lambda handle: handle.value
 
     def publish(self, tensors: dict[str, Tensor]) -> Handle:
@@ -54,16 +59,16 @@ class LocalPool:
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task in tasks:
-            result = self.worker.run(task)
-            if isinstance(result, ChunkResult):
-                result.states = self.hold(result.states)
-            yield task, result
+            yield task, self.worker.run(task)
 
-    def fetch(self, handles: Sequence[Handle]) -> list[Any]:
-        return [handle.value for handle in handles]
+    def keep(self, name: str, vectors: State) -> StateFile:
+        return self.states.write(name, vectors)
 
-    def hold(self, states: Iterable[dict[str, Any]]) -> list[Handle]:
-        return [Held(state) for state in states]
+    def store(self, handle: StateFile, target: Path) -> None:
+        self.states.store(handle, target)
+
+    def drop(self, handles: Iterable[StateFile]) -> None:
+        self.states.drop(handles)
 
     def close(self) -> None:
         pass

@@ -22,7 +22,7 @@ from fedray.engine.pool import Pool
 from fedray.engine.process import environment, settled
 from fedray.engine.ray_cluster import actor_count, check_resources, cluster, gpu_share, shortage
 from fedray.engine.ray_pool import RayPool
-from fedray.errors import ClientError, UserError
+from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment, Seeded
 
 BATCH_SECONDS = 0.1
@@ -48,12 +48,12 @@ class ServerActor:
         notes: list[str] = []
 
         def make_pool(worker: Any) -> tuple[Pool, list[dict[str, Any]]]:
-            pool = RayPool(self.experiment, self.data, self.actors, notes.append)
+            pool = RayPool(self.experiment, self.data, self.actors, worker.states, notes.append)
             return pool, pool.machines
 
         with (
             settled(engine.threads, engine.portable_bits),
-            opened(self.experiment, data, make_pool, True) as simulation,
+            opened(self.experiment, data, make_pool, True, ray.get_runtime_context().get_node_id()) as simulation,
         ):
             simulation.stopping = self.stop_asked
             record = simulation.recorder.note
@@ -92,7 +92,8 @@ class ServerActor:
 
 
 def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
-    """Run to the end; a server actor that dies is started again once, from the last checkpoint."""
+    """Run to the end. A server actor that dies is started again once, from the last checkpoint; so it is, a few times,
+    when clients' states are lost with their node."""
     # actors keep the working directory that this process had when it joined Ray
     output = {"output": str(Path(experiment.config.run.output).absolute())}
     experiment = _with_run_settings(experiment, output)
@@ -101,14 +102,18 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
         check_resources(experiment, actors, started_here)
         _ship_own_code(experiment)
         reference = ray.put(data)
-        for attempt in (1, 2):
+        left = {RayActorError: 1, StateLost: experiment.config.engine.max_retries}
+        while True:
             try:
                 return _drive(experiment, reference, actors, driver)
-            except RayActorError as error:
+            except (RayActorError, StateLost) as error:
+                kind = StateLost if isinstance(error, StateLost) else RayActorError
+                left[kind] -= 1
                 never_lived = "creation task" in str(error)
-                if never_lived or attempt == 2 or not experiment.config.run.checkpoint_every:
+                if never_lived or left[kind] < 0 or not experiment.config.run.checkpoint_every:
                     raise
-                driver.say(f"the server actor died ({str(error).splitlines()[0]}); going back to the last checkpoint")
+                what = "" if kind is StateLost else "the server actor died: "
+                driver.say(f"{what}{str(error).splitlines()[0]}; going back to the last checkpoint")
                 experiment = _with_run_settings(experiment, {"resume": "auto"})
 
 

@@ -2,64 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from fedray.data.federated import FederatedData
 from fedray.engine.process import describe, environment, settled
 from fedray.engine.ray_cluster import gpu_share, shortage
-from fedray.engine.tasks import AnyTask, ChunkResult, ChunkTask, Handle, Task
+from fedray.engine.states import State, StateFile, StateFolder
+from fedray.engine.tasks import AnyTask, ChunkTask, Handle, PersonalTask, Task
 from fedray.engine.worker import Worker
-from fedray.errors import ClientError, UserError
+from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment
 
 
 class ClientActor:
     """Simulates whichever clients it is given."""
 
-    def __init__(self, experiment: Experiment, data: FederatedData) -> None:
+    def __init__(self, experiment: Experiment, data: FederatedData, server: str) -> None:
         engine = experiment.config.engine
         self._settled = settled(engine.threads, engine.portable_bits)
         self._settled.__enter__()
-        self.device = experiment.device
-        self.stateful = experiment.algorithm.stateful
-        self.worker = Worker(experiment, data, experiment.device, fetch=ray.get)
+        self.device, self.node = experiment.device, ray.get_runtime_context().get_node_id()
+        states = StateFolder.of_run(experiment.config, self.node, server)
+        self.worker = Worker(experiment, data, states, experiment.device, fetch=_get)
 
-    def describe(self) -> dict[str, Any]:
-        return describe(self.device)
+    def describe(self) -> tuple[str, dict[str, Any]]:
+        """The node, by Ray's name of it, and what decides the bits of its results."""
+        return self.node, describe(self.device)
 
     def run(self, task: Task) -> Any:
-        """The result; of a stateful algorithm, each client's new state follows it as an object of its own, so that it
-        can be fetched alone."""
-        result = self.worker.run(task)
-        if not isinstance(task, ChunkTask) or not isinstance(result, ChunkResult) or not self.stateful:
-            return result
-        states = result.states if result.gave_states else [None] * len(task.ids)
-        result.states = []
-        return (result, *states)
+        return self.worker.run(task)
+
+
+class Keeper:
+    """Hands out the clients' states that lie on a node other than the server's; outlives the client actors there."""
+
+    def __init__(self, experiment: Experiment, server: str) -> None:
+        self.states = StateFolder.of_run(experiment.config, ray.get_runtime_context().get_node_id(), server)
+
+    def read(self, file: StateFile) -> State:
+        return self.states.read(file)
+
+    def drop(self, files: Sequence[StateFile]) -> None:
+        self.states.drop(files)
+
+    def clear(self) -> None:
+        self.states.clear()
 
 
 @dataclass
 class _Sent:
-    """A task that an actor has, and the references to the states that it will give."""
+    """A task that an actor has."""
 
     actor: Any
     task: Any
-    states: list[Any]
 
 
 class RayPool:
     """``actors`` client actors, created at once and awaited for ``engine.start_timeout`` seconds."""
 
-    def __init__(self, experiment: Experiment, data: Any, actors: int, note: Callable[[str], None]) -> None:
-        self.experiment, self.data, self.note = experiment, data, note
+    def __init__(
+        self, experiment: Experiment, data: Any, actors: int, states: StateFolder, note: Callable[[str], None]
+    ) -> None:
+        self.experiment, self.data, self.states, self.note = experiment, data, states, note
         engine = experiment.config.engine
         self.patience, self.max_retries = engine.start_timeout, engine.max_retries
         self.slots = actors
@@ -68,8 +84,9 @@ class RayPool:
         self.starting: dict[Any, Any] = {}
         self.alive: list[Any] = []
         self.machines: list[dict[str, Any]] = []
+        self.nodes: dict[Any, str] = {}
+        self.keepers: dict[str, Any] = {}
         self.owners: dict[int, Any] = {}
-        self.stateful = experiment.algorithm.stateful
         self.losses = 0
         for _ in range(actors):
             self._create()
@@ -85,7 +102,7 @@ class RayPool:
                 max_restarts=0,
                 runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
             )
-            .remote(self.experiment, self.data)
+            .remote(self.experiment, self.data, self.states.node)
         )
         self.actors.append(actor)
         self.starting[actor.describe.remote()] = actor
@@ -110,7 +127,7 @@ class RayPool:
     def _enter(self, reference: Any) -> None:
         actor = self.starting.pop(reference)
         try:
-            machine = ray.get(reference)
+            self.nodes[actor], machine = ray.get(reference)
         except RayTaskError as error:
             raise _cause(error) from None
         except RayActorError as error:
@@ -122,7 +139,17 @@ class RayPool:
             return
         self.machines.append(machine)
         self.note(f"client actor: pid {machine['pid']} on {machine['node']}, {machine['device']}")
+        if self.experiment.algorithm.stateful:
+            self._open(self.nodes[actor])
         self.alive.append(actor)
+
+    def _open(self, node: str) -> None:
+        """Have a keeper on ``node``, and what a killed run may have left there removed."""
+        if node != self.states.node and node not in self.keepers:
+            place = NodeAffinitySchedulingStrategy(node, soft=False)
+            keeper: Any = ray.remote(Keeper).options(num_cpus=0, scheduling_strategy=place, max_concurrency=4)
+            self.keepers[node] = keeper.remote(self.experiment, self.states.node)
+            _get(self.keepers[node].clear.remote())
 
     def publish(self, tensors: dict[str, Tensor]) -> Handle:
         return ray.put({name: tensor.cpu().numpy() for name, tensor in tensors.items()})
@@ -155,7 +182,6 @@ class RayPool:
             self.losses = 0
             if isinstance(done.task, ChunkTask):
                 self.owners[done.task.start] = done.actor
-                result.states = done.states if result.gave_states else []
             yield done.task, result
 
     def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
@@ -173,11 +199,18 @@ class RayPool:
                 self._send(actor, task, sent)
 
     def _send(self, actor: Any, task: Task, sent: dict[Any, _Sent]) -> None:
-        if isinstance(task, ChunkTask) and self.stateful:
-            reference, *states = actor.run.options(num_returns=1 + len(task.ids)).remote(task)
-        else:
-            reference, states = actor.run.remote(task), []
-        sent[reference] = _Sent(actor, task, states)
+        within_reach = task
+        if isinstance(task, (ChunkTask, PersonalTask)) and task.states:
+            within_reach = replace(task, states=[self._near(state, self.nodes[actor]) for state in task.states])
+        sent[actor.run.remote(within_reach)] = _Sent(actor, task)
+
+    def _near(self, state: Handle | None, node: str) -> Handle | None:
+        """A state as an actor on ``node`` can get it: a file there, or an object on its way from where the file is."""
+        if not isinstance(state, StateFile) or state.node == node:
+            return state
+        if state.node == self.states.node:
+            return ray.put(self.states.read(state))
+        return self.keepers[state.node].read.remote(state)
 
     def _choose(self, queue: deque[Task], actor: Any) -> Task | None:
         """The first task whose earlier phase ``actor`` did, or whose owner is gone."""
@@ -194,11 +227,25 @@ class RayPool:
             raise ClientError(f"{line}: {self.losses} losses in a row (engine.max_retries={self.max_retries})")
         self._create()
 
-    def fetch(self, handles: Sequence[Handle]) -> list[Any]:
-        return ray.get(list(handles))
+    def keep(self, name: str, vectors: State) -> Handle:
+        return ray.put(vectors)
 
-    def hold(self, states: Iterable[dict[str, Any]]) -> list[Handle]:
-        return [ray.put(state) for state in states]
+    def store(self, handle: Handle, target: Path) -> None:
+        if isinstance(handle, StateFile) and handle.node == self.states.node:
+            self.states.store(handle, target)
+        elif isinstance(handle, StateFile):
+            save_file(_get(self.keepers[handle.node].read.remote(handle)), target)
+        else:
+            save_file(_get(handle), target)
+
+    def drop(self, handles: Iterable[Handle]) -> None:
+        by_node: dict[str, list[StateFile]] = {}
+        for handle in handles:
+            if isinstance(handle, StateFile):
+                by_node.setdefault(handle.node, []).append(handle)
+        self.states.drop(by_node.pop(self.states.node, ()))
+        for node, files in by_node.items():
+            self.keepers[node].drop.remote(files)
 
     def _remove(self, actor: Any) -> None:
         """Give an actor up, whether it is dead or not."""
@@ -211,6 +258,19 @@ class RayPool:
         for actor in self.actors:
             ray.kill(actor)
         self.actors, self.alive, self.starting = [], [], {}
+        for keeper in self.keepers.values():
+            with contextlib.suppress(RayError):
+                ray.get(keeper.clear.remote(), timeout=10)
+            ray.kill(keeper)
+        self.keepers = {}
+
+
+def _get(handle: Handle) -> Any:
+    """What a handle names; :class:`StateLost` if it went with its node."""
+    try:
+        return ray.get(handle)
+    except RayError as error:
+        raise StateLost(f"a client's state is gone with its node: {_first_line(error)}") from None
 
 
 def _cause(error: RayTaskError) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.cohorts import chunks, draw_cohort, weights_of
 from fedray.engine.pool import Pool
+from fedray.engine.states import StateFile
 from fedray.engine.tasks import ChunkResult, ChunkTask, EvalTask, Handle, PersonalTask
 from fedray.engine.worker import Worker
 from fedray.resolve import Experiment
@@ -64,7 +66,7 @@ class Simulation:
         self.concurrent = concurrent
         self.sizes = data.sizes()
         self.present = np.flatnonzero(self.sizes)
-        self.states: dict[int, Handle] = {}
+        self.states: dict[int, StateFile] = {}
         self.past: dict[int, Handle] = {}
         self.saved_round = 0
         self.stopping = threading.Event()
@@ -98,8 +100,9 @@ class Simulation:
             for name, column in saved.record["table"].items()
         }
         self.costs, self.wall_before = saved.record["costs"], saved.record["wall_seconds"]
-        self.states = dict(zip(saved.states, self.pool.hold(saved.states.values()), strict=True))
-        self.past = dict(zip(saved.past, self.pool.hold({"x": model} for model in saved.past.values()), strict=True))
+        self.pool.drop([*self.states.values(), *self.past.values()])
+        self.states = {client: self.worker.states.adopt(path) for client, path in saved.states.items()}
+        self.past = {seen: self.pool.keep(path.name, load_file(path)) for seen, path in saved.past.items()}
 
     def rounds(self) -> Iterator[Report]:
         """Run the rounds that are left; ends early when ``stopping`` is set or the loss is not finite any more."""
@@ -138,16 +141,16 @@ class Simulation:
         server.cohort = cohort = self._cohort(number)
         server.client_scalars = {}
         if self.algorithm.needs_past:
-            (self.past[number],) = self.pool.hold([{"x": server["x"].cpu().numpy().copy()}])
+            self.past[number] = self.pool.keep(f"model-{number}", {"x": server["x"].cpu().numpy().copy()})
         background = self._start_background() if self.algorithm.background_before else None
         results = self._phases(background)
         last = server.column("last")
         last |= dict.fromkeys(cohort.ids, number)
         if self.algorithm.needs_past:
-            named = {int(seen) for seen in last.values()}
-            self.past = {seen: handle for seen, handle in self.past.items() if seen in named}
-        for client, state in results.states.items():
-            self.states[client] = state
+            for old in self.past.keys() - {int(number) for number in last.values()}:
+                self.pool.drop([self.past.pop(old)])
+        self.pool.drop([self.states[client] for client in results.states if client in self.states])
+        self.states |= results.states
         seen = sum(load_of(size, training).seen for size in cohort.sizes)
         down, up = bytes_per_client(self.algorithm.traffic, self.experiment.facts)
         self.costs["iterations"] += max(cohort.steps)
@@ -266,7 +269,9 @@ class Simulation:
                 # a copy: results may lie read-only in shared memory
                 trees.setdefault(name, TreeSum(members)).add(node, torch.tensor(value, device=device))
             done[task.start] = result
-            results.states |= dict(zip(task.ids, result.states, strict=False))
+            given = dict(zip(task.ids, result.states, strict=False))
+            self.pool.drop([results.states[client] for client in given if client in results.states])
+            results.states |= given
         ordered = [done[start] for start in sorted(done)]
         columns: dict[str, list[float]] = {}
         for result in ordered:
@@ -357,10 +362,8 @@ class Simulation:
         if self.saved_round == self.server.round:
             return
         self.recorder.sync()
-        clients = sorted(self.states)
-        states = dict(zip(clients, self.pool.fetch([self.states[client] for client in clients]), strict=True))
-        models = self.pool.fetch(list(self.past.values()))
-        past = {seen: model["x"] for seen, model in zip(self.past, models, strict=True)}
+        handles = {file.name: file for file in self.states.values()}
+        handles |= {f"model-{seen}": handle for seen, handle in self.past.items()}
         record = {
             "table": self.server.table,
             "costs": self.costs,
@@ -369,8 +372,13 @@ class Simulation:
         }
         checkpoints.save(
             self.recorder.folder.checkpoints,
-            Checkpoint(self.server.round, self.server.vectors, states, past, record),
-            self.config.run.keep_checkpoints,
+            self.server.round,
+            self.server.vectors,
+            record,
+            states={client: self.states[client].name for client in sorted(self.states)},
+            past={seen: f"model-{seen}" for seen in self.past},
+            store=lambda name, path: self.pool.store(handles[name], path),
+            keep=self.config.run.keep_checkpoints,
         )
         self.saved_round = self.server.round
 
@@ -397,4 +405,4 @@ class _RoundResults:
     """What is collected over the phases of a round: the clients' log columns in id order, and their new states."""
 
     log: dict[str, list[float]]
-    states: dict[int, Handle]
+    states: dict[int, StateFile]

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedray.engine.states import StateFile
+
 Handle: TypeAlias = Any
 """Something that a worker's ``fetch`` turns into a dict of tensors: an object reference, or the dict itself."""
 
@@ -18,8 +20,9 @@ class ChunkTask:
     """Phase ``phase`` (a position among the algorithm's phases) of the clients at positions start .. start + C - 1.
 
     ``broadcasts`` and ``scalars`` hold an entry for each phase up to this one, so that a chunk whose earlier phases
-    were lost with an actor can be run again from the beginning. ``states`` are the clients' states, None for one that
-    has none; ``past`` the models that they received last, of an algorithm that needs them.
+    were lost with an actor can be run again from the beginning. ``states`` are the clients' states (files, or handles
+    of what is in them), None for one that has none; ``past`` the models that they received last, of an algorithm that
+    needs them.
     """
 
     round: int
@@ -42,16 +45,15 @@ class ChunkResult:
     """What a phase gave for a chunk.
 
     ``sums``: of each upload, the float64 value of the chunk's node in the summation tree; ``scalars`` and ``log``:
-    lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: each client's new state, if the
-    phase ``gave_states`` (a pool replaces them by handles).
+    lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: where each client's new state
+    is, if the phase gives any.
     """
 
     sums: dict[str, NDArray[np.float64]]
     weights: dict[str, str]
     scalars: dict[str, list[float]]
     log: dict[str, list[float]]
-    states: list[dict[str, NDArray[np.float32]]] = field(default_factory=list)
-    gave_states: bool = False
+    states: list[StateFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

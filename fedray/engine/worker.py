@@ -22,8 +22,9 @@ from fedray.core.seeds import SERVER, Purpose, torch_rng
 from fedray.core.tree import TreeSum, reduce_rows, subtree
 from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData
+from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import ChunkResult, ChunkTask, EvalResult, EvalTask, Handle, PersonalTask, Task
-from fedray.errors import ClientError
+from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment
 
 EVAL_BATCH = 250
@@ -33,17 +34,18 @@ EVAL_BATCH = 250
 class Worker:
     """A model and the data on one device, and what is needed to run any task on them.
 
-    ``fetch`` turns a handle into a dict of tensors or arrays.
+    ``states`` is where new states of clients go; ``fetch`` turns a handle into a dict of tensors or arrays.
     """
 
     def __init__(
         self,
         experiment: Experiment,
         data: FederatedData,
+        states: StateFolder,
         device: str = "cpu",
         fetch: Callable[[Handle], Any] = lambda handle: handle,
     ) -> None:
-        self.experiment, self.data, self.fetch = experiment, data, fetch
+        self.experiment, self.data, self.states, self.fetch = experiment, data, states, fetch
         self.algorithm = experiment.algorithm
         self.device = torch.device(device)
         kind = VmapModel if experiment.vectorize else LoopModel
@@ -85,6 +87,8 @@ class Worker:
             rows = slice(first, first + size)
             try:
                 result, ctx = self._phase(task, task.phase, rows)
+            except (StateLost, UserError):
+                raise
             except (Exception, SystemExit):
                 clients = ", ".join(str(client) for client in task.ids[rows])
                 where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
@@ -102,10 +106,10 @@ class Worker:
             for name, values in ctx.training_scalars().items():
                 merged.log.setdefault(name, []).extend(values)
             if result.state:
-                merged.gave_states = True
-                merged.states += [
-                    {name: value[row].cpu().numpy() for name, value in result.state.items()} for row in range(size)
-                ]
+                rows_of = {name: value.cpu().numpy() for name, value in result.state.items()}
+                for row, client in enumerate(task.ids[rows]):
+                    state = {name: value[row] for name, value in rows_of.items()}
+                    merged.states.append(self.states.write(f"client-{client}-{task.round}-{task.phase}", state))
         merged.sums = {name: tree.total().cpu().numpy() for name, tree in sums.items()}
         return merged
 
@@ -150,7 +154,7 @@ class Worker:
         ctx = self._context(
             stack, round=task.round, lr=task.lr, shared=self.shared(task.broadcasts[phase]), kept=kept,
             state=self._states(task.states[rows]) if task.states else None,
-            past=self._stacked(task.past[rows], "x", self.model.layout.width) if task.past else None,
+            past=self._past(task.past[rows]) if task.past else None,
             members=task.members,
         )  # fmt: skip
         result: Result = getattr(self.algorithm, name)(ctx)
@@ -191,15 +195,22 @@ class Worker:
     def _states(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
         """The stack's states by name, ``[C, ...]`` in own memory; zeros for a client that has none yet."""
         layout = self.model.layout
-        vectors = {name: self._stacked(handles, name, layout.width) for name in self.algorithm.client_state}
         whole = layout.width + layout.buffer_width
-        return vectors | {name: self._stacked(handles, name, whole) for name in self.algorithm.client_models}
+        widths = dict.fromkeys(self.algorithm.client_state, layout.width)
+        return self._stacked(handles, widths | dict.fromkeys(self.algorithm.client_models, whole))
 
-    def _stacked(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
-        """The vector ``name`` of each handle, ``[C, width]`` in own memory; zeros where there is no handle."""
-        zeros = torch.zeros(width, device=self.device)
-        found = (None if handle is None else self.fetch(handle)[name] for handle in handles)
-        return torch.stack([zeros if vector is None else _own(vector, self.device) for vector in found])
+    def _past(self, handles: Sequence[Handle | None]) -> Tensor:
+        return self._stacked(handles, {"x": self.model.layout.width})["x"]
+
+    def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
+        """The vectors of each handle by name, ``[C, width]`` in own memory; zeros where there is no handle."""
+        stacked = {name: torch.zeros(len(handles), width, device=self.device) for name, width in widths.items()}
+        for row, handle in enumerate(handles):
+            if handle is not None:
+                found = self.states.read(handle) if isinstance(handle, StateFile) else self.fetch(handle)
+                for name, rows in stacked.items():
+                    rows[row].copy_(_tensor(found[name]))
+        return stacked
 
     def _initial(self, client: int | None) -> Tensor:
         """The whole initial model of the run, or one drawn for a client."""

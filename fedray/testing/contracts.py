@@ -24,7 +24,7 @@ from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.opening import opened
-from fedray.engine.pool import Held, LocalPool
+from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
 from fedray.engine.tasks import AnyTask, ChunkResult, ChunkTask, Task
 from fedray.engine.worker import Worker
@@ -93,7 +93,8 @@ class AlgorithmContract:
                     simulation.checkpoint(1.0)
                     before = {name: vector.clone() for name, vector in simulation.server.vectors.items()}
                     table = {name: dict(column) for name, column in simulation.server.table.items()}
-                    states = {client: handle.value for client, handle in simulation.states.items()}
+                    read = simulation.worker.states.read
+                    states = {client: _hashes(read(file)) for client, file in simulation.states.items()}
                     break
             saved = checkpoints.load_last(simulation.recorder.folder.checkpoints, print)
             assert saved is not None
@@ -101,9 +102,7 @@ class AlgorithmContract:
             assert simulation.server.round == 3
             assert simulation.server.table == table
             assert _hashes(simulation.server.vectors) == _hashes(before)
-            assert {client: _hashes(handle.value) for client, handle in simulation.states.items()} == {
-                client: _hashes(state) for client, state in states.items()
-            }
+            assert {client: _hashes(read(file)) for client, file in simulation.states.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:
         """Stopped and resumed, a run ends as if it had never been stopped."""
@@ -183,16 +182,22 @@ class DoublingPool(LocalPool):
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task in tasks:
-            before = _given(task)
-            again = Worker(self.experiment, self.data, fetch=lambda handle: handle.value).run(task)
+            before = self._given(task)
+            again = Worker(self.experiment, self.data, self.states, fetch=lambda handle: handle.value).run(task)
+            states = [_hashes(self.states.read(file)) for file in getattr(again, "states", ())]
             for _, result in super().map([task]):
                 if isinstance(again, ChunkResult):
                     assert _hashes(result.sums) == _hashes(again.sums), "a task run again gave other sums"
                     assert result.scalars == again.scalars, "a task run again gave other scalars"
-                    states = [_hashes(handle.value) for handle in result.states]
-                    assert states == [_hashes(state) for state in again.states], "a task run again gave other states"
-                assert _given(task) == before, "a task changed what it was given"
+                    found = [_hashes(self.states.read(file)) for file in result.states]
+                    assert found == states, "a task run again gave other states"
+                assert self._given(task) == before, "a task changed what it was given"
                 yield task, result
+
+    def _given(self, task: Task) -> list[dict[str, str]]:
+        handles = task.broadcasts if isinstance(task, ChunkTask) else [task.broadcast]
+        states = [file for file in getattr(task, "states", ()) if file is not None]
+        return [_hashes(handle.value) for handle in handles] + [_hashes(self.states.read(file)) for file in states]
 
 
 def assert_same(a: RunResult, b: RunResult) -> None:
@@ -213,12 +218,6 @@ def _simulation(experiment: Experiment, data: FederatedData, pool: type[LocalPoo
             yield simulation
 
     return both()
-
-
-def _given(task: Task) -> list[dict[str, str]]:
-    handles = task.broadcasts if isinstance(task, ChunkTask) else [task.broadcast]
-    states = [state for state in getattr(task, "states", ()) if state is not None]
-    return [_hashes(handle.value) for handle in (*handles, *states) if isinstance(handle, Held)]
 
 
 def _hashes(tensors: Mapping[str, Any]) -> dict[str, str]:
