@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
-import socket
-import tempfile
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedray.data.find import download_into, find_files
 from fedray.data.source import Source
 from fedray.errors import UserError
 
@@ -128,34 +126,22 @@ def find(name: str, root: str | None) -> dict[str, Path]:
 
     In ``root`` if given, and nowhere else; else in $FEDRAY_DATA, system folders, the user's cache, or downloaded to it.
     """
-    if root is not None:
-        return _in_root(name, Path(root).expanduser())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
-    places = [Path(place).expanduser() for place in (os.environ.get("FEDRAY_DATA"), *SETS[name].system) if place]
-    for place in [*places, cache]:
-        found = max((_files(folder) for folder in _folders(name, place)), key=len)
-        if len(found) == len(FILES):
-            return found
-    try:
-        _download(SETS[name].folder, cache)
-    except Exception as error:  # torchvision raises RuntimeError, URLError, OSError, ...
-        searched = ", ".join(map(str, [*places, cache]))
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{name} is not in {searched} and could not be downloaded ({reason}): put {FILES[0]}.gz and its three "
-            f"companions into a folder and give it as data.root or $FEDRAY_DATA"
-        ) from None
-    return _in_root(name, cache)
+    return find_files(
+        name,
+        root,
+        look=lambda place: _look(name, place),
+        download=lambda cache: _download(SETS[name].folder, cache),
+        wanted=f"{FILES[0]}.gz and its three companions",
+        system=SETS[name].system,
+    )
 
 
-def _in_root(name: str, root: Path) -> dict[str, Path]:
-    if not root.is_dir():
-        raise UserError(f"data.root={root} is not a folder")
-    found, folder = max(((_files(folder), folder) for folder in _folders(name, root)), key=lambda pair: len(pair[0]))
+def _look(name: str, place: Path) -> dict[str, Path]:
+    found, folder = max(((_files(folder), folder) for folder in _folders(name, place)), key=lambda pair: len(pair[0]))
     for file in FILES:
         if file not in found:
             raise UserError(
-                f"data.root={root} lacks {file} or {file}.gz"
+                f"data.root={place} lacks {file} or {file}.gz"
                 + (f" (its companions are in {folder})" if found else f" (nor is it in raw or {SETS[name].folder}/raw)")
             )
     return found
@@ -176,18 +162,12 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _download(folder: str, cache: Path) -> None:
-    """Has torchvision download and checksum the files, then moves them in place, so that none is ever half there."""
-    from torchvision import datasets
+    """Has torchvision download and checksum the files."""
 
-    cache.mkdir(parents=True, exist_ok=True)
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(30)  # torchvision sets none, and would wait for ever behind a silent firewall
-    try:
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            getattr(datasets, folder)(scratch, download=True)
-            target = cache / folder / "raw"
-            target.mkdir(parents=True, exist_ok=True)
-            for path in _files(Path(scratch) / folder / "raw").values():
-                os.replace(path, target / path.name)
-    finally:
-        socket.setdefaulttimeout(before)
+    def fetch(scratch: Path) -> list[Path]:
+        from torchvision import datasets
+
+        getattr(datasets, folder)(str(scratch), download=True)
+        return list(_files(scratch / folder / "raw").values())
+
+    download_into(cache, f"{folder}/raw", fetch)

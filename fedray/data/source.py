@@ -62,6 +62,11 @@ SOURCES = {
         "Fashion-MNIST: 60,000 + 10,000 pictures of clothes of 28x28, 10 classes (Xiao et al. 2017)",
         "MIT, Zalando SE 2017",
     ),
+    "cifar10": SourceEntry(
+        "fedray.data.cifar:cifar10",
+        "CIFAR-10: 50,000 + 10,000 colour photographs of 32x32, 10 classes (Krizhevsky 2009)",
+        "no formal licence; free for research",
+    ),
     "npz": SourceEntry(
         "fedray.data.npz:npz",
         "a file of your own (data.root): x_train, y_train, x_test, y_test, optional client_train, x_public, ...",

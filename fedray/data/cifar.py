@@ -1,0 +1,123 @@
+"""CIFAR-10 in the publisher's binary or python layout, found on this machine or downloaded.
+
+Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedray.data.find import download_into, find_files
+from fedray.data.source import Source
+from fedray.data.unpickle import Call, unpickle
+from fedray.errors import UserError
+
+PARTS = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+BINARY, PYTHON = "cifar-10-batches-bin", "cifar-10-batches-py"
+PIXELS = 3 * 32 * 32
+MEAN = np.array([0.4914, 0.4822, 0.4465])  # of pixels/255: red, green, blue
+DEVIATION = np.array([0.2470, 0.2435, 0.2616])
+
+
+def cifar10(root: str | None) -> Source:
+    """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
+    *train, (x_test, y_test) = map(read_batch, find(root))
+    x_train, y_train = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
+    scale, shift = 1 / (255 * DEVIATION), -MEAN / DEVIATION
+    return Source("cifar10", x_train, y_train, x_test, y_test, 10, scale.astype(np.float32), shift.astype(np.float32))
+
+
+def find(root: str | None) -> list[Path]:
+    """Where the six files are, those of training first; the places are those of :func:`find_files`."""
+    return find_files(
+        "cifar10",
+        root,
+        look=_look,
+        download=_download,
+        wanted=f"{PARTS[0]}.bin (or {PARTS[0]} of the python version) and its five companions",
+    )
+
+
+def _look(place: Path) -> list[Path]:
+    binary = [[folder / f"{part}.bin" for part in PARTS] for folder in (place / BINARY, place)]
+    python = [[folder / part for part in PARTS] for folder in (place / PYTHON, place)]
+    best = max([*binary, *python], key=lambda paths: sum(path.is_file() for path in paths))
+    missing = [path.name for path in best if not path.is_file()]
+    if len(missing) == len(PARTS):
+        raise UserError(f"data.root={place} lacks {PARTS[0]}.bin or {PARTS[0]} (nor are they in {BINARY} or {PYTHON})")
+    if missing:
+        raise UserError(f"data.root={place} lacks {missing[0]} (its companions are in {best[0].parent})")
+    return best
+
+
+def _download(cache: Path) -> None:
+    """Has torchvision download and checksum the files."""
+
+    def fetch(scratch: Path) -> list[Path]:
+        from torchvision.datasets import CIFAR10, utils
+
+        # CIFAR10(download=True) would also unpickle them
+        utils.download_and_extract_archive(CIFAR10.url, str(scratch), filename=CIFAR10.filename, md5=CIFAR10.tgz_md5)
+        return [scratch / PYTHON / part for part in PARTS]
+
+    download_into(cache, PYTHON, fetch)
+
+
+def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [n, 3, 32, 32] and labels int64 [n] in 0..9 from a file of either layout; UserError naming it."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"can't read {path}: {error.strerror or error}") from None
+    x, labels = (_binary if path.suffix == ".bin" else _pickled)(path, content)
+    if not len(x):
+        raise UserError(f"{path} holds no images")
+    for row, label in enumerate(labels):
+        if type(label) is not int or label not in range(10):
+            raise UserError(f"{path} has label {reprlib.repr(label)} in row {row}; labels must be 0..9")
+    return x.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
+
+
+def _binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
+    """Records of a label and an image."""
+    record = 1 + PIXELS
+    if len(content) % record:
+        raise UserError(
+            f"{path} is truncated or has extra bytes: {len(content)} bytes are no whole number of records of {record}; "
+            "get the file again"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, record)
+    return records[:, 1:], records[:, 0].tolist()
+
+
+def _pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
+    """A dict of a numpy array and a list, among other things, pickled by Python 2."""
+    try:
+        batch = unpickle(content)
+    except Exception as error:  # a damaged pickle can lead to any
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{path} is damaged or no batch of CIFAR-10 ({reason}); get the file again") from None
+    if not isinstance(batch, dict):
+        raise UserError(f"{path} holds a pickled {type(batch).__name__}, not a dict of data and labels")
+    for key in (b"data", b"labels"):
+        if key not in batch:
+            raise UserError(f"{path} lacks {key.decode()}: it is no batch of CIFAR-10")
+    labels = batch[b"labels"]
+    if not isinstance(labels, list):
+        raise UserError(f"{path}: labels is of type {type(labels).__name__}, not a list")
+    match batch[b"data"]:
+        case Call(state=(_, shape, Call(args=(code, *_)), False, bytes(pixels))):
+            pass
+        case _:
+            raise UserError(f"{path}: data is not a numpy array of bytes by rows")
+    if code != b"u1":
+        raise UserError(f"{path}: data is of type {reprlib.repr(code)}, not unsigned bytes (b'u1')")
+    if shape != (len(labels), PIXELS):
+        raise UserError(f"{path}: data has shape {reprlib.repr(shape)}; its labels promise {(len(labels), PIXELS)}")
+    if len(pixels) != len(labels) * PIXELS:
+        raise UserError(f"{path}: data holds {len(pixels)} bytes where its shape promises {len(labels) * PIXELS}")
+    return np.frombuffer(pixels, np.uint8).reshape(-1, PIXELS), labels

@@ -1,0 +1,66 @@
+"""Where a data set's files are: in a folder of the user's, elsewhere on this machine, or downloaded into a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from fedray.errors import UserError
+
+Files = TypeVar("Files")
+
+
+def find_files(
+    name: str,
+    root: str | None,
+    look: Callable[[Path], Files],
+    download: Callable[[Path], None],
+    wanted: str,
+    system: Iterable[str] = (),
+) -> Files:
+    """What ``look`` finds in ``root`` if that is given, and nowhere else.
+
+    Otherwise in $FEDRAY_DATA, the folders ``system``, the user's cache, or the cache after ``download`` into it.
+    ``look`` raises UserError if a folder lacks some of the files; ``wanted`` names them when they are nowhere.
+    """
+    if root is not None:
+        place = Path(root).expanduser()
+        if not place.is_dir():
+            raise UserError(f"data.root={place} is not a folder")
+        return look(place)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
+    places = [Path(place).expanduser() for place in (os.environ.get("FEDRAY_DATA"), *system) if place]
+    for place in [*places, cache]:
+        with contextlib.suppress(UserError):
+            return look(place)
+    try:
+        download(cache)
+    except Exception as error:  # torchvision raises RuntimeError, URLError, OSError, ...
+        searched = ", ".join(map(str, [*places, cache]))
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{name} is not in {searched} and could not be downloaded ({reason}): put {wanted} into a folder and give "
+            "it as data.root or $FEDRAY_DATA"
+        ) from None
+    return look(cache)
+
+
+def download_into(cache: Path, folder: str, fetch: Callable[[Path], Iterable[Path]]) -> None:
+    """Moves the files that ``fetch`` got into a scratch folder to ``cache/folder``, so that none is ever half there."""
+    cache.mkdir(parents=True, exist_ok=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30)  # torchvision sets none, and would wait for ever behind a silent firewall
+    try:
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            fetched = fetch(Path(scratch))
+            target = cache / folder
+            target.mkdir(parents=True, exist_ok=True)
+            for path in fetched:
+                os.replace(path, target / path.name)
+    finally:
+        socket.setdefaulttimeout(before)
