@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _experiment_arguments(run)
     run.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
+    run.add_argument("--profile", action="store_true", help="say where the rounds' time went (engine.profile=true)")
     run.set_defaults(function=_run)
     spread = "show how the data are spread over the clients"
     data = commands.add_parser("data", help=spread, description=spread, epilog="Keys: see fedray keys.")
@@ -125,6 +126,8 @@ def _load(options: argparse.Namespace) -> Any:
 def _run(options: argparse.Namespace) -> int:
     from fedray.tracking.progress import Display
 
+    if options.profile:
+        options.settings.append("engine.profile=true")
     config = _load(options)
     if options.print_config:
         from fedray.resolve import dump, resolve
@@ -143,6 +146,10 @@ def _run(options: argparse.Namespace) -> int:
         + (f", accuracy {accuracy:.4f} (best {summary['best_accuracy']:.4f})" if accuracy is not None else "")
         + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
     )
+    if options.profile:
+        from fedray.tracking.profile import profile_table
+
+        display.console.print(profile_table(result.profile))
     if summary["status"] == "interrupted":
         kept = config.run.checkpoint_every or not summary["rounds"]
         display.say("to go on, give the same command again" if kept else "run.checkpoint_every=0: it can't be resumed")

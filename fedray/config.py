@@ -214,7 +214,9 @@ class EngineConfig(Section):
     actors: Whole | Literal["auto", "per_client"] = Field("auto", description="client actors; auto fills the cluster")
     cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
     gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
-    actors_per_gpu: Whole | None = Field(None, ge=1, description="client actors on each GPU, instead of gpus_per_actor")
+    actors_per_gpu: Whole | Auto | None = Field(
+        None, description="client actors on each GPU, instead of gpus_per_actor; auto: as many as fit, 4 at most"
+    )
     chunk: Whole | Auto = Field(
         "auto", description="clients per task, a power of two; changes bits with vectorize: true"
     )
@@ -230,8 +232,11 @@ class EngineConfig(Section):
     threads: Whole = Field(1, ge=1, le=1024, description="torch threads of every computing process; changes bits")
     server_cpus: Real = Field(0.0, ge=0, description="CPU share of the server actor")
     server_gpus: Real = Field(0.0, ge=0, description="GPU share of the server actor")
-    spill_dir: str | None = Field(None, description="where Ray spills objects when it is started here")
+    spill_dir: str | None = Field(
+        None, description="where clients' states are kept (the run folder unless set), and Ray spills if started here"
+    )
     portable_bits: bool = Field(False, description="the same bits on different CPUs (slower); changes bits")
+    profile: bool = Field(False, description="record what each round's time went into (profile.csv, TensorBoard)")
 
     @model_validator(mode="after")
     def _ranges(self) -> EngineConfig:
@@ -239,6 +244,8 @@ class EngineConfig(Section):
             raise ValueError(f"engine.actors must be auto, per_client or at least 1, not {self.actors}")
         if isinstance(self.chunk, int) and (self.chunk < 1 or self.chunk & (self.chunk - 1)):
             raise ValueError(f"engine.chunk must be auto or a power of two, not {self.chunk}")
+        if isinstance(self.actors_per_gpu, int) and self.actors_per_gpu < 1:
+            raise ValueError(f"engine.actors_per_gpu must be auto or at least 1, not {self.actors_per_gpu}")
         if self.gpus_per_actor and self.actors_per_gpu:
             raise ValueError("give engine.gpus_per_actor or engine.actors_per_gpu, not both")
         if 0 < self.gpus_per_actor < 1 and abs(1 / self.gpus_per_actor - round(1 / self.gpus_per_actor)) > 1e-6:

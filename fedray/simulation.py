@@ -49,6 +49,11 @@ class RunResult:
         """clients.parquet: a row per round and client."""
         return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
 
+    @property
+    def profile(self) -> pd.DataFrame:
+        """profile.csv, of a run with ``engine.profile``: what each round's time went into, in seconds."""
+        return pd.read_csv(self.folder / "profile.csv")
+
     def model(self) -> nn.Module:
         """The final model, in evaluation mode."""
         from safetensors.torch import load_file

@@ -26,6 +26,7 @@ from torch import nn
 import fedray
 from fedray import ClientError, Report, simulate
 from fedray.config import load
+from fedray.core.clock import Clock
 from fedray.engine.opening import opened
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
@@ -33,6 +34,7 @@ from fedray.engine.worker import Worker
 from fedray.resolve import Own, resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import TAGS
 
 PACKAGE = Path(fedray.__file__).parent
@@ -204,7 +206,7 @@ def test_what_the_splits_are_evaluated_on(tmp_path):
 
 def test_evaluation_in_blocks_weighs_every_sample_alike(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole", "pfedmo")
-    monkeypatch.setattr("fedray.engine.server.EVAL_BLOCK", 7)
+    monkeypatch.setattr("fedray.engine.evaluation.EVAL_BLOCK", 7)
     monkeypatch.setattr("fedray.engine.worker.EVAL_BATCH", 3)
     blocks = run(tmp_path / "blocks", "pfedmo")
     for name in ("test_accuracy", "test_loss", "representation_accuracy", "personalized_accuracy"):
@@ -693,3 +695,56 @@ def test_warnings_of_what_a_paper_does_not_mean(tmp_path):
     assert not warnings("fedtrip", **{"train.momentum": 0.9}) + warnings("scaffold") + warnings("fedhbm")
     (line,) = warnings("fedhbm", **{"train.cohort_size": 9})
     assert "the cohort is everybody" in line
+
+
+# ---------------------------------------------------------------- where the time goes
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_the_profile_accounts_for_all_of_a_round(kind, tmp_path, request):
+    if kind == "ray":
+        request.getfixturevalue("ray_cluster")
+    keys = {"engine__kind": kind, "engine__actors": 2, "engine__cpus_per_actor": 0.1, "engine__profile": True}
+    result = run(tmp_path, "scaffold", run__rounds=5, run__checkpoint_every=2, **keys)
+    profile = result.profile
+    assert list(profile) == ["round", *PURPOSES]
+    assert list(profile["round"]) == [1, 2, 3, 4, 5]
+    whole = profile[list(PURPOSES)].sum(axis=1)
+    assert whole.sum() == pytest.approx(result.metrics["wall_seconds"].iloc[-1], abs=0.05)
+    if kind == "local":
+        np.testing.assert_allclose(whole[1:], result.metrics["wall_seconds"].diff()[1:], atol=0.01)
+    for purpose in ("data", "gradient", "algorithm", "transport"):
+        assert (profile[purpose] > 0).all(), purpose
+    # a round is evaluated at its end, on Ray beside the next one if no checkpoint waits for it
+    assert (profile["evaluation"] > 0).sum() >= 3
+    # the checkpoint after round 2 lies between the rows of rounds 2 and 3
+    assert list(profile["checkpoint"] > 0) == [False, False, True, False, True]
+    assert (profile > -0.002).all(axis=None)
+    accumulator = EventAccumulator(str(result.folder))
+    accumulator.Reload()
+    found = [event.value for event in accumulator.Scalars("profile/gradient")]
+    np.testing.assert_allclose(found, profile["gradient"], rtol=1e-6)
+
+
+def test_the_profile_table_names_every_purpose(tmp_path, monkeypatch, capsys):
+    from fedray.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    settings = ["model.name=logistic", "data.clients=4", "run.rounds=3", "engine.kind=local", "algorithm.name=fedavg"]
+    assert main(["run", "--profile", *settings]) == 0
+    shown = capsys.readouterr().out
+    assert "seconds per round, mean of 2" in shown
+    assert all(purpose in shown for purpose in PURPOSES)
+
+
+def test_a_clock_counts_what_is_timed_within_something_else_once(monkeypatch):
+    now = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    clock = Clock()
+    with clock.on("outer"):
+        with clock.on("inner"):
+            pass
+        with clock.on("inner"):
+            pass
+    assert clock.take() == {"outer": 1.0 + 4.0 + 16.0, "inner": 2.0 + 8.0}
+    assert clock.take() == {}

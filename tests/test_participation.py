@@ -77,7 +77,8 @@ def simulate(folder, label, settings):
 
     with settled(1, False), opened(experiment, data, pool, False) as simulation:
         for _ in simulation.rounds():
-            run.states.append({client: simulation.worker.states.read(file) for client, file in simulation.states.items()})
+            read = simulation.worker.states.read
+            run.states.append({client: read(file) for client, file in simulation.states.items()})
             run.last.append(dict(simulation.server.column("last")))
     return run
 

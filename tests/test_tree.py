@@ -108,9 +108,12 @@ def test_a_subtree_covers_its_positions(level, index, data):
     assert subtree(start, size) == (level, index)
 
 
-@given(st.integers(1, 3000), st.integers(1, 64), st.none() | st.sampled_from([1, 2, 4, 16, 32]))
-def test_chunks_are_aligned_powers_of_two(members, slots, size):
-    blocks = chunks(members, slots, size)
+WORK = st.lists(st.integers(1, 1000), min_size=1, max_size=300) | st.integers(1, 3000).map(lambda m: [7] * m)
+
+
+@given(WORK, st.integers(1, 64), st.none() | st.sampled_from([1, 2, 4, 16, 32]))
+def test_chunks_are_aligned_powers_of_two(work, slots, size):
+    members, blocks = len(work), sorted(chunks(work, slots, size))
     assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
     assert blocks[-1][1] == members
     for start, stop in blocks:
@@ -122,12 +125,25 @@ def test_chunks_are_aligned_powers_of_two(members, slots, size):
         assert size is None or length == size or stop == members
 
 
+@given(WORK, st.integers(1, 64))
+def test_chunks_of_their_own_choice_keep_every_slot_busy_to_the_end(work, slots):
+    left = sum(work)
+    for start, stop in chunks(work, slots, None):
+        share = sum(work[start:stop])
+        assert stop - start == 1 or share * 2 * slots <= left
+        left -= share
+    assert left == 0
+
+
 @given(st.integers(1, 3000), st.integers(1, 64))
-def test_chunks_of_their_own_choice_keep_every_slot_busy_to_the_end(members, slots):
-    lengths = [stop - start for start, stop in chunks(members, slots, None)]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] <= max(1, members / (2 * slots))
-    assert len(lengths) <= 2 * slots * (1 + math.log2(max(members, 2)))
+def test_of_equal_clients_there_are_few_chunks(members, slots):
+    assert len(chunks([1] * members, slots, None)) <= 4 * slots * (1 + math.log2(max(members, 2)))
+
+
+@given(WORK, st.integers(1, 64), st.none() | st.sampled_from([1, 2, 4, 16, 32]))
+def test_the_largest_work_comes_first(work, slots, size):
+    shares = [sum(work[start:stop]) for start, stop in chunks(work, slots, size)]
+    assert shares == sorted(shares, reverse=True)
 
 
 PRESENT = np.array([0, 2, 3, 5, 8, 9, 11])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedray.core import seeds
 from fedray.core.batches import Batch, Schedule, schedule
+from fedray.core.clock import Clock
 from fedray.core.model import Draws, FlatModel, Gradient, Outputs, Pass, RuleLoss
 from fedray.core.seeds import Purpose
 
@@ -107,11 +108,13 @@ class Context:
         past: Tensor | None = None,
         members: int = 1,
         initial: Callable[[int | None], Tensor] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.model, self.samples, self.training, self.stack = model, samples, training, stack
         self.round, self.lr, self.N, self.members = round, lr, clients, members
         self.shared, self.state, self.kept = shared, state or {}, kept or {}
         self.past, self._initial = past, initial
+        self.clock = clock or Clock()
         self.given = {name: self._column(values) for name, values in stack.scalars.items()}
         self.n = self._column([len(indices) for indices in stack.indices])
         self.J = self._column(stack.steps)
@@ -135,6 +138,15 @@ class Context:
 
     def batches(self) -> Iterator[Batch]:
         """The mini-batches of the local steps j = 0, 1, ...; clients with fewer steps get padding at the end."""
+        made = self._batches()
+        while True:
+            with self.clock.on("data"):
+                batch = next(made, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _batches(self) -> Iterator[Batch]:
         training, stack = self.training, self.stack
         schedules = [
             schedule(
@@ -238,14 +250,16 @@ class Context:
         buffers = self.buffers if own is None else own
         if keep_buffers and buffers is not None:
             buffers = buffers.clone()
-        gradient = self.model.gradients(at, batch, buffers, loss, extras, self._draws(batch.step))
+        with self.clock.on("gradient"):
+            gradient = self.model.gradients(at, batch, buffers, loss, extras, self._draws(batch.step))
         self._log(batch, gradient)
         return gradient.value
 
     def train_pass(self, at: Tensor, batch: Batch) -> Pass:
         """The forward pass of ``batch`` at ``at [C, width]``, for a loss that needs what other models make of its
         features: ``pass.grad(loss, extras)`` is then what :meth:`grad` would have given."""
-        forward = self.model.train_pass(at, batch, self.buffers, self._draws(batch.step))
+        with self.clock.on("gradient"):
+            forward = self.model.train_pass(at, batch, self.buffers, self._draws(batch.step))
         self._log(batch, forward)
         return forward
 
@@ -268,9 +282,11 @@ class Context:
             total = torch.zeros(at.shape[1], dtype=torch.float64, device=at.device)
             buffers = None if self.buffers is None else self.buffers[row : row + 1].clone()
             for number, part in enumerate(np.array_split(own, -(-len(own) // 256))):
-                x, y = self.samples.gather(part[None])
+                with self.clock.on("data"):
+                    x, y = self.samples.gather(part[None])
                 draws = self._draws(NO_STEP + number, row)
-                gradient = self.model.gradients(at[row : row + 1], Batch(x, y, -1), buffers, rng=draws)
+                with self.clock.on("gradient"):
+                    gradient = self.model.gradients(at[row : row + 1], Batch(x, y, -1), buffers, rng=draws)
                 total += gradient.value[0].double() * (len(part) / len(own))
             rows.append(total.float())
         return torch.stack(rows)
@@ -281,7 +297,8 @@ class Context:
         if x.dim() == self.samples.x.dim():
             x = x.expand(self.size, *x.shape)
         w, own = self.model.layout.split(at)
-        return self.model.forward(w, x, self.buffers if own is None else own, self._draws(NO_STEP))
+        with self.clock.on("gradient"):
+            return self.model.forward(w, x, self.buffers if own is None else own, self._draws(NO_STEP))
 
     def assemble(self, w: Tensor, direction: Tensor) -> Tensor:
         """The step's direction: corrected gradient, clipped, plus weight decay, through the client's momentum.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import heapq
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +38,31 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
     return [int(size) / total for size in sizes]
 
 
-def chunks(members: int, slots: int, size: int | None) -> list[tuple[int, int]]:
-    """Aligned power-of-two blocks ``(start, stop)`` of a cohort's positions.
+def chunks(work: Sequence[float], slots: int, size: int | None) -> list[tuple[int, int]]:
+    """Aligned power-of-two blocks ``(start, stop)`` of a cohort's positions, in the order in which to hand them out.
 
-    Blocks of ``size`` where it is given. Else it changes no bit how the cohort is cut: blocks get smaller towards the
-    end, so that all ``slots`` workers finish together, and are large at first, so that there are few.
+    ``work`` is what each position costs, in any unit. Blocks of ``size`` where it is given, the largest work first.
+    Else it changes no bit how the cohort is cut: no block has more than its share of what is left, of which there are
+    two for each of the ``slots`` workers. So there are few blocks, and they are small when the end is near: nobody
+    waits long for the last, and a slow worker gets fewer.
     """
-    blocks, start = [], 0
-    while start < members:
-        if size is not None:
-            block = size
+    upto = list(itertools.accumulate(work, initial=0))
+    members, left = len(work), upto[-1]
+
+    def entry(start: int, stop: int) -> tuple[float, int, int]:
+        return upto[start] - upto[stop], start, stop
+
+    if size is not None:
+        blocks = (entry(start, min(start + size, members)) for start in range(0, members, size))
+        return [(start, stop) for _, start, stop in sorted(blocks)]
+    order, heap = [], [entry(0, members)]
+    while heap:
+        negated, start, stop = heapq.heappop(heap)
+        if stop - start > 1 and -negated * 2 * slots > left:
+            middle = start + (1 << (stop - start - 1).bit_length() - 1)
+            heapq.heappush(heap, entry(start, middle))
+            heapq.heappush(heap, entry(middle, stop))
         else:
-            block = 1 << max(0, int(math.log2((members - start) / (2 * slots)))) if members - start > 2 * slots else 1
-        stop = min(start + block, members)
-        blocks.append((start, stop))
-        start = stop
-    return blocks
+            order.append((start, stop))
+            left += negated
+    return order

@@ -112,8 +112,10 @@ def check_resources(experiment: Experiment, actors: int, started_here: bool) -> 
 
 
 def gpu_share(experiment: Experiment) -> float:
-    """The GPU fraction of a client actor."""
+    """The GPU fraction of a client actor; all of one while it is not yet known how many can share it."""
     engine = experiment.config.engine
+    if engine.actors_per_gpu == "auto":
+        return 1.0
     return 1 / engine.actors_per_gpu if engine.actors_per_gpu else engine.gpus_per_actor
 
 

@@ -17,11 +17,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedray.data.federated import FederatedData
 from fedray.engine.driver import Driver
+from fedray.engine.gpu_sharing import shared_gpus
 from fedray.engine.opening import opened
 from fedray.engine.pool import Pool
 from fedray.engine.process import environment, settled
 from fedray.engine.ray_cluster import actor_count, check_resources, cluster, gpu_share, shortage
-from fedray.engine.ray_pool import RayPool
+from fedray.engine.ray_pool import RayPool, create_actor
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment, Seeded
 
@@ -30,9 +31,9 @@ BATCH_SECONDS = 0.1
 
 
 class ServerActor:
-    """Runs the simulation; its client actors are its own, and end with it."""
+    """Runs the simulation on client actors that the driver has begun to start, beside it, to save time."""
 
-    def __init__(self, experiment: Experiment, data: list[Any], actors: int) -> None:
+    def __init__(self, experiment: Experiment, data: list[Any], actors: list[Any]) -> None:
         # the reference comes in a list, since Ray would replace a bare one by what it refers to
         self.experiment, (self.data,), self.actors = experiment, data, actors
         self.answers: queue.Queue[bool] = queue.Queue()
@@ -56,6 +57,7 @@ class ServerActor:
             opened(self.experiment, data, make_pool, True, ray.get_runtime_context().get_node_id()) as simulation,
         ):
             simulation.stopping = self.stop_asked
+            simulation.overlap = not lockstep
             record = simulation.recorder.note
             for line in notes:
                 record(line)
@@ -98,10 +100,12 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
     output = {"output": str(Path(experiment.config.run.output).absolute())}
     experiment = _with_run_settings(experiment, output)
     with cluster(experiment.config.engine, driver.say) as started_here:
-        actors = actor_count(experiment)
-        check_resources(experiment, actors, started_here)
+        check_resources(experiment, 1, started_here)
         _ship_own_code(experiment)
         reference = ray.put(data)
+        experiment = shared_gpus(experiment, reference, driver.say)
+        actors = actor_count(experiment)
+        check_resources(experiment, actors, started_here)
         left = {RayActorError: 1, StateLost: experiment.config.engine.max_retries}
         while True:
             try:
@@ -136,17 +140,19 @@ def _ship_own_code(experiment: Experiment) -> None:
 
 def _drive(experiment: Experiment, data: Any, actors: int, driver: Driver) -> None:
     engine = experiment.config.engine
+    here = ray.get_runtime_context().get_node_id()
     driver.say(f"starting the server and {actors} client actor{'s' if actors > 1 else ''} ...")
+    created = [create_actor(experiment, data, here) for _ in range(actors)]
     server: Any = (
         ray.remote(ServerActor)
         .options(
             num_cpus=engine.server_cpus,
             num_gpus=engine.server_gpus,
             max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
             runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
         )
-        .remote(experiment, [data], actors)
+        .remote(experiment, [data], created)
     )
     asked = False
     try:
@@ -188,4 +194,5 @@ def _drive(experiment: Experiment, data: Any, actors: int, driver: Driver) -> No
         cause = error.cause
         raise cause if isinstance(cause, (UserError, ClientError)) else error from None
     finally:
-        ray.kill(server)
+        for actor in (server, *created):
+            ray.kill(actor)

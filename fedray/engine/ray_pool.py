@@ -45,6 +45,22 @@ class ClientActor:
         return self.worker.run(task)
 
 
+def create_actor(experiment: Experiment, data: Any, server: str) -> Any:
+    """A client actor, wherever there is room; ``server`` is the server's node."""
+    engine = experiment.config.engine
+    return (
+        ray.remote(ClientActor)
+        .options(
+            num_cpus=engine.cpus_per_actor,
+            num_gpus=gpu_share(experiment),
+            scheduling_strategy="SPREAD",
+            max_restarts=0,
+            runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
+        )
+        .remote(experiment, data, server)
+    )
+
+
 class Keeper:
     """Hands out the clients' states that lie on a node other than the server's; outlives the client actors there."""
 
@@ -70,15 +86,20 @@ class _Sent:
 
 
 class RayPool:
-    """``actors`` client actors, created at once and awaited for ``engine.start_timeout`` seconds."""
+    """Client actors, of which the first, ``actors``, are awaited for ``engine.start_timeout`` seconds."""
 
     def __init__(
-        self, experiment: Experiment, data: Any, actors: int, states: StateFolder, note: Callable[[str], None]
+        self,
+        experiment: Experiment,
+        data: Any,
+        actors: Sequence[Any],
+        states: StateFolder,
+        note: Callable[[str], None],
     ) -> None:
         self.experiment, self.data, self.states, self.note = experiment, data, states, note
         engine = experiment.config.engine
         self.patience, self.max_retries = engine.start_timeout, engine.max_retries
-        self.slots = actors
+        self.slots = len(actors)
         self.share = {"num_cpus": engine.cpus_per_actor, "num_gpus": gpu_share(experiment)}
         self.actors: list[Any] = []
         self.starting: dict[Any, Any] = {}
@@ -88,22 +109,11 @@ class RayPool:
         self.keepers: dict[str, Any] = {}
         self.owners: dict[int, Any] = {}
         self.losses = 0
-        for _ in range(actors):
-            self._create()
+        for actor in actors:
+            self._expect(actor)
         self._await_all()
 
-    def _create(self) -> None:
-        engine = self.experiment.config.engine
-        actor: Any = (
-            ray.remote(ClientActor)
-            .options(
-                **self.share,
-                scheduling_strategy="SPREAD",
-                max_restarts=0,
-                runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
-            )
-            .remote(self.experiment, self.data, self.states.node)
-        )
+    def _expect(self, actor: Any) -> None:
         self.actors.append(actor)
         self.starting[actor.describe.remote()] = actor
 
@@ -225,7 +235,7 @@ class RayPool:
         self.note(line)
         if self.losses > self.max_retries:
             raise ClientError(f"{line}: {self.losses} losses in a row (engine.max_retries={self.max_retries})")
-        self._create()
+        self._expect(create_actor(self.experiment, self.data, self.states.node))
 
     def keep(self, name: str, vectors: State) -> Handle:
         return ray.put(vectors)

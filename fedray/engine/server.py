@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,15 @@ from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.cohorts import chunks, draw_cohort, weights_of
+from fedray.engine.evaluation import Evaluation, with_buffers
 from fedray.engine.pool import Pool
+from fedray.engine.profile import Profile
 from fedray.engine.states import StateFile
-from fedray.engine.tasks import ChunkResult, ChunkTask, EvalTask, Handle, PersonalTask
+from fedray.engine.tasks import AnyTask, ChunkResult, ChunkTask, Handle
 from fedray.engine.worker import Worker
 from fedray.resolve import Experiment
 from fedray.tracking.costs import bytes_per_client, flops_of_round, load_of
 from fedray.tracking.recorder import Recorder
-
-EVAL_BLOCK = 1000
-"""Samples per evaluation task; fixed, so that sums over blocks do not depend on who evaluates them."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,11 @@ class Simulation:
     """A run, round by round.
 
     ``worker`` is the server's own model and data; ``pool`` simulates the clients; ``recorder`` keeps the run folder.
-    With ``concurrent`` the algorithm's background work runs in a thread beside the pool's.
+    With ``concurrent`` the algorithm's background work runs in a thread beside the pool's. With ``overlap`` a round is
+    evaluated while the next one begins to train.
     """
+
+    overlap = False
 
     def __init__(
         self,
@@ -89,7 +91,9 @@ class Simulation:
             self.server["buffers"] = buffers.to(worker.device)
         self.algorithm.init_server(self.server)
         self.costs = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
-        self.wall_before = 0.0
+        self.wall_before, self.began = 0.0, time.perf_counter()
+        self.unfinished: _Finished | None = None
+        self.profile = Profile()
 
     def restore(self, saved: Checkpoint) -> None:
         """Continue from a checkpoint."""
@@ -105,37 +109,81 @@ class Simulation:
         self.past = {seen: self.pool.keep(path.name, load_file(path)) for seen, path in saved.past.items()}
 
     def rounds(self) -> Iterator[Report]:
-        """Run the rounds that are left; ends early when ``stopping`` is set or the loss is not finite any more."""
-        began = time.perf_counter()
+        """Run the rounds that are left; ends early when ``stopping`` is set or the loss is not finite any more.
+
+        A round is reported once it is evaluated: with ``overlap``, when the next one has been trained.
+        """
+        self.began = time.perf_counter()
         status, last = "completed", self.server.round
         for number in range(self.server.round + 1, self.experiment.rounds + 1):
             if self.stopping.is_set():
                 status = "interrupted"
                 break
-            row, log = self._round(number)
-            row["wall_seconds"] = self.wall_before + time.perf_counter() - began
-            self.recorder.round(row, log)
-            last = number
-            if not math.isfinite(row["train_loss"]) or not self._finite():
-                status = "diverged"
-                yield Report(number, row)
-                break
+            before, finished = self.unfinished, self._round(number)
+            finished.seconds = self.profile.take()
+            if before is not None:
+                yield self._report(before)
+            self.unfinished, last = finished, number
+            diverged = not math.isfinite(finished.row["train_loss"]) or not self._finite()
             every = self.config.run.checkpoint_every
-            if every and number % every == 0 and number < self.experiment.rounds:
-                self.checkpoint(row["wall_seconds"])
-            yield Report(number, row)
+            due = bool(every) and number % every == 0 and number < self.experiment.rounds
+            if diverged or due or not self.overlap:
+                report = self._evaluated()
+                if due and not diverged:
+                    with self.profile.of("checkpoint"):
+                        self.checkpoint()
+                yield report
+            if diverged:
+                status = "diverged"
+                break
+        if self.unfinished is not None:
+            yield self._evaluated()
         if self.config.run.checkpoint_every and status != "diverged" and last:
-            self.checkpoint(self.wall_before + time.perf_counter() - began)
+            self.checkpoint()
         self._finish(status)
+
+    def _evaluated(self) -> Report:
+        """The report of the round before, its evaluation done now."""
+        finished, self.unfinished = self.unfinished, None
+        assert finished is not None
+        if finished.evaluation is not None:
+            for task, result in self._map(finished.evaluation.tasks):
+                finished.evaluation.take(task, result)
+        for purpose, seconds in self.profile.take().items():
+            finished.seconds[purpose] += seconds
+        return self._report(finished)
+
+    def _report(self, finished: _Finished) -> Report:
+        """Record a round that is trained and evaluated."""
+        row = finished.row
+        if finished.evaluation is not None:
+            row |= finished.evaluation.row()
+        row["wall_seconds"] = self._wall()
+        self.recorder.round(row, finished.log)
+        if self.config.engine.profile:
+            self.recorder.profile(row["round"], finished.seconds)
+        return Report(row["round"], row)
+
+    def _wall(self) -> float:
+        """Seconds of the run so far, before it was resumed too."""
+        return self.wall_before + time.perf_counter() - self.began
+
+    def _map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
+        """The pool's results, with what they cost noted."""
+        with self.profile.of_pool(self.pool.slots) as busy:
+            for task, result in self.pool.map(tasks, sticky):
+                busy(result.seconds)
+                yield task, result
 
     def _finite(self) -> bool:
         # a module's constant buffers may hold infinities, such as an attention mask
         vectors = {name: vector for name, vector in self.server.vectors.items() if not name.startswith("buffers")}
         return all(bool(torch.isfinite(vector).all()) for vector in vectors.values())
 
-    def _round(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _round(self, number: int) -> _Finished:
+        """Train a round; what is left to evaluate of the one before is done meanwhile."""
         began = time.perf_counter()
-        server, training = self.server, self.experiment.training
+        server = self.server
         server.round = number
         server.lr = self.config.train.lr * self.config.train.lr_decay ** (number - 1)
         server.cohort = cohort = self._cohort(number)
@@ -151,7 +199,7 @@ class Simulation:
                 self.pool.drop([self.past.pop(old)])
         self.pool.drop([self.states[client] for client in results.states if client in self.states])
         self.states |= results.states
-        seen = sum(load_of(size, training).seen for size in cohort.sizes)
+        seen = sum(self._work())
         down, up = bytes_per_client(self.algorithm.traffic, self.experiment.facts)
         self.costs["iterations"] += max(cohort.steps)
         self.costs["bytes_down"] += down * len(cohort.ids)
@@ -161,16 +209,16 @@ class Simulation:
             "round": number,
             "cohort_size": len(cohort.ids),
             "train_loss": math.fsum(results.log.get("loss", [])) / len(cohort.ids),
+            **self.costs,
+            "round_seconds": time.perf_counter() - began,
         }
-        every = self.config.run.eval_every
-        if number == self.experiment.rounds or (every and number % every == 0):
-            row |= self._evaluate()
-        row |= self.costs
-        row["round_seconds"] = time.perf_counter() - began
         log = {"round": number, "client": list(cohort.ids), "samples": list(cohort.sizes), "steps": list(cohort.steps)}
         log |= results.log
         log |= {name: list(values) for name, values in server.client_scalars.items()}
-        return row, log
+        every, evaluation = self.config.run.eval_every, None
+        if number == self.experiment.rounds or (every and number % every == 0):
+            evaluation = Evaluation(self.algorithm, server, self.data, self.pool, self.states)
+        return _Finished(row, log, evaluation)
 
     def _cohort(self, number: int) -> Cohort:
         config, training = self.config, self.experiment.training
@@ -195,6 +243,10 @@ class Simulation:
             gaps=[number - int(last[client]) if client in last else 0 for client in chosen.tolist()],
         )
 
+    def _work(self) -> list[float]:
+        """What each of the cohort has to train on, in samples."""
+        return [load_of(size, self.experiment.training).seen for size in self.server.cohort.sizes]
+
     def _start_background(self) -> Future[Mapping[str, Tensor]]:
         """The algorithm's background work, in a thread of its own or at once."""
         future: Future[Mapping[str, Tensor]] = Future()
@@ -216,15 +268,12 @@ class Simulation:
         results = _RoundResults({}, {})
         broadcasts: list[Handle] = []
         scalars: list[Mapping[str, Any]] = []
-        cut = chunks(len(self.server.cohort.ids), self.pool.slots, self.experiment.chunk)
+        cut = chunks(self._work(), self.pool.slots, self.experiment.chunk)
         for position, phase in enumerate(self.algorithm.phases):
             if background is not None and phase == self.algorithm.background_before:
                 self.server.vectors |= background.result()
             broadcast = self.algorithm.broadcast(self.server, phase)
-            shared = dict(broadcast.shared)
-            if "buffers" in self.server.vectors:
-                shared.setdefault("buffers", self.server["buffers"])
-            broadcasts.append(self.pool.publish(shared))
+            broadcasts.append(self.pool.publish(with_buffers(broadcast.shared, self.server)))
             scalars.append(broadcast.scalars)
             tasks = [self._task(position, start, stop, broadcasts, scalars) for start, stop in cut]
             sums, columns = self._reduce(tasks, position, results)
@@ -259,11 +308,16 @@ class Simulation:
     def _reduce(
         self, tasks: list[ChunkTask], phase: int, results: _RoundResults
     ) -> tuple[dict[str, Tensor], dict[str, list[float]]]:
-        """Run a phase's tasks; the reduced uploads (float32) and the clients' scalars in id order."""
+        """Run a phase's tasks, after what is left to evaluate of the round before; the reduced uploads (float32) and
+        the clients' scalars in id order."""
         members, device = len(self.server.cohort.ids), self.worker.device
         trees: dict[str, TreeSum] = {}
         done: dict[int, ChunkResult] = {}
-        for task, result in self.pool.map(tasks, sticky=phase > 0):
+        left = self.unfinished.evaluation if self.unfinished is not None and not phase else None
+        for task, result in self._map([*(left.tasks if left else ()), *tasks], sticky=phase > 0):
+            if left and not isinstance(task, ChunkTask):
+                left.take(task, result)
+                continue
             node = subtree(task.start, len(task.ids))
             for name, value in result.sums.items():
                 # a copy: results may lie read-only in shared memory
@@ -293,71 +347,7 @@ class Simulation:
             indices = np.sort(rng.choice(indices, size, replace=False))
         return samples.gather(indices)[0]
 
-    def _evaluate(self) -> dict[str, float]:
-        """All accuracies of the round's end, spread over the pool."""
-        algorithm, server = self.algorithm, self.server
-        models = {"test": algorithm.eval_model(server), **algorithm.monitors(server)}
-        shared = dict(models)
-        for name in models:
-            buffers = algorithm.eval_buffers(server, "" if name == "test" else name)
-            if buffers is not None:
-                shared[f"{name}/buffers"] = buffers
-        handle = self.pool.publish(shared)
-        splits = {"test": (len(self.data.y_test), list(models))}
-        splits["validation"] = (len(self.data.validation), ["test"])
-        splits["train"] = (len(self.data.train_subset), ["test"])
-        tasks = [
-            EvalTask(handle, names, split, start, min(start + EVAL_BLOCK, samples))
-            for split, (samples, names) in splits.items()
-            for start in range(0, samples, EVAL_BLOCK)
-        ]
-        found = {(task.split, task.start): result for task, result in self.pool.map(tasks)}
-        row: dict[str, float] = {}
-        for split, (samples, names) in splits.items():
-            if not samples:
-                continue
-            blocks = [found[split, start].sums for start in range(0, samples, EVAL_BLOCK)]
-            for position, name in enumerate(names):
-                means = {
-                    key: math.fsum(block[position][key] for block in blocks) / samples for key in blocks[0][position]
-                }
-                label = split if name == "test" else name
-                row[f"{label}_accuracy"] = means.pop("correct")
-                loss = means.pop("loss")
-                if label == "test":
-                    row["test_loss"] = loss
-                    row |= {f"test_{metric}": value for metric, value in means.items()}
-        if algorithm.has_personal_model():
-            row["personalized_accuracy"] = self._evaluate_personal()
-        return row
-
-    def _evaluate_personal(self) -> float:
-        """The mean over the cohort's clients of their personal models' accuracy on their own test shares."""
-        cohort = self.server.cohort
-        broadcast = self.algorithm.personal_broadcast(self.server)
-        shared = dict(broadcast.shared)
-        if "buffers" in self.server.vectors:
-            shared.setdefault("buffers", self.server["buffers"])
-        handle = self.pool.publish(shared)
-        tasks = []
-        for start, stop in chunks(len(cohort.ids), self.pool.slots, None):
-            rows = slice(start, stop)
-            scalars = {name: values[rows] for name, values in broadcast.scalars.items()}
-            states = [self.states.get(client) for client in cohort.ids[rows]] if self.algorithm.stateful else ()
-            tasks.append(
-                PersonalTask(self.server.round, start, cohort.ids[rows], cohort.gaps[rows], handle, scalars, states)
-            )
-        found = {task.start: (task, result) for task, result in self.pool.map(tasks)}
-        accuracies = []
-        for start in sorted(found):
-            task, result = found[start]
-            for client, sums in zip(task.ids, result.sums, strict=True):
-                share = len(self.data.client_test(client))
-                if share:
-                    accuracies.append(sums["correct"] / share)
-        return math.fsum(accuracies) / len(accuracies) if accuracies else math.nan
-
-    def checkpoint(self, wall_seconds: float) -> None:
+    def checkpoint(self) -> None:
         """Write a checkpoint, after everything that was recorded up to it; nothing if the round has one already."""
         if self.saved_round == self.server.round:
             return
@@ -367,7 +357,7 @@ class Simulation:
         record = {
             "table": self.server.table,
             "costs": self.costs,
-            "wall_seconds": wall_seconds,
+            "wall_seconds": self._wall(),
             "fingerprint": self.data.fingerprint,
         }
         checkpoints.save(
@@ -398,6 +388,16 @@ class Simulation:
             model_sha256=flat_sha256(layout.named(model)),
             partition_hash=self.data.partition_hash,
         )
+
+
+@dataclass
+class _Finished:
+    """A round that is trained: its row and its clients' rows, what is left to evaluate, and where the time went."""
+
+    row: dict[str, Any]
+    log: dict[str, Any]
+    evaluation: Evaluation | None
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

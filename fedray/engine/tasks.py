@@ -46,7 +46,7 @@ class ChunkResult:
 
     ``sums``: of each upload, the float64 value of the chunk's node in the summation tree; ``scalars`` and ``log``:
     lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: where each client's new state
-    is, if the phase gives any.
+    is, if the phase gives any; ``seconds``: what the worker's time went into.
     """
 
     sums: dict[str, NDArray[np.float64]]
@@ -54,6 +54,7 @@ class ChunkResult:
     scalars: dict[str, list[float]]
     log: dict[str, list[float]]
     states: list[StateFile] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,12 @@ class PersonalTask:
     states: Sequence[Handle | None] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class EvalResult:
     """For each model (or client): the sums over samples of the loss, of right answers, and of the user's metrics."""
 
     sums: list[dict[str, float]]
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 Task: TypeAlias = ChunkTask | EvalTask | PersonalTask

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from fedray.algorithms.base import Result, Upload, total
 from fedray.algorithms.server import Server
+from fedray.core.batches import Batch
+from fedray.core.clock import Clock
 from fedray.core.context import NO_STEP, Context, LocalTraining, Samples, Stack
 from fedray.core.model import FlatModel, LoopModel, VmapModel
 from fedray.core.seeds import SERVER, Purpose, torch_rng
 from fedray.core.tree import TreeSum, reduce_rows, subtree
 from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData
+from fedray.engine.memory import Footprint, footprint, is_out_of_memory, too_large
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import ChunkResult, ChunkTask, EvalResult, EvalTask, Handle, PersonalTask, Task
 from fedray.errors import ClientError, StateLost, UserError
@@ -48,6 +51,8 @@ class Worker:
         self.experiment, self.data, self.states, self.fetch = experiment, data, states, fetch
         self.algorithm = experiment.algorithm
         self.device = torch.device(device)
+        on_gpu = self.device.type == "cuda" and experiment.config.engine.profile
+        self.clock = Clock(torch.cuda.synchronize) if on_gpu else Clock()
         kind = VmapModel if experiment.vectorize else LoopModel
         self.model: FlatModel = kind(
             experiment.build_model(), experiment.loss, self.device, experiment.precision, experiment.draws
@@ -65,16 +70,22 @@ class Worker:
 
     def run(self, task: Task) -> ChunkResult | EvalResult:
         """The result of ``task``."""
-        if isinstance(task, ChunkTask):
-            return self.chunk(task)
-        if isinstance(task, EvalTask):
-            return self.evaluate(task)
-        return self.personal(task)
+        result: ChunkResult | EvalResult
+        with self.clock.on("algorithm" if isinstance(task, ChunkTask) else "evaluation"):
+            if isinstance(task, ChunkTask):
+                result = self.chunk(task)
+            elif isinstance(task, EvalTask):
+                result = self.evaluate(task)
+            else:
+                result = self.personal(task)
+        result.seconds = self.clock.take()
+        return result
 
     def shared(self, handle: Handle) -> dict[str, Tensor]:
         """A broadcast's tensors in this process's own, aligned memory; the last one is kept."""
         if self._shared is None or self._shared[0] != handle:
-            tensors = {name: _own(value, self.device) for name, value in self.fetch(handle).items()}
+            with self.clock.on("transport"):
+                tensors = {name: _own(value, self.device) for name, value in self.fetch(handle).items()}
             self._shared = handle, tensors
         return self._shared[1]
 
@@ -89,7 +100,9 @@ class Worker:
                 result, ctx = self._phase(task, task.phase, rows)
             except (StateLost, UserError):
                 raise
-            except (Exception, SystemExit):
+            except (Exception, SystemExit) as error:
+                if is_out_of_memory(error):
+                    raise UserError(self._too_large(task, size, error)) from None
                 clients = ", ".join(str(client) for client in task.ids[rows])
                 where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
                 raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
@@ -106,12 +119,39 @@ class Worker:
             for name, values in ctx.training_scalars().items():
                 merged.log.setdefault(name, []).extend(values)
             if result.state:
-                rows_of = {name: value.cpu().numpy() for name, value in result.state.items()}
-                for row, client in enumerate(task.ids[rows]):
-                    state = {name: value[row] for name, value in rows_of.items()}
-                    merged.states.append(self.states.write(f"client-{client}-{task.round}-{task.phase}", state))
+                with self.clock.on("transport"):
+                    merged.states += self._given(task, rows, result.state)
         merged.sums = {name: tree.total().cpu().numpy() for name, tree in sums.items()}
         return merged
+
+    def _state_width(self) -> int:
+        layout, algorithm = self.model.layout, self.algorithm
+        whole = layout.width + layout.buffer_width
+        return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * whole
+
+    def _too_large(self, task: ChunkTask, clients: int, error: BaseException) -> str:
+        own = self.data.client(task.ids[0])
+        batch = own[: self.experiment.training.batch_size or len(own)]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return too_large(self.model, clients, self.train.gather(batch)[0], self._state_width(), reason)
+
+    def footprint(self) -> Footprint:
+        """What this process takes of its GPU with a chunk of the largest clients."""
+        clients = (self.experiment.chunk or 1) if self.experiment.vectorize else 1
+        largest = self.data.client(int(self.data.sizes().argmax()))
+        own = largest[: self.experiment.training.batch_size or len(largest)]
+        x, y = self.train.gather(np.broadcast_to(own, (clients, len(own))))
+        return footprint(self.model, Batch(x, y, 0), self._state_width())
+
+    def _given(self, task: ChunkTask, rows: slice, state: Mapping[str, Tensor]) -> list[StateFile]:
+        """The new states ``[C, ...]`` of a stack, written."""
+        arrays = {name: value.cpu().numpy() for name, value in state.items()}
+        return [
+            self.states.write(
+                f"client-{client}-{task.round}-{task.phase}", {name: array[row] for name, array in arrays.items()}
+            )
+            for row, client in enumerate(task.ids[rows])
+        ]
 
     def _stacks(self, clients: int) -> Iterator[tuple[int, int]]:
         """Positions and sizes of what is trained together: everybody in a vectorised chunk, else one by one."""
@@ -186,8 +226,9 @@ class Worker:
     ) -> Context:
         training = training or self.experiment.training
         ctx = Context(
-            self.model, self.train, training, stack, clients=self.data.active, kept=kept, initial=self._initial, **rest
-        )
+            self.model, self.train, training, stack, clients=self.data.active, kept=kept, initial=self._initial,
+            clock=self.clock, **rest,
+        )  # fmt: skip
         if kept and "buffers" in kept:
             ctx.buffers = kept["buffers"]
         return ctx
@@ -205,11 +246,12 @@ class Worker:
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
         """The vectors of each handle by name, ``[C, width]`` in own memory; zeros where there is no handle."""
         stacked = {name: torch.zeros(len(handles), width, device=self.device) for name, width in widths.items()}
-        for row, handle in enumerate(handles):
-            if handle is not None:
-                found = self.states.read(handle) if isinstance(handle, StateFile) else self.fetch(handle)
-                for name, rows in stacked.items():
-                    rows[row].copy_(_tensor(found[name]))
+        with self.clock.on("transport"):
+            for row, handle in enumerate(handles):
+                if handle is not None:
+                    found = self.states.read(handle) if isinstance(handle, StateFile) else self.fetch(handle)
+                    for name, rows in stacked.items():
+                        rows[row].copy_(_tensor(found[name]))
         return stacked
 
     def _initial(self, client: int | None) -> Tensor:

@@ -90,7 +90,7 @@ class AlgorithmContract:
         with _simulation(experiment, data) as simulation:
             for report in simulation.rounds():
                 if report.round == 3:
-                    simulation.checkpoint(1.0)
+                    simulation.checkpoint()
                     before = {name: vector.clone() for name, vector in simulation.server.vectors.items()}
                     table = {name: dict(column) for name, column in simulation.server.table.items()}
                     read = simulation.worker.states.read

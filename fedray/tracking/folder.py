@@ -187,12 +187,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     raise UserError(f"{path} is damaged: use run.resume=false to start over")
 
 
-class MetricsFile:
-    """metrics.csv: a row per round, appended. ``lost``: how many earlier rows should be there and are not."""
+class RoundsFile:
+    """A CSV file with a row per round, appended. ``lost``: how many earlier rows should be there and are not."""
 
-    def __init__(self, path: Path, extra_columns: Sequence[str], after: int) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
         """Keep the rows of rounds up to ``after`` and drop the rest."""
-        self.columns = [*COLUMNS, *extra_columns]
+        self.columns = columns
         kept: list[dict[str, str]] = []
         if after and path.exists():
             with path.open(newline="", errors="replace") as file:

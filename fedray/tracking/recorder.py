@@ -12,7 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedray.tracking.folder import ClientsFile, MetricsFile, RunFolder, read_metrics
+from fedray.tracking.folder import COLUMNS, ClientsFile, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
 
 
@@ -29,8 +30,11 @@ class Recorder:
         path = folder.path
         folder.write("config.yaml", settings)
         (path / "summary.json").unlink(missing_ok=True)
-        self._metrics = MetricsFile(path / "metrics.csv", extra_columns, after)
+        self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
         self._clients = ClientsFile(folder.clients, after) if folder.config.run.log_clients else None
+        self._profile: RoundsFile | None = None
+        if folder.config.engine.profile:
+            self._profile = RoundsFile(path / "profile.csv", ["round", *PURPOSES], after)
         self._events = Events(path, after)
         self._log = (path / "log.txt").open("a")
         self.note(f"round {after} reached before; resuming" if after else "started")
@@ -51,6 +55,12 @@ class Recorder:
             name: values for name, values in clients.items() if name not in ("round", "client", "samples", "steps")
         }
         self._events.round(row, scores, histograms="test_accuracy" in row)
+
+    def profile(self, round: int, seconds: Mapping[str, float]) -> None:
+        """What the time went into, from the end of the round before to the end of this one."""
+        if self._profile:
+            self._profile.append({"round": round, **seconds})
+            self._events.profile(round, seconds)
 
     def sync(self) -> None:
         """Everything recorded so far is on disk when this returns."""
@@ -75,6 +85,8 @@ class Recorder:
 
     def close(self) -> None:
         self._metrics.close()
+        if self._profile:
+            self._profile.close()
         self._events.close()
         self._log.close()
 

@@ -54,6 +54,11 @@ class Events:
                 if len(drawn):
                     self._writer.add_histogram(f"clients/{name}", drawn, step)
 
+    def profile(self, step: int, seconds: Mapping[str, float]) -> None:
+        """What the time of a round went into."""
+        for purpose, value in seconds.items():
+            self._writer.add_scalar(f"profile/{purpose}", value, step)
+
     def hyper_parameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """The HParams entry of the run: its settings, typed, and its final metrics."""
         from torch.utils.tensorboard.summary import hparams

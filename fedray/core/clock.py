@@ -1,0 +1,50 @@
+"""What time is spent on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+
+class Clock:
+    """Adds up seconds by purpose; what is timed within something else counts for itself only.
+
+    ``settle`` waits for work that goes on by itself (a GPU's), so that its seconds count where they were caused.
+    """
+
+    def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
+        self.settle = settle
+        self._seconds: dict[str, float] = {}
+        self._purposes: list[str] = []
+        self._since = 0.0
+
+    def on(self, purpose: str) -> _Span:
+        """A context manager: what happens within it is for ``purpose``."""
+        return _Span(self, purpose)
+
+    def take(self) -> dict[str, float]:
+        """The seconds by purpose since the last time."""
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+    def _lap(self) -> None:
+        self.settle()
+        now = time.perf_counter()
+        if self._purposes:
+            purpose = self._purposes[-1]
+            self._seconds[purpose] = self._seconds.get(purpose, 0.0) + now - self._since
+        self._since = now
+
+
+class _Span:
+    def __init__(self, clock: Clock, purpose: str) -> None:
+        self.clock, self.purpose = clock, purpose
+
+    def __enter__(self) -> None:
+        self.clock._lap()
+        self.clock._purposes.append(self.purpose)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self.clock._lap()
+        self.clock._purposes.pop()

@@ -1,0 +1,71 @@
+"""How many client actors share a GPU: measured by one that has it to itself, before the others are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayTaskError
+
+from fedray.data.federated import FederatedData
+from fedray.engine.memory import Footprint, actors_per_gpu
+from fedray.engine.process import environment, settled
+from fedray.engine.ray_cluster import shortage
+from fedray.engine.states import StateFolder
+from fedray.engine.worker import Worker
+from fedray.errors import UserError
+from fedray.resolve import Experiment
+
+
+class Probe:
+    """A client actor that only measures what one takes."""
+
+    def measure(self, experiment: Experiment, data: FederatedData) -> Footprint:
+        with settled(experiment.config.engine.threads, experiment.config.engine.portable_bits):
+            worker = Worker(experiment, data, StateFolder.of_run(experiment.config), experiment.device)
+            return worker.footprint()
+
+
+def shared_gpus(experiment: Experiment, data: Any, say: Callable[[str], None]) -> Experiment:
+    """``experiment`` with ``engine.actors_per_gpu`` as a number of actors that fit.
+
+    Raises :class:`UserError`, with the sum, if those that were asked for do not.
+    """
+    engine = experiment.config.engine
+    asked: Any = engine.actors_per_gpu or round(1 / (engine.gpus_per_actor or 1))
+    if experiment.device != "cuda" or asked == 1:
+        return experiment
+    say("measuring what a client actor takes of a GPU ...")
+    found = _measured(experiment, data)
+    if warning := found.warning():
+        say(warning)
+    if asked == "auto":
+        total = ray.cluster_resources()
+        cpus = total.get("CPU", 0) / max(total.get("GPU", 1), 1)
+        chosen = actors_per_gpu(found, cpus / engine.cpus_per_actor if engine.cpus_per_actor else cpus)
+        say(f"engine.actors_per_gpu={chosen}: {found.arithmetic(chosen)}")
+        engine = engine.model_copy(update={"actors_per_gpu": chosen})
+        return replace(experiment, config=experiment.config.model_copy(update={"engine": engine}))
+    if asked > found.fits:
+        raise UserError(
+            f"engine.actors_per_gpu={asked} does not fit: {found.arithmetic(asked)}; "
+            + (f"engine.actors_per_gpu={found.fits} does" if found.fits else "a smaller engine.chunk may")
+        )
+    return experiment
+
+
+def _measured(experiment: Experiment, data: Any) -> Footprint:
+    engine = experiment.config.engine
+    share = {"num_cpus": engine.cpus_per_actor, "num_gpus": 1.0}
+    variables = environment(engine.threads, engine.portable_bits)
+    probe: Any = ray.remote(Probe).options(**share, runtime_env={"env_vars": variables}).remote()
+    try:
+        return ray.get(probe.measure.remote(experiment, data), timeout=engine.start_timeout)
+    except GetTimeoutError:
+        raise UserError(f"{shortage(1, share)}: it did not start in {engine.start_timeout:g} s") from None
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, UserError) else error from None
+    finally:
+        ray.kill(probe)

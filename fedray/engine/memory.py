@@ -1,0 +1,152 @@
+"""How much memory simulating clients takes: arithmetic for those who have too little, and for sharing a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedray.core.batches import Batch
+from fedray.core.model import FlatModel
+
+VECTORS = 5
+"""Vectors of a model's width that local training holds at once, beyond the clients' state: parameters, gradient,
+direction, what an algorithm carries, and a sum over clients in double precision."""
+
+HEADROOM = 0.9
+"""The part of a device's free memory that may be planned for: allocators can't use the last bytes."""
+
+CONTEXT = 600_000_000
+"""Bytes that a process's CUDA context takes, which no process can measure of itself."""
+
+MOST_PER_GPU = 4
+"""Actors on one GPU under ``engine.actors_per_gpu: auto``: more wait for each other's kernels."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on whichever device: torch has no one type for it."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+
+
+def activations(model: FlatModel, x: Tensor) -> int:
+    """Bytes that a forward pass of ``x [b, ...]`` keeps for its gradient, beyond the parameters."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.module.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    model.mode(training=True, normalise=len(x) > 1)
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        logits = model.outputs(x).logits
+    del logits
+    return sum(kept.values())
+
+
+def available(device: torch.device) -> int:
+    """Bytes of memory that are still to be had: of the machine, the container, and what this process may take."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    left = [int(fields["MemAvailable"].split()[0]) * 1024]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        left.append(limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):
+        left.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return max(0, min(left))
+
+
+def too_large(model: FlatModel, clients: int, batch: Tensor, state_width: int, reason: str) -> str:
+    """What to tell someone whose chunk of ``clients`` with batches like ``batch [b, ...]`` had no room."""
+    vectors = 4 * (VECTORS * model.layout.width + state_width)
+    each = activations(model, batch)
+    whole, there = clients * (vectors + each), available(model.device)
+    fits = clients
+    while fits > 1 and fits * (vectors + each) > HEADROOM * there:
+        fits //= 2
+    # the estimate may be too low: what failed does not fit
+    fits = min(fits, clients // 2)
+    remedy = f"engine.chunk={fits}" if fits else "a smaller train.batch_size or model"
+    return (
+        f"out of memory on {_device_name(model.device)}: {clients} client{'s' if clients > 1 else ''} at once x about "
+        f"{_size(vectors + each)} (vectors {_size(vectors)}, activations of {len(batch)} samples {_size(each)}) = "
+        f"{_size(whole)}, and {_size(there)} are free ({reason}); {remedy} may fit"
+    )
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one client actor takes of a GPU, in bytes: ``context`` (CUDA's, and the data set) and ``chunk`` (the peak of
+    a chunk of clients); ``free`` was there before it, of ``total``."""
+
+    device: str
+    context: int
+    chunk: int
+    free: int
+    total: int
+
+    @property
+    def whole(self) -> int:
+        return self.context + self.chunk
+
+    @property
+    def fits(self) -> int:
+        """How many such actors have room beside each other."""
+        return int(HEADROOM * self.free // self.whole)
+
+    def arithmetic(self, actors: int) -> str:
+        """The sum that shows whether ``actors`` fit."""
+        return (
+            f"{actors} x {_size(self.whole)} (context and data {_size(self.context)}, a chunk {_size(self.chunk)}) = "
+            f"{_size(actors * self.whole)} of {_size(self.free)} free on {self.device}"
+        )
+
+    def warning(self) -> str | None:
+        """A line about a device that others use, if they do."""
+        used = self.total - self.free
+        if used < 0.2 * self.total:
+            return None
+        return f"warning: {self.device} is busy: {_size(used)} of its {_size(self.total)} were taken before this run"
+
+
+def actors_per_gpu(footprint: Footprint, cpus: float) -> int:
+    """``engine.actors_per_gpu: auto``: as many as fit and can help, where each GPU has CPUs for ``cpus`` of them."""
+    return max(1, min(footprint.fits, MOST_PER_GPU, int(cpus + 1e-9)))
+
+
+def footprint(model: FlatModel, batch: Batch, state_width: int) -> Footprint:
+    """Measured on this process's GPU: one step of a chunk of clients, with ``batch [C, b, ...]``."""
+    free, total = torch.cuda.mem_get_info(model.device)
+    data = torch.cuda.memory_reserved(model.device)
+    vectors = [torch.zeros(len(batch.x), VECTORS * model.layout.width + state_width, device=model.device)]
+    at = model.parameters.expand(len(batch.x), -1).contiguous()
+    buffers = model.buffers.expand(len(batch.x), -1).clone() if model.layout.buffers else None
+    model.gradients(at, batch, buffers)
+    torch.cuda.synchronize(model.device)
+    chunk = torch.cuda.max_memory_reserved(model.device) - data
+    del vectors
+    name = torch.cuda.get_device_name(model.device)
+    # what is free was read after this process had taken its context and its data
+    return Footprint(name, CONTEXT + data, chunk, free + data + CONTEXT, total)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
+def _size(count: float) -> str:
+    power = 0 if count < 1000 else min(3, int(math.log10(count) // 3))
+    return f"{count / 1000**power:.3g} {('bytes', 'KB', 'MB', 'GB')[power]}"
