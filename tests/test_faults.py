@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from fedray import Report, simulate
 from fedray.algorithms import known_algorithms
@@ -39,10 +41,14 @@ def slow_rounds(algorithm: str) -> dict[str, Any]:
     return {**SLOW_ROUNDS, "algorithm.name": algorithm, **server_lr}
 
 
+def actor_pids_of(folder: Path) -> list[int]:
+    """The client actors that a run has had."""
+    return [int(pid) for pid in re.findall(r"client actor: pid (\d+)", (folder / "log.txt").read_text())]
+
+
 def actor_pids(folder: Path) -> list[int]:
-    """The client actors that a run has now."""
-    pids = [int(pid) for pid in re.findall(r"client actor: pid (\d+)", (folder / "log.txt").read_text())]
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    """Those that it has now."""
+    return [pid for pid in actor_pids_of(folder) if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
@@ -83,6 +89,33 @@ def killing(config: dict[str, Any], actors: int, output: Path) -> RunResult:
     assert len(set(killed)) == 3
     assert (folder / "log.txt").read_text().count("a client actor died") >= 2
     return run
+
+
+def test_a_slow_actor_gets_less_to_do(tmp_path: Path, ray_cluster: None) -> None:
+    """And the bits are those of actors alike."""
+    calls, slow, driver = tmp_path / "calls", tmp_path / "slow", os.getpid()
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        # the first actor to come here is the slow one
+        if os.getpid() != driver:
+            with contextlib.suppress(FileExistsError), slow.open("x") as file:
+                file.write(str(os.getpid()))
+            if slow.read_text() == str(os.getpid()):
+                time.sleep(0.05)
+        with calls.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return F.cross_entropy(logits, targets, reduction="none")
+
+    config = {**SETTINGS, "data.clients": 60, "data.partition.kind": "iid", "train.cohort_size": 60, "run.rounds": 3}
+    config |= {"algorithm.name": "fedavg", "run.eval_every": 0}
+    ray = {"engine.kind": "ray", "engine.actors": 2, "engine.cpus_per_actor": 0.1}
+    found = simulate({**config, **ray, "run.output": str(tmp_path / "ray")}, data=small_source(), loss=loss)
+    pids = actor_pids_of(found.folder)
+    counts = sorted(calls.read_text().split().count(str(pid)) for pid in pids)
+    assert len(counts) == 2
+    assert 0 < counts[0] < 0.5 * counts[1]
+    alike = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
+    assert_same(alike, found)
 
 
 def test_server_killed(tmp_path: Path, ray_cluster: None) -> None:
