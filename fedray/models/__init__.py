@@ -15,6 +15,7 @@ from torch import nn
 
 from fedray.errors import UserError, near_miss
 from fedray.importing import blamed, import_object
+from fedray.models.ghbm import GHBMCNN, ResNet20
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
 
 MODELS: dict[str, type[nn.Module]] = {
@@ -23,6 +24,8 @@ MODELS: dict[str, type[nn.Module]] = {
     "mlp": MLP,
     "lenet5": LeNet5,
     "cnn": FedTripCNN,
+    "ghbm_cnn": GHBMCNN,
+    "resnet20": ResNet20,
 }
 
 
