@@ -26,10 +26,18 @@ from fedray.errors import UserError, near_miss
 from fedray.importing import blamed
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import ProjectionHead, add_head
-from fedray.models.inspection import VMAP_FLOPS, ModelFacts, inspect_model
+from fedray.models.inspection import ModelFacts, inspect_model, stackable
 
 VMAP_CHUNK = 32
-"""Clients per batched stack on a CPU under ``engine.chunk: auto``."""
+"""Clients per batched stack under ``engine.chunk: auto``, if the cohort makes at least two of them."""
+
+LEAST_VMAP_CHUNK = 8
+"""Smaller stacks gain nothing on a CPU."""
+
+VMAP_FLOPS = 4e5
+"""Forward FLOPs of one client's batch, for each client of a stack, up to which a CPU trains the stack faster than one
+client after another: below it a step is bound by the dispatch of operations (logistic regression, small MLPs), above it
+by arithmetic. Measured by analysis/benchmarks/chunks.py."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,11 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     shape = data.x.shape[1:]
     facts = inspect_model(first, loss, torch.zeros(2, *shape), data.classes, name)
     training = _training(config)
-    device, vectorize, chunk = _backend(config, facts, training)
+    size = training.batch_size or int(data.sizes().max())
+    device = _device(config)
+    vectorize, chunk = _stacks(
+        config, device, facts.flops * size, cohort_size, lambda: stackable(first, loss, torch.zeros(2, *shape))
+    )
     rounds = config.run.rounds or (
         config.run.iterations // (training.local_steps or 1) if config.run.iterations else 50
     )
@@ -317,10 +329,8 @@ def _training(config: Config) -> LocalTraining:
     )
 
 
-def _backend(config: Config, facts: ModelFacts, training: LocalTraining) -> tuple[str, bool, int | None]:
-    """Device, whether chunks are trained in one batched stream, and how many clients make one if so."""
-    engine = config.engine
-    device = engine.device
+def _device(config: Config) -> str:
+    engine, device = config.engine, config.engine.device
     if device == "auto":
         wants_gpu = engine.gpus_per_actor or engine.actors_per_gpu
         if engine.kind == "local":
@@ -330,17 +340,30 @@ def _backend(config: Config, facts: ModelFacts, training: LocalTraining) -> tupl
         raise UserError("engine.device=cuda: there is no usable GPU here; use cpu")
     if device == "cuda" and engine.kind == "ray" and not (engine.gpus_per_actor or engine.actors_per_gpu):
         raise UserError("engine.device=cuda: with Ray, give each actor its share too, as in engine.actors_per_gpu=1")
+    return device
+
+
+def _stacks(
+    config: Config, device: str, flops: float, cohort_size: int, stackable: Callable[[], bool]
+) -> tuple[bool, int | None]:
+    """Whether clients are trained in batched stacks, and how many make one if so (else: a task, if that is given).
+
+    It depends on nothing but the configuration, as it changes bits. ``flops``: a forward pass of one client's batch.
+    """
+    engine = config.engine
+    largest = max(1, min(VMAP_CHUNK, 1 << (max(cohort_size // 2, 1).bit_length() - 1)))
+    chunk = largest if engine.chunk == "auto" else engine.chunk
     vectorize = engine.vectorize
     if vectorize == "auto":
-        samples = training.batch_size or 64
-        vectorize = facts.stackable and (device == "cuda" or facts.flops * samples <= VMAP_FLOPS)
-    elif vectorize and not facts.stackable:
+        pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and flops <= VMAP_FLOPS * chunk)
+        vectorize = pays and stackable()
+    elif vectorize and not stackable():
         raise UserError(
             "engine.vectorize=true: this model can't be batched over clients (buffers, dropout, recurrence); use auto"
         )
     if not vectorize:
-        return device, False, None if engine.chunk == "auto" else engine.chunk
-    return device, True, VMAP_CHUNK if engine.chunk == "auto" else engine.chunk
+        return False, None if engine.chunk == "auto" else engine.chunk
+    return True, chunk
 
 
 def _load_weights(module: nn.Module, path: Path) -> None:

@@ -17,12 +17,14 @@ from torch import nn
 from fedray import simulate
 from fedray.algorithms import find_algorithm
 from fedray.algorithms.base import Algorithm
+from fedray.config import load
 from fedray.core.batches import Batch, steps_of
 from fedray.core.context import Context, LocalTraining, Samples, Stack
 from fedray.core.model import FlatModel, LoopModel, VmapModel, cross_entropy
 from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.vectors import ROW, Layout, frozen
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
+from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
@@ -721,6 +723,31 @@ def test_global_generators_are_neither_used_nor_advanced(algorithm, model, tmp_p
 
 
 # ---------------------------------------------------------------- precision, augmentation
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "cohort", "chunk", "expected"),
+    [
+        ("logistic", 10, 100, "auto", (True, 32)),
+        ("logistic", 64, 64, "auto", (True, 32)),
+        # two stacks at least, so that two actors have work
+        ("logistic", 10, 63, "auto", (True, 16)),
+        ("logistic", 10, 16, "auto", (True, 8)),
+        ("logistic", 10, 15, "auto", (False, None)),
+        ("logistic", 10, 100, 4, (False, 4)),
+        ("mlp", 64, 100, "auto", (True, 32)),
+        ("mlp", 64, 40, "auto", (False, None)),
+        ("mlp", 64, 40, 32, (True, 32)),
+        ("lenet5", 10, 100, "auto", (True, 32)),
+        ("lenet5", 20, 100, "auto", (False, None)),
+    ],
+)
+def test_what_a_cpu_trains_in_stacks(model, batch, cohort, chunk, expected):
+    """By model, batch and cohort alone, as measured: where a step is dispatch rather than arithmetic."""
+    keys = {"algorithm.name": "fedavg", "model.name": model, "train.batch_size": batch, "data.clients": 200}
+    keys |= {"train.cohort_size": cohort, "engine.chunk": chunk, "engine.kind": "local", "engine.device": "cpu"}
+    experiment, _ = resolve(load(keys))
+    assert (experiment.vectorize, experiment.chunk) == expected
 
 
 @pytest.mark.parametrize("vectorize", [False, True])

@@ -140,6 +140,14 @@ def test_of_equal_clients_there_are_few_chunks(members, slots):
     assert len(chunks([1] * members, slots, None)) <= 4 * slots * (1 + math.log2(max(members, 2)))
 
 
+@given(WORK, st.integers(1, 64), st.integers(0, 6).map(lambda level: 1 << level))
+def test_no_chunk_has_more_clients_than_may_be(work, slots, most):
+    blocks = sorted(chunks(work, slots, None, most))
+    assert max(stop - start for start, stop in blocks) <= most
+    assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
+    assert blocks[-1][1] == len(work)
+
+
 @given(WORK, st.integers(1, 64), st.none() | st.sampled_from([1, 2, 4, 16, 32]))
 def test_the_largest_work_comes_first(work, slots, size):
     shares = [sum(work[start:stop]) for start, stop in chunks(work, slots, size)]

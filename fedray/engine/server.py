@@ -35,6 +35,9 @@ from fedray.resolve import Experiment
 from fedray.tracking.costs import bytes_per_client, flops_of_round, load_of
 from fedray.tracking.recorder import Recorder
 
+SUMS_BYTES = 128_000_000
+"""How much memory a worker may use for the partial sums of a chunk."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -247,6 +250,10 @@ class Simulation:
         """What each of the cohort has to train on, in samples."""
         return [load_of(size, self.experiment.training).seen for size in self.server.cohort.sizes]
 
+    def _most_per_chunk(self) -> int:
+        """The clients whose sums a worker may add up alone: log2 of them wait in its memory, for two uploads or so."""
+        return 1 << min(20, SUMS_BYTES // (2 * 8 * self.worker.model.layout.width))
+
     def _start_background(self) -> Future[Mapping[str, Tensor]]:
         """The algorithm's background work, in a thread of its own or at once."""
         future: Future[Mapping[str, Tensor]] = Future()
@@ -268,7 +275,7 @@ class Simulation:
         results = _RoundResults({}, {})
         broadcasts: list[Handle] = []
         scalars: list[Mapping[str, Any]] = []
-        cut = chunks(self._work(), self.pool.slots, self.experiment.chunk)
+        cut = chunks(self._work(), self.pool.slots, self.experiment.chunk, self._most_per_chunk())
         for position, phase in enumerate(self.algorithm.phases):
             if background is not None and phase == self.algorithm.background_before:
                 self.server.vectors |= background.result()
@@ -322,6 +329,7 @@ class Simulation:
             for name, value in result.sums.items():
                 # a copy: results may lie read-only in shared memory
                 trees.setdefault(name, TreeSum(members)).add(node, torch.tensor(value, device=device))
+            result.sums.clear()
             done[task.start] = result
             given = dict(zip(task.ids, result.states, strict=False))
             self.pool.drop([results.states[client] for client in given if client in results.states])

@@ -95,34 +95,37 @@ class Worker:
         sums: dict[str, TreeSum] = {}
         merged = ChunkResult({}, {}, {}, {})
         for first, size in self._stacks(len(task.ids)):
-            rows = slice(first, first + size)
-            try:
-                result, ctx = self._phase(task, task.phase, rows)
-            except (StateLost, UserError):
-                raise
-            except (Exception, SystemExit) as error:
-                if is_out_of_memory(error):
-                    raise UserError(self._too_large(task, size, error)) from None
-                clients = ", ".join(str(client) for client in task.ids[rows])
-                where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
-                raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
-            position = task.start + first
-            for name, upload in result.uploads.items():
-                tree = sums.setdefault(name, TreeSum(task.members))
-                value = reduce_rows(upload.value.double() * self._leaf_weights(upload, ctx, task.members))
-                tree.add(subtree(position, size), value)
-                merged.weights[name] = upload.weights
-                if upload.weights == "weighted":
-                    merged.scalars.setdefault(f"{name}/scale", []).extend(_column(upload.scale))
-            for name, scalar in result.scalars.items():
-                merged.scalars.setdefault(name, []).extend(_column(scalar))
-            for name, values in ctx.training_scalars().items():
-                merged.log.setdefault(name, []).extend(values)
-            if result.state:
-                with self.clock.on("transport"):
-                    merged.states += self._given(task, rows, result.state)
+            # a call of its own: what a stack leaves behind is gone before the next begins
+            self._stack(task, slice(first, first + size), sums, merged)
         merged.sums = {name: tree.total().cpu().numpy() for name, tree in sums.items()}
         return merged
+
+    def _stack(self, task: ChunkTask, rows: slice, sums: dict[str, TreeSum], merged: ChunkResult) -> None:
+        """Run a phase for one stack and add what it gives to ``sums`` and ``merged``."""
+        try:
+            result, ctx = self._phase(task, task.phase, rows)
+        except (StateLost, UserError):
+            raise
+        except (Exception, SystemExit) as error:
+            if is_out_of_memory(error):
+                raise UserError(self._too_large(task, rows.stop - rows.start, error)) from None
+            clients = ", ".join(str(client) for client in task.ids[rows])
+            where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
+            raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
+        if result.state:
+            with self.clock.on("transport"):
+                merged.states += self._given(task, rows, result.state)
+        node = subtree(task.start + rows.start, ctx.size)
+        for name, upload in result.uploads.items():
+            leaves = upload.value.double().mul_(self._leaf_weights(upload, ctx, task.members))
+            sums.setdefault(name, TreeSum(task.members)).add(node, reduce_rows(leaves))
+            merged.weights[name] = upload.weights
+            if upload.weights == "weighted":
+                merged.scalars.setdefault(f"{name}/scale", []).extend(_column(upload.scale))
+        for name, scalar in result.scalars.items():
+            merged.scalars.setdefault(name, []).extend(_column(scalar))
+        for name, values in ctx.training_scalars().items():
+            merged.log.setdefault(name, []).extend(values)
 
     def _state_width(self) -> int:
         layout, algorithm = self.model.layout, self.algorithm

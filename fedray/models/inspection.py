@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedray.core.batches import Batch
 from fedray.core.model import Loss, VmapModel, predicting_head
@@ -16,22 +15,17 @@ from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.importing import blamed
 
-VMAP_FLOPS = 2e6
-"""Forward FLOPs of one batch up to which batched training of many clients beats one after another on a CPU: below it a
-step is bound by the dispatch of operations (logistic regression), above it by arithmetic (MLPs, LeNets)."""
-
 
 @dataclass(frozen=True)
 class ModelFacts:
     """``parameters`` P and float ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether
-    forward draws random numbers (dropout); ``stackable``: whether torch.func.vmap can batch it over clients;
-    ``prediction_flops``: a sample's pass through the head's predictor, which ``flops`` leaves out."""
+    forward draws random numbers (dropout); ``prediction_flops``: a sample's pass through the head's predictor, which
+    ``flops`` leaves out."""
 
     parameters: int
     buffers: int
     flops: float
     draws: bool
-    stackable: bool
     prediction_flops: float = 0.0
 
 
@@ -40,6 +34,9 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
 
     Raises :class:`UserError` if its outputs or the loss are not of the shapes that fedray needs.
     """
+    # it imports a compiler, which the processes that train do not need
+    from torch.utils.flop_counter import FlopCounterMode
+
     layout = Layout(module)
     if not layout.parameters:
         raise UserError(f"model {name} has no trainable parameters")
@@ -61,12 +58,13 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
         buffers=sum(buffer.numel() for buffer in module.buffers() if buffer.is_floating_point()),
         flops=float(counter.get_total_flops()),
         draws=draws,
-        stackable=_stackable(module, loss, example, targets, layout),
         prediction_flops=_prediction_flops(module),
     )
 
 
 def _prediction_flops(module: nn.Module) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
     head = predicting_head(module)
     if head is None:
         return 0.0
@@ -99,9 +97,12 @@ def _draws(module: nn.Module, example: Tensor) -> bool:
     return not torch.equal(before, after)
 
 
-def _stackable(module: nn.Module, loss: Loss, example: Tensor, targets: Tensor, layout: Layout) -> bool:
-    if layout.buffers:
+def stackable(module: nn.Module, loss: Loss, example: Tensor) -> bool:
+    """Whether torch.func.vmap can batch ``module`` over clients, tried on ``example [b, ...]``. Takes a second: it
+    imports torch's compiler."""
+    if Layout(module).buffers:
         return False
+    targets = torch.zeros(len(example), dtype=torch.long)
     model = VmapModel(copy.deepcopy(module), loss)
     stack = torch.stack([example, example])
     batch: Any = Batch(stack, torch.stack([targets, targets]), 0)
