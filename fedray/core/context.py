@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -116,10 +117,6 @@ class Context:
         self.past, self._initial = past, initial
         self.clock = clock or Clock()
         self.given = {name: self._column(values) for name, values in stack.scalars.items()}
-        self.n = self._column([len(indices) for indices in stack.indices])
-        self.J = self._column(stack.steps)
-        self.gap = self._column(stack.gaps)
-        self.p = self._column(stack.weights)
         self.size = len(stack.ids)
         buffers = shared.get("buffers")
         self.buffers = None if buffers is None else buffers.expand(self.size, -1).clone()
@@ -128,6 +125,22 @@ class Context:
         self._correct: list[Tensor] = []
         self._seen: list[list[int]] = []
         self._step = self._now = -1
+
+    @cached_property
+    def n(self) -> Tensor:
+        return self._column([len(indices) for indices in self.stack.indices])
+
+    @cached_property
+    def J(self) -> Tensor:
+        return self._column(self.stack.steps)
+
+    @cached_property
+    def gap(self) -> Tensor:
+        return self._column(self.stack.gaps)
+
+    @cached_property
+    def p(self) -> Tensor:
+        return self._column(self.stack.weights)
 
     def _column(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.model.device)[:, None]
@@ -166,10 +179,13 @@ class Context:
         block = max(1, GATHERED_BYTES // max(1, self.samples.x[0].nbytes * self.size * size))
         for start in range(0, len(chosen), block):
             raw, labels = self.samples.raw(chosen[start : start + block])
+            # all at once, if each batch then begins where a fresh one would: kernels round by alignment
+            aligned = raw[0].numel() * 4 % 64 == 0 and (counts[start : start + block] == size).all()
+            inputs = self.samples.inputs(raw) if aligned else None
             for j in range(start, min(start + block, len(chosen))):
                 self._now = j
                 width = int(counts[j].max())
-                x = self.samples.inputs(raw[j - start, :, :width])
+                x = self.samples.inputs(raw[j - start, :, :width]) if inputs is None else inputs[j - start]
                 if self.training.augment:
                     x = self._augmented(x, counts[j], j)
                 ragged = bool((counts[j] != width).any())

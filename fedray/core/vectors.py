@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -46,7 +47,7 @@ class Slot:
         """The numbers ``[size]`` of ``tensor`` in memory order."""
         return (tensor if self.plain else tensor.permute(self.order)).reshape(-1)
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         return self.order == tuple(range(len(self.order)))
 
