@@ -9,22 +9,23 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from fedray.config import Config, load
-from fedray.core.model import Loss
-from fedray.data.own import own_source
-from fedray.engine.driver import Driver
-from fedray.engine.server import Report
+from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
-from fedray.resolve import Own, resolve
-from fedray.tracking.folder import RunFolder, read_metrics
 from fedray.tracking.progress import Display
 
-Callback = Callable[[Report], Any]
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from fedray.core.model import Loss
+    from fedray.data.federated import FederatedData
+    from fedray.engine.server import Report
+    from fedray.resolve import Experiment
+
+    Callback = Callable[[Report], Any]
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,22 @@ class RunResult:
     @property
     def metrics(self) -> pd.DataFrame:
         """metrics.csv: a row per round."""
+        from fedray.tracking.folder import read_metrics
+
         return read_metrics(self.folder)
 
     @property
     def clients(self) -> pd.DataFrame:
         """clients.parquet: a row per round and client."""
+        import pandas as pd
+
         return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
 
     @property
     def profile(self) -> pd.DataFrame:
         """profile.csv, of a run with ``engine.profile``: what each round's time went into, in seconds."""
+        import pandas as pd
+
         return pd.read_csv(self.folder / "profile.csv")
 
     def model(self) -> nn.Module:
@@ -92,16 +99,35 @@ def simulate(
     """
     display = display or Display(quiet=True)
     settings = config if isinstance(config, Config) else load(config, overrides)
-    source = None if data is None else own_source(data, test, client_column, label_column)
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
-    experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}))
+    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
+        from fedray.data.own import own_source
+        from fedray.resolve import Own, resolve
+
+        source = None if data is None else own_source(data, test, client_column, label_column)
+        experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}))
+        return _run(experiment, federated, callbacks, display, start)
+
+
+def _will_run_on_ray(settings: Config) -> bool:
+    """Whether Ray will be needed, as far as that can be told without reading anything: a run may be finished."""
+    name = settings.run.name or f"{settings.algorithm.name}-{settings.data.source}"
+    finished = Path(settings.run.output) / name / "summary.json"
+    return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
+
+
+def _run(
+    experiment: Experiment, federated: FederatedData, callbacks: Sequence[Callback], display: Display, start: RayStart
+) -> RunResult:
+    from fedray.engine.driver import Driver
+    from fedray.tracking.folder import RunFolder
+
     for line in experiment.notes:
         display.say(line)
     folder = RunFolder(experiment.config)
     result = RunResult(folder.path, experiment.module)
-    found = folder.look()
-    if found.status == "finished":
+    if folder.look().status == "finished":
         display.say(f"{folder.path} is finished already")
         return result
     display.say(
@@ -109,10 +135,6 @@ def simulate(
         f"cohorts of {experiment.cohort_size}, {experiment.facts.parameters:,} parameters, {experiment.rounds} rounds "
         f"-> {folder.path}"
     )
-    if experiment.config.engine.kind == "ray":
-        from fedray.engine.ray_engine import run
-    else:
-        from fedray.engine.local_engine import run
 
     def on_round(report: Report) -> bool:
         return any([bool(callback(report)) for callback in callbacks])
@@ -126,7 +148,14 @@ def simulate(
             stopping=stopping,
         )
         try:
-            run(experiment, federated, driver)
+            if experiment.config.engine.kind == "ray":
+                from fedray.engine import ray_engine
+
+                ray_engine.run(experiment, federated, driver, start)
+            else:
+                from fedray.engine import local_engine
+
+                local_engine.run(experiment, federated, driver)
         finally:
             display.stop()
     return result

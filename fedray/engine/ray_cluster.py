@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from fedray.config import EngineConfig
 from fedray.errors import UserError
-from fedray.resolve import Experiment
+
+if TYPE_CHECKING:
+    # it imports torch, and Ray is started meanwhile
+    from fedray.resolve import Experiment
 
 
-@contextlib.contextmanager
-def cluster(engine: EngineConfig, say: Callable[[str], None]) -> Iterator[bool]:
-    """Connected to a Ray cluster: one that this process is connected to, ``engine.address``, this node's, or a new one.
+def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
+    """Connect to a Ray cluster: ``engine.address``, this node's, or a new one, if this process is connected to none.
 
-    Gives whether it was started here, so that nobody else can join it.
+    Gives whether it was started here, or None if there was a connection.
     """
     if ray.is_initialized():
-        yield False
-        return
+        return None
     address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here() or "local"
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -46,10 +46,7 @@ def cluster(engine: EngineConfig, say: Callable[[str], None]) -> Iterator[bool]:
             ray.init(address=address, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
             raise UserError(f"no Ray cluster answers at engine.address={address}: {_line(error)}") from None
-    try:
-        yield address == "local"
-    finally:
-        ray.shutdown()
+    return address == "local"
 
 
 def _address_here() -> str | None:

@@ -21,8 +21,9 @@ from fedray.engine.gpu_sharing import shared_gpus
 from fedray.engine.opening import opened
 from fedray.engine.pool import Pool
 from fedray.engine.process import environment, settled
-from fedray.engine.ray_cluster import actor_count, check_resources, cluster, gpu_share, shortage
+from fedray.engine.ray_cluster import actor_count, check_resources, gpu_share, shortage
 from fedray.engine.ray_pool import RayPool, create_actor
+from fedray.engine.ray_start import RayStart
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment, Seeded
 
@@ -93,32 +94,32 @@ class ServerActor:
         self.answers.put(True)
 
 
-def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
+def run(experiment: Experiment, data: FederatedData, driver: Driver, start: RayStart) -> None:
     """Run to the end. A server actor that dies is started again once, from the last checkpoint; so it is, a few times,
     when clients' states are lost with their node."""
     # actors keep the working directory that this process had when it joined Ray
     output = {"output": str(Path(experiment.config.run.output).absolute())}
     experiment = _with_run_settings(experiment, output)
-    with cluster(experiment.config.engine, driver.say) as started_here:
-        check_resources(experiment, 1, started_here)
-        _ship_own_code(experiment)
-        reference = ray.put(data)
-        experiment = shared_gpus(experiment, reference, driver.say)
-        actors = actor_count(experiment)
-        check_resources(experiment, actors, started_here)
-        left = {RayActorError: 1, StateLost: experiment.config.engine.max_retries}
-        while True:
-            try:
-                return _drive(experiment, reference, actors, driver)
-            except (RayActorError, StateLost) as error:
-                kind = StateLost if isinstance(error, StateLost) else RayActorError
-                left[kind] -= 1
-                never_lived = "creation task" in str(error)
-                if never_lived or left[kind] < 0 or not experiment.config.run.checkpoint_every:
-                    raise
-                what = "" if kind is StateLost else "the server actor died: "
-                driver.say(f"{what}{str(error).splitlines()[0]}; going back to the last checkpoint")
-                experiment = _with_run_settings(experiment, {"resume": "auto"})
+    started_here = start.ready()
+    check_resources(experiment, 1, started_here)
+    _ship_own_code(experiment)
+    reference = ray.put(data)
+    experiment = shared_gpus(experiment, reference, driver.say)
+    actors = actor_count(experiment)
+    check_resources(experiment, actors, started_here)
+    left = {RayActorError: 1, StateLost: experiment.config.engine.max_retries}
+    while True:
+        try:
+            return _drive(experiment, reference, actors, driver)
+        except (RayActorError, StateLost) as error:
+            kind = StateLost if isinstance(error, StateLost) else RayActorError
+            left[kind] -= 1
+            never_lived = "creation task" in str(error)
+            if never_lived or left[kind] < 0 or not experiment.config.run.checkpoint_every:
+                raise
+            what = "" if kind is StateLost else "the server actor died: "
+            driver.say(f"{what}{str(error).splitlines()[0]}; going back to the last checkpoint")
+            experiment = _with_run_settings(experiment, {"resume": "auto"})
 
 
 def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experiment:

@@ -1,0 +1,54 @@
+"""Ray, coming into being while torch and the data are loaded: either takes seconds. Imports neither."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+
+from fedray.config import EngineConfig
+
+
+class RayStart:
+    """A connection to Ray that is made in a thread of its own, from the first with ``at_once``, and closed on exit.
+
+    One that this process had before is used, and left open.
+    """
+
+    def __init__(self, engine: EngineConfig, say: Callable[[str], None], at_once: bool) -> None:
+        self.engine, self.say = engine, say
+        self._found: Future[bool | None] = Future()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._connected, name="ray", daemon=True)
+        if at_once:
+            self._thread.start()
+
+    def _connected(self) -> None:
+        try:
+            import ray
+
+            from fedray.engine.ray_cluster import connect
+
+            self._found.set_result(connect(self.engine, self.say))
+        except BaseException as error:
+            self._found.set_exception(error)
+            return
+        # Linux ends Ray's daemons together with the thread that started them
+        self._over.wait()
+        if self._found.result() is not None:
+            ray.shutdown()
+
+    def ready(self) -> bool:
+        """Wait for it; whether this cluster was started here, so that nobody else can join it."""
+        if self._thread.ident is None:
+            self._thread.start()
+        return bool(self._found.result())
+
+    def __enter__(self) -> RayStart:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
