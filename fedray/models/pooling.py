@@ -36,11 +36,9 @@ def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     Of equal entries another one may get the gradient.
     """
     # ReLU comes last: it commutes with maxima, and the smaller image is less work
-    if not _fits(x, conv):
+    if not torch.is_grad_enabled() or not _fits(x, conv):
         return F.relu(_max_pool2(conv(x)))
     weight, bias, padding = conv.weight, conv.bias, conv.padding
-    if not torch.is_grad_enabled():
-        return F.relu(_max_pool2(F.conv2d(x, _ordinary(weight), bias, padding=padding)))
     if not x.requires_grad:
         return _FirstLayer.apply(x, weight, bias, padding)
     return _Layer.apply(x.contiguous(memory_format=torch.channels_last), weight, bias, padding)
