@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -11,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import numpy as np
 RESULTS = Path(__file__).parent / "results"
 QUIET = 0.3  # cores that other processes may use during a sample
 TICK = 1 / os.sysconf("SC_CLK_TCK")
+# glibc's defaults return a step's buffers to the system and fault them in again; only both together help
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "536870912"}
 SESSION = re.compile(rb"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 
 
@@ -28,18 +31,19 @@ class ProcessTree:
 
     Ray detaches some of its daemons, so that parents alone do not tell. They carry the name of their session's folder
     on their command line, and a session is ours if one of our descendants names it. A process that was ours once stays
-    ours (its parent may end before it), and so do its children.
+    ours (its parent may end before it), and so do its children. ``root``: another process than this one, with its own.
     """
 
-    def __init__(self) -> None:
-        self.root = os.getpid()
-        self.ours: dict[int, int] = {}  # pid -> start time, which tells a reused pid
+    def __init__(self, root: int | None = None) -> None:
+        self.root = root or os.getpid()
+        stat = _stat(self.root)
+        self.ours = {self.root: stat[1]} if stat else {}  # pid -> start time, which tells a reused pid
         self.sessions: set[bytes] = set()
 
     def scan(self) -> dict[int, float]:
         """CPU seconds so far of each of our processes, with those of its children that have ended."""
         found = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := _stat(int(entry)))}
-        known = {pid for pid, start in self.ours.items() if pid in found and found[pid][1] == start} | {self.root}
+        known = {pid for pid, start in self.ours.items() if pid in found and found[pid][1] == start}
         ours = _descendants(known, found)
         for pid in ours - known:
             self.sessions |= set(SESSION.findall(_cmdline(pid)))
@@ -141,7 +145,11 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()} | {name: version(name) for name in ("torch", "ray", "numpy")}
+    found = {"python": platform.python_version()}
+    for name in ("torch", "ray", "numpy"):
+        # the training core is measured where there may be no Ray
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
     git = ["git", "-C", str(Path(__file__).parent)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run([*git, "status", "--porcelain", "--", ":/fedray"], capture_output=True, text=True)

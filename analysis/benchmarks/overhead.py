@@ -1,8 +1,7 @@
-"""fedray's overhead: against the plain loop (pairs), as registered clients grow (scale), and of its start (start).
+"""fedray's overhead: against the plain loop (pairs), and as registered clients grow (scale).
 
 python analysis/benchmarks/overhead.py --part pairs --workload A
 python analysis/benchmarks/overhead.py --part scale
-python analysis/benchmarks/overhead.py --part start --workload A
 """
 
 from __future__ import annotations
@@ -19,19 +18,20 @@ from multiprocessing import get_context
 from typing import Any
 
 from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
-from plain_loop import BLOCK, WORKLOADS, PlainLoop, Workload
+from plain_loop import PlainLoop
+from workloads import BLOCK, WORKLOADS, Workload
 
 
-def config(work: Workload, output: str, overlap: bool = False) -> dict[str, Any]:
+def config(work: Workload, output: str) -> dict[str, Any]:
     """The same work for fedray; its round does what the plain loop's does, and no evaluation or checkpoint."""
     return {
         "run": {"name": "benchmark", "output": output, "rounds": 1_000_000, "eval_every": 0, "checkpoint_every": 0},
         "algorithm": {"name": "fedavg"},
         "data": {
-            "source": "mnist",
+            "source": work.source,
             "clients": work.clients,
             "samples_per_client": work.samples,
-            "partition": {"kind": "iid", "overlap": overlap},
+            "partition": {"kind": "iid", "overlap": work.overlap},
             "public_samples": 0,
         },
         "model": {"name": work.model},
@@ -197,7 +197,7 @@ def alone(begin: float, work: Workload, block: int, warmup: int, blocks: int, mi
         return rounds(report)
 
     with tempfile.TemporaryDirectory() as output:
-        simulate(config(work, output, overlap=work.clients * work.samples > 60_000), callbacks=[callback])
+        simulate(config(work, output), callbacks=[callback])
     return {"samples": samples[warmup:], "peak_mib": max(memory), **first}
 
 
@@ -205,24 +205,6 @@ def fresh(*args: Any) -> dict[str, Any]:
     """``alone`` in a process of its own: memory and Ray start anew. The clock runs from before that process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(alone, time.perf_counter(), *args).result()
-
-
-def start(args: argparse.Namespace) -> None:
-    results = Results(f"start-{args.workload}", ["turn", "start_seconds", "start_foreign", "peak_mib"])
-    runs = []
-    for turn in range(args.turns):
-        run = fresh(WORKLOADS[args.workload], 1, 0, 5, 0)
-        runs.append({key: run[key] for key in ("start_seconds", "start_foreign", "peak_mib")})
-        results.row(turn=turn, **runs[-1])
-    kept = [run for run in runs if run["start_foreign"] <= QUIET]
-    results.summary(
-        part="start",
-        workload=args.workload,
-        kept=len(kept),
-        dropped=len(runs) - len(kept),
-        start_seconds=median(kept, "start_seconds"),
-        peak_mib=max(run["peak_mib"] for run in runs),
-    )
 
 
 def scale(args: argparse.Namespace) -> None:
@@ -282,10 +264,10 @@ def median(samples: Sequence[dict[str, Any]], name: str = "seconds") -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["pairs", "scale", "start"], default="pairs")
+    parser.add_argument("--part", choices=["pairs", "scale"], default="pairs")
     parser.add_argument("--max-minutes", type=float, default=20, help="time limit of the whole")
-    parser.add_argument("--workload", choices=WORKLOADS, default="A", help="of pairs and start")
-    parser.add_argument("--turns", type=int, default=3, help="runs per N in rotating order (scale), or in all (start)")
+    parser.add_argument("--workload", choices=WORKLOADS, default="A", help="of pairs")
+    parser.add_argument("--turns", type=int, default=3, help="of scale: runs per N, in rotating order")
     pair = parser.add_argument_group("pairs")
     pair.add_argument("--pairs", type=int, default=15, help="pairs of samples to keep")
     pair.add_argument("--warmup", type=int, default=2, help="pairs before that")
@@ -294,7 +276,7 @@ def main() -> None:
     scale_group.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000])
     scale_group.add_argument("--blocks", type=int, default=6, help=f"samples of {BLOCK['C']} rounds to keep per run")
     args = parser.parse_args()
-    {"pairs": pairs, "scale": scale, "start": start}[args.part](args)
+    {"pairs": pairs, "scale": scale}[args.part](args)
 
 
 if __name__ == "__main__":

@@ -6,90 +6,28 @@ python analysis/benchmarks/plain_loop.py --workload A
 from __future__ import annotations
 
 import argparse
-import gzip
-import math
 import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from common import QUIET, ProcessTree, Usage
-from torch import Tensor, nn
+from common import ALLOCATOR, QUIET, ProcessTree, Usage
+from problems import MODELS, drawn, load, shares
+from torch import nn
+from workloads import BLOCK, WORKLOADS, Workload
 
-# glibc's defaults return a step's buffers to the system and fault them in again; only both together help
-WORKER_ENV = {
-    "MALLOC_MMAP_THRESHOLD_": "33554432",
-    "MALLOC_TRIM_THRESHOLD_": "536870912",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
-
-
-@dataclass(frozen=True)
-class Workload:
-    model: str
-    clients: int
-    samples: int
-    cohort: int
-    steps: int
-    batch: int
-    lr: float = 0.01
-
-
-WORKLOADS = {
-    "A": Workload("lenet5", clients=100, samples=600, cohort=100, steps=10, batch=64),
-    "B": Workload("lenet5", clients=1000, samples=60, cohort=100, steps=3, batch=20),
-    "C": Workload("logistic", clients=100, samples=60, cohort=100, steps=2, batch=10),
-}
-
-# rounds per sample: CPU accounting has a resolution of 10 ms, so that a sample must last about half a second
-BLOCK = {"A": 1, "B": 3, "C": 60}
-
-
-class LeNet5(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.fc1 = nn.Linear(400, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc3 = nn.Linear(84, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x), inplace=True), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x), inplace=True), 2)
-        x = F.relu(self.fc1(x.flatten(1)), inplace=True)
-        return self.fc3(F.relu(self.fc2(x), inplace=True))
+WORKER_ENV = {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def make_model(name: str, channels_last: bool) -> nn.Module:
-    if name == "logistic":
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    return LeNet5().to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-
-
-def mnist(part: str) -> tuple[Tensor, Tensor]:
-    """Images as normalised float32 [n, 1, 28, 28], and labels."""
-    root = Path(os.environ.get("FEDRAY_DATA", "."))
-    folders = [root / "MNIST/raw", root / "mnist/raw", root / "raw", root]
-    files = []
-    for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
-        places = [folder / (name + end) for folder in folders for end in ("", ".gz")]
-        path = next((place for place in places if place.is_file()), None)
-        if path is None:
-            raise SystemExit(f"no {name}(.gz) in {root}: set FEDRAY_DATA to where MNIST is")
-        files.append(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
-    x = torch.from_numpy(np.frombuffer(files[0], np.uint8, offset=16).astype(np.float32)).view(-1, 1, 28, 28)
-    y = torch.from_numpy(np.frombuffer(files[1], np.uint8, offset=8).astype(np.int64))
-    return x.div_(255).sub_(0.1307).div_(0.3081), y
+    model = MODELS[name]()
+    # a user's own model stays as it is
+    return model.to(memory_format=torch.channels_last) if channels_last and name == "lenet5" else model
 
 
 class PlainLoop:
@@ -98,16 +36,13 @@ class PlainLoop:
     def __init__(self, workload: Workload, workers: int = 2, seed: int = 0, channels_last: bool = True) -> None:
         self.workload, self.workers, self.seed, self.channels_last = workload, workers, seed, channels_last
         self.processes: list[Any] = []
+        self.steps = 0
 
     def start(self) -> None:
         work = self.workload
         torch.manual_seed(self.seed)
-        self.x, self.y = mnist("train")
-        total = len(self.y)
-        if work.clients * work.samples <= total:
-            owned = torch.randperm(total)[: work.clients * work.samples].view(work.clients, work.samples)
-        else:
-            owned = torch.stack([torch.randperm(total)[: work.samples] for _ in range(work.clients)])
+        self.x, self.y = load(work.source)
+        owned = shares(work)
         self.model = make_model(work.model, self.channels_last)
         self.cohort = torch.arange(work.cohort)
         for tensor in (self.x, self.y, owned, self.cohort):
@@ -148,7 +83,7 @@ class PlainLoop:
         for pipe in self.pipes:
             pipe.send_bytes(b"round")
         for pipe in self.pipes:
-            pipe.recv_bytes()
+            self.steps += int(pipe.recv_bytes())
         for weight, *parts in zip(self.weights, *self.sums, strict=True):
             weight.copy_(parts[0])
             for part in parts[1:]:
@@ -156,7 +91,7 @@ class PlainLoop:
         return time.perf_counter() - begin
 
     def accuracy(self) -> float:
-        x, y = mnist("t10k")
+        x, y = load(self.workload.source, train=False)
         with torch.no_grad():
             return (self.model(x).argmax(1) == y).float().mean().item()
 
@@ -169,13 +104,12 @@ class PlainLoop:
 
 
 def serve(work: Workload, seed: int, channels_last: bool, share: Sequence[Any], pipe: Connection) -> None:
-    """A worker: each message is a round over its part of the cohort."""
+    """A worker: each message is a round over its part of the cohort; the answer is the number of its steps."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     x, y, owned, cohort, weights, total = share
     model = make_model(work.model, channels_last)
     parameters = list(model.parameters())
-    passes = math.ceil(work.steps * work.batch / work.samples)
     share_of_mean = 1 / work.cohort  # the clients are equal in size
     pipe.send_bytes(b"ready")
     while True:
@@ -183,20 +117,21 @@ def serve(work: Workload, seed: int, channels_last: bool, share: Sequence[Any], 
             pipe.recv_bytes()
         except EOFError:
             return
+        steps = 0
         for tensor in total:
             tensor.zero_()
         for client in cohort.tolist():
             with torch.no_grad():
                 torch._foreach_copy_(parameters, weights)
-            order = torch.cat([torch.randperm(work.samples) for _ in range(passes)])[: work.steps * work.batch]
-            chosen = owned[client][order]
-            for inputs, labels in zip(x[chosen].split(work.batch), y[chosen].split(work.batch), strict=True):
+            samples = drawn(work, owned[client])
+            for inputs, labels in zip(x[samples].split(work.batch), y[samples].split(work.batch), strict=True):
                 gradients = torch.autograd.grad(F.cross_entropy(model(inputs), labels), parameters)
                 with torch.no_grad():
                     torch._foreach_add_(parameters, gradients, alpha=-work.lr)
+                steps += 1
             with torch.no_grad():
                 torch._foreach_add_(total, parameters, alpha=share_of_mean)
-        pipe.send_bytes(b"done")
+        pipe.send_bytes(b"%d" % steps)
 
 
 def main() -> None:

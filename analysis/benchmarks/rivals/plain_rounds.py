@@ -1,0 +1,20 @@
+"""The plain loop's rounds, for ``compare.py``."""
+
+from gate import Gate, arguments, workload
+from plain_loop import PlainLoop
+
+
+def main() -> None:
+    args = arguments()
+    gate = Gate(args.address)
+    loop = PlainLoop(workload(args.workload, args.clients))
+    loop.start()
+    loop.round()
+    while not gate():
+        loop.round()
+    gate.leave(loop.steps, "torch")
+    loop.close()
+
+
+if __name__ == "__main__":
+    main()
