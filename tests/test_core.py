@@ -725,6 +725,14 @@ def test_global_generators_are_neither_used_nor_advanced(algorithm, model, tmp_p
 # ---------------------------------------------------------------- precision, augmentation
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "moon", "pfedmo"])
+def test_large_models_are_not_copied_and_give_the_same_bits(algorithm, tmp_path, monkeypatch):
+    keys = {**SETTINGS, "algorithm.name": algorithm, "model.proj_dim": 16}
+    copied = simulate({**keys, "run.output": str(tmp_path / "copied")}, data=small_source())
+    monkeypatch.setattr("fedray.core.model.COPIED", 0)
+    assert_same(copied, simulate({**keys, "run.output": str(tmp_path / "not")}, data=small_source()))
+
+
 @pytest.mark.parametrize(
     ("model", "batch", "cohort", "chunk", "expected"),
     [

@@ -135,6 +135,17 @@ def test_chunks_of_their_own_choice_keep_every_slot_busy_to_the_end(work, slots)
     assert left == 0
 
 
+@given(WORK, st.integers(1, 64), st.integers(0, 2000))
+def test_little_work_is_not_divided(work, slots, least):
+    blocks = sorted(chunks(work, slots, None, None, least))
+    assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
+    assert blocks[-1][1] == len(work)
+    if sum(work) <= least:
+        assert len(blocks) == 1
+    coarse, fine = len(blocks), len(chunks(work, slots, None))
+    assert coarse <= fine
+
+
 @given(st.integers(1, 3000), st.integers(1, 64))
 def test_of_equal_clients_there_are_few_chunks(members, slots):
     assert len(chunks([1] * members, slots, None)) <= 4 * slots * (1 + math.log2(max(members, 2)))

@@ -103,8 +103,13 @@ class Pass:
         return value
 
 
+COPIED = 200_000
+"""Models of up to as many parameters are copied into the module. It refers to larger ones where they are, which costs
+microseconds for each of its tensors."""
+
+
 class FlatModel:
-    """A module whose parameters are views into one flat vector, so that loading a model is one copy."""
+    """A module whose parameters are views into one flat vector, so that loading a model is one copy, or none."""
 
     def __init__(
         self,
@@ -122,7 +127,11 @@ class FlatModel:
         self.draws = draws
         parameters, buffers = self.layout.pack(self.module)
         self.parameters, self.buffers = parameters.to(self.device), buffers.to(self.device)
-        self._bind()
+        tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        self._trainable = [tensors[slot.name] for slot in self.layout.slots]
+        # whole-number buffers can't be views into a float vector: they are copied in and out
+        self._others = [(slot, tensors[slot.name]) for slot in self.layout.buffer_slots]
+        self._bind(self.parameters)
         self._predicting = False
         self._mode: tuple[bool, bool] | None = None
         self._features: Any = None
@@ -134,13 +143,11 @@ class FlatModel:
             if isinstance(layer, nn.Linear) and layer not in beside:
                 layer.register_forward_pre_hook(self._remember_features, with_kwargs=True)
 
-    def _bind(self) -> None:
-        tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        for slot in self.layout.slots:
-            tensors[slot.name].data = slot.view(self.parameters)
-        self._trainable = [tensors[slot.name] for slot in self.layout.slots]
-        # whole-number buffers can't be views into a float vector: they are copied in and out
-        self._others = [(slot, tensors[slot.name]) for slot in self.layout.buffer_slots]
+    def _bind(self, vector: Tensor) -> None:
+        """Make the module's parameters views into ``vector [>= width]``."""
+        self.parameters = vector[: self.layout.width]
+        for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
+            tensor.data = slot.view(vector)
 
     def _remember_features(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         # the last to be called overwrites what others left
@@ -172,8 +179,11 @@ class FlatModel:
                 norm.eval()
 
     def load(self, parameters: Tensor, buffers: Tensor | None = None) -> None:
-        """Copy one client's parameters, the first ``width`` numbers given (and buffers), into the module."""
-        self.parameters.copy_(parameters[: self.layout.width])
+        """Make one client's parameters, the first ``width`` numbers given (and buffers), the module's."""
+        if self.layout.width > COPIED:
+            self._bind(parameters.contiguous())
+        else:
+            self.parameters.copy_(parameters[: self.layout.width])
         if buffers is not None:
             for slot, tensor in self._others:
                 value = slot.view(buffers)

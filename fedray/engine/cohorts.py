@@ -38,13 +38,16 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
     return [int(size) / total for size in sizes]
 
 
-def chunks(work: Sequence[float], slots: int, size: int | None, most: int | None = None) -> list[tuple[int, int]]:
+def chunks(
+    work: Sequence[float], slots: int, size: int | None, most: int | None = None, least: float = 0
+) -> list[tuple[int, int]]:
     """Aligned power-of-two blocks ``(start, stop)`` of a cohort's positions, in the order in which to hand them out.
 
     ``work`` is what each position costs, in any unit. Blocks of ``size`` where it is given, the largest work first.
     Else it changes no bit how the cohort is cut: no block has more than its share of what is left, of which there are
     two for each of the ``slots`` workers, nor more than ``most`` positions. So there are few blocks, and they are small
-    when the end is near: nobody waits long for the last, and a slow worker gets fewer.
+    when the end is near: nobody waits long for the last, and a slow worker gets fewer. What is no more work than
+    ``least`` is not divided.
     """
     upto = list(itertools.accumulate(work, initial=0))
     members, left = len(work), upto[-1]
@@ -58,7 +61,8 @@ def chunks(work: Sequence[float], slots: int, size: int | None, most: int | None
     order, heap = [], [entry(0, members)]
     while heap:
         negated, start, stop = heapq.heappop(heap)
-        if stop - start > (most or members) or (stop - start > 1 and -negated * 2 * slots > left):
+        too_much = -negated * 2 * slots > left and -negated > least
+        if stop - start > (most or members) or (stop - start > 1 and too_much):
             middle = start + (1 << (stop - start - 1).bit_length() - 1)
             heapq.heappush(heap, entry(start, middle))
             heapq.heappush(heap, entry(middle, stop))

@@ -35,6 +35,9 @@ from fedray.resolve import Experiment
 from fedray.tracking.costs import bytes_per_client, flops_of_round, load_of
 from fedray.tracking.recorder import Recorder
 
+CHUNK_SECONDS = 0.02
+"""What takes no longer, at the pace of the round before, is not cut into chunks: each costs the server milliseconds."""
+
 SUMS_BYTES = 128_000_000
 """How much memory a worker may use for the partial sums of a chunk."""
 
@@ -96,6 +99,7 @@ class Simulation:
         self.costs = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
         self.wall_before, self.began = 0.0, time.perf_counter()
         self.unfinished: _Finished | None = None
+        self.pace = 0.0
         self.profile = Profile()
 
     def restore(self, saved: Checkpoint) -> None:
@@ -275,7 +279,8 @@ class Simulation:
         results = _RoundResults({}, {})
         broadcasts: list[Handle] = []
         scalars: list[Mapping[str, Any]] = []
-        cut = chunks(self._work(), self.pool.slots, self.experiment.chunk, self._most_per_chunk())
+        least = CHUNK_SECONDS / self.pace if self.pace else 0
+        cut = chunks(self._work(), self.pool.slots, self.experiment.chunk, self._most_per_chunk(), least)
         for position, phase in enumerate(self.algorithm.phases):
             if background is not None and phase == self.algorithm.background_before:
                 self.server.vectors |= background.result()
@@ -335,6 +340,8 @@ class Simulation:
             self.pool.drop([results.states[client] for client in given if client in results.states])
             results.states |= given
         ordered = [done[start] for start in sorted(done)]
+        if not phase:
+            self.pace = sum(sum(result.seconds.values()) for result in ordered) / sum(self._work())
         columns: dict[str, list[float]] = {}
         for result in ordered:
             for name, values in result.scalars.items():

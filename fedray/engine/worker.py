@@ -117,7 +117,8 @@ class Worker:
                 merged.states += self._given(task, rows, result.state)
         node = subtree(task.start + rows.start, ctx.size)
         for name, upload in result.uploads.items():
-            leaves = upload.value.double().mul_(self._leaf_weights(upload, ctx, task.members))
+            # in double precision, as the weights are
+            leaves = upload.value * self._leaf_weights(upload, ctx, task.members)
             sums.setdefault(name, TreeSum(task.members)).add(node, reduce_rows(leaves))
             merged.weights[name] = upload.weights
             if upload.weights == "weighted":
