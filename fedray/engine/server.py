@@ -35,7 +35,7 @@ from fedray.resolve import Experiment
 from fedray.tracking.costs import bytes_per_client, flops_of_round, load_of
 from fedray.tracking.recorder import Recorder
 
-CHUNK_SECONDS = 0.02
+CHUNK_SECONDS = 0.04
 """What takes no longer, at the pace of the round before, is not cut into chunks: each costs the server milliseconds."""
 
 SUMS_BYTES = 128_000_000
