@@ -737,6 +737,21 @@ def test_the_profile_table_names_every_purpose(tmp_path, monkeypatch, capsys):
     assert all(purpose in shown for purpose in PURPOSES)
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "moon", "fedsiam_da"])
+def test_every_backward_pass_counts_as_one(algorithm, tmp_path, monkeypatch):
+    """Those of a loss that needs other models' features too."""
+    plain, purposes = torch.autograd.grad, []
+    for found in simulation(tmp_path, algorithm):
+
+        def watched(*args, **options):
+            purposes.append(found.worker.clock._purposes[-1])  # noqa: B023
+            return plain(*args, **options)
+
+        monkeypatch.setattr(torch.autograd, "grad", watched)
+        next(found.rounds())
+    assert set(purposes) == {"gradient"}
+
+
 def test_a_clock_counts_what_is_timed_within_something_else_once(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))

@@ -276,6 +276,7 @@ class Context:
         features: ``pass.grad(loss, extras)`` is then what :meth:`grad` would have given."""
         with self.clock.on("gradient"):
             forward = self.model.train_pass(at, batch, self.buffers, self._draws(batch.step))
+        forward.clock = self.clock
         self._log(batch, forward)
         return forward
 

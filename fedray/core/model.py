@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedray.core.batches import Batch
+from fedray.core.clock import Clock
 from fedray.core.vectors import Layout
 
 
@@ -85,6 +86,7 @@ class Pass:
         targets: list[Tensor],
     ) -> None:
         self._layout, self._models, self._outputs, self._losses = layout, models, outputs, losses
+        self.clock = Clock()
         self.task_loss = torch.stack([loss.detach().mean() for loss in losses])
         right = [(o.logits.detach().argmax(1) == y).sum() for o, y in zip(outputs, targets, strict=True)]
         self.correct = torch.stack(right)
@@ -96,10 +98,11 @@ class Pass:
     def grad(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
         """Gradient ``[C, width]`` of the mean over the batch of ``loss``, once."""
         value = self.task_loss.new_zeros(len(self._models), self._layout.width)
-        for row, (model, outputs, losses) in enumerate(zip(self._models, self._outputs, self._losses, strict=True)):
-            each = loss(outputs, losses, *(extra[row] for extra in extras))
-            pieces = torch.autograd.grad(each.mean(), list(model.values()), allow_unused=True)
-            self._layout.gather(pieces, value[row])
+        with self.clock.on("gradient"):
+            for row, (model, outputs, losses) in enumerate(zip(self._models, self._outputs, self._losses, strict=True)):
+                each = loss(outputs, losses, *(extra[row] for extra in extras))
+                pieces = torch.autograd.grad(each.mean(), list(model.values()), allow_unused=True)
+                self._layout.gather(pieces, value[row])
         return value
 
 

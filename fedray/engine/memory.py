@@ -22,10 +22,10 @@ HEADROOM = 0.9
 """The part of a device's free memory that may be planned for: allocators can't use the last bytes."""
 
 CONTEXT = 600_000_000
-"""Bytes that a process's CUDA context takes, which no process can measure of itself."""
+"""Bytes that a process's CUDA context takes, which no process can measure of itself. Assumed, not measured."""
 
 MOST_PER_GPU = 4
-"""Actors on one GPU under ``engine.actors_per_gpu: auto``: more wait for each other's kernels."""
+"""Actors on one GPU under ``engine.actors_per_gpu: auto``. A guess: it has not been measured."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
-"""glibc's settings under which a training step returns no memory to the system: either alone is worse than neither. A
-larger second one makes no step faster, and every process may keep as much that it does not use."""
+"""glibc's settings under which a training step returns no memory to the system: either threshold alone is worse than
+neither. Larger ones make no step faster, and every process may keep as much that it does not use, in each arena."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 

@@ -167,8 +167,7 @@ class Simulation:
             row |= finished.evaluation.row()
         row["wall_seconds"] = self._wall()
         self.recorder.round(row, finished.log)
-        if self.config.engine.profile:
-            self.recorder.profile(row["round"], finished.seconds)
+        self.recorder.profile(row["round"], finished.seconds)
         return Report(row["round"], row)
 
     def _wall(self) -> float:

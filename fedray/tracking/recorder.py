@@ -57,7 +57,7 @@ class Recorder:
         self._events.round(row, scores, histograms="test_accuracy" in row)
 
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
-        """What the time went into, from the end of the round before to the end of this one."""
+        """What the time went into, from the end of the round before to the end of this one; kept if asked for."""
         if self._profile:
             self._profile.append({"round": round, **seconds})
             self._events.profile(round, seconds)
