@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedray.core.seeds import Purpose, stream
 from fedray.core.tree import TreeSum, reduce_rows, subtree
-from fedray.engine.cohorts import chunks, draw_cohort, weights_of
+from fedray.engine.cohorts import draw_cohort, shares, weights_of
 
 SIZES = st.integers(1, 70)
 SEEDS = st.integers(0, 2**32)
@@ -111,9 +112,21 @@ def test_a_subtree_covers_its_positions(level, index, data):
 WORK = st.lists(st.integers(1, 1000), min_size=1, max_size=300) | st.integers(1, 3000).map(lambda m: [7] * m)
 
 
-@given(WORK, st.integers(1, 64), st.none() | st.sampled_from([1, 2, 4, 16, 32]))
-def test_chunks_are_aligned_powers_of_two(work, slots, size):
-    members, blocks = len(work), sorted(chunks(work, slots, size))
+CHUNKS = st.none() | st.sampled_from([1, 2, 4, 16, 32])
+AT_ONCE = st.floats(0.05, 1.0)
+
+
+def blocks_of(given: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    return sorted(block for blocks in given for block in blocks)
+
+
+def worth(work: list[int], blocks: list[tuple[int, int]]) -> int:
+    return sum(sum(work[start:stop]) for start, stop in blocks)
+
+
+@given(WORK, st.integers(1, 64), AT_ONCE, CHUNKS, st.integers(0, 5000))
+def test_shares_are_aligned_powers_of_two_and_hold_everybody_once(work, slots, at_once, size, least):
+    members, blocks = len(work), blocks_of(shares(work, slots, at_once, size, None, least))
     assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
     assert blocks[-1][1] == members
     for start, stop in blocks:
@@ -125,44 +138,60 @@ def test_chunks_are_aligned_powers_of_two(work, slots, size):
         assert size is None or length == size or stop == members
 
 
-@given(WORK, st.integers(1, 64))
-def test_chunks_of_their_own_choice_keep_every_slot_busy_to_the_end(work, slots):
+@given(WORK, st.integers(1, 64), AT_ONCE)
+def test_shares_keep_every_slot_busy_to_the_end(work, slots, at_once):
+    """None is worth more than its part of what was left as its turn began, but for rounding and single clients."""
     left = sum(work)
-    for start, stop in chunks(work, slots, None):
-        share = sum(work[start:stop])
-        assert stop - start == 1 or share * 2 * slots <= left
+    for number, blocks in enumerate(shares(work, slots, at_once)):
+        if number % slots == 0:
+            most = left * at_once / slots
+        share = worth(work, blocks)
+        clients = [work[position] for block in blocks for position in range(*block)]
+        assert len(clients) == 1 or share <= most * 17 / 16 + max(clients) / 2
         left -= share
     assert left == 0
 
 
-@given(WORK, st.integers(1, 64), st.integers(0, 2000))
+@given(WORK, st.integers(1, 64), st.integers(0, 20000))
 def test_little_work_is_not_divided(work, slots, least):
-    blocks = sorted(chunks(work, slots, None, None, least))
-    assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
-    assert blocks[-1][1] == len(work)
-    if sum(work) <= least:
-        assert len(blocks) == 1
-    coarse, fine = len(blocks), len(chunks(work, slots, None))
-    assert coarse <= fine
+    given = shares(work, slots, least=least)
+    if sum(work) <= least / 5:
+        assert len(given) == 1
+    assert len(given) <= len(shares(work, slots)) + slots
 
 
 @given(st.integers(1, 3000), st.integers(1, 64))
-def test_of_equal_clients_there_are_few_chunks(members, slots):
-    assert len(chunks([1] * members, slots, None)) <= 4 * slots * (1 + math.log2(max(members, 2)))
+def test_of_equal_clients_there_are_few_shares_of_few_nodes(members, slots):
+    given = shares([7] * members, slots)
+    assert len(given) <= 4 * slots * (1 + math.log2(max(members, 2)))
+    nodes = 0
+    for blocks in given:
+        tree = TreeSum(members)
+        for start, stop in blocks:
+            tree.add(subtree(start, stop - start), torch.zeros(1, dtype=torch.float64))
+        nodes += len(tree.nodes)
+    assert nodes <= 5 * len(given)
 
 
-@given(WORK, st.integers(1, 64), st.integers(0, 6).map(lambda level: 1 << level))
-def test_no_chunk_has_more_clients_than_may_be(work, slots, most):
-    blocks = sorted(chunks(work, slots, None, most))
-    assert max(stop - start for start, stop in blocks) <= most
-    assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
-    assert blocks[-1][1] == len(work)
+@given(WORK, st.integers(1, 64), st.integers(0, 6).map(lambda level: 1 << level), st.integers(0, 5000))
+def test_no_share_has_more_clients_than_may_be(work, slots, most, least):
+    given = shares(work, slots, 0.8, None, most, least)
+    assert max(sum(stop - start for start, stop in blocks) for blocks in given) <= most
+    assert [position for block in blocks_of(given) for position in range(*block)] == list(range(len(work)))
 
 
-@given(WORK, st.integers(1, 64), st.none() | st.sampled_from([1, 2, 4, 16, 32]))
-def test_the_largest_work_comes_first(work, slots, size):
-    shares = [sum(work[start:stop]) for start, stop in chunks(work, slots, size)]
-    assert shares == sorted(shares, reverse=True)
+@given(WORK, st.integers(1, 64), st.sampled_from([1, 2, 4, 16, 32]))
+def test_what_costs_most_comes_first(work, slots, size):
+    heaviest = [max(worth(work, [block]) for block in blocks) for blocks in shares(work, slots, size=size)]
+    assert all(later < 2 * earlier for earlier, later in itertools.pairwise(heaviest))
+
+
+@given(WORK, st.integers(2, 64), st.data())
+def test_a_client_that_would_keep_the_others_waiting_comes_first(work, slots, data):
+    slow = data.draw(st.integers(0, len(work) - 1))
+    work[slow] = 3 * sum(work)
+    first = shares(work, slots)[0]
+    assert any(start <= slow < stop for start, stop in first)
 
 
 PRESENT = np.array([0, 2, 3, 5, 8, 9, 11])

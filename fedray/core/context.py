@@ -176,20 +176,23 @@ class Context:
         ]
         chosen, counts = self._padded(schedules)
         size = chosen.shape[2]
+        widths = counts.max(axis=1)
+        whole, ragged = (widths == size).tolist(), (counts != widths[:, None]).any(axis=1).tolist()
         block = max(1, GATHERED_BYTES // max(1, self.samples.x[0].nbytes * self.size * size))
         for start in range(0, len(chosen), block):
             raw, labels = self.samples.raw(chosen[start : start + block])
             # all at once, if each batch then begins where a fresh one would: kernels round by alignment
-            aligned = raw[0].numel() * 4 % 64 == 0 and (counts[start : start + block] == size).all()
+            some_ragged = any(ragged[start : start + block])
+            aligned = raw[0].numel() * 4 % 64 == 0 and all(whole[start : start + block]) and not some_ragged
             inputs = self.samples.inputs(raw) if aligned else None
             for j in range(start, min(start + block, len(chosen))):
                 self._now = j
-                width = int(counts[j].max())
+                width = int(widths[j])
                 x = self.samples.inputs(raw[j - start, :, :width]) if inputs is None else inputs[j - start]
                 if self.training.augment:
                     x = self._augmented(x, counts[j], j)
-                ragged = bool((counts[j] != width).any())
-                yield Batch(x, labels[j - start, :, :width], j, counts[j].clip(min=1).tolist() if ragged else None)
+                real = counts[j].clip(min=1).tolist() if ragged[j] else None
+                yield Batch(x, labels[j - start, :, :width], j, real)
 
     def _padded(self, schedules: Sequence[Schedule]) -> tuple[Indices, Indices]:
         """Sample indices ``[J, C, b]`` and the number of real ones ``[J, C]``, for the longest and largest client.
@@ -349,11 +352,11 @@ class Context:
         """``loss`` and ``accuracy`` of each client's mini-batches, means over its local steps."""
         if not self._losses:
             return {}
-        losses = torch.stack(self._losses).double().cpu().numpy()
-        correct = torch.stack(self._correct).cpu().numpy()
-        steps, seen = np.array(self.stack.steps), np.array(self._seen)
-        live = np.arange(len(losses))[:, None] < steps
-        return {
-            "loss": list((losses * live).sum(0) / steps),
-            "accuracy": list((correct * live).sum(0) / (seen * live).sum(0)),
-        }
+        # plain numbers: of the few that a client has, arrays would take longer
+        of_steps = torch.stack(self._losses).double().tolist(), torch.stack(self._correct).tolist(), self._seen
+        columns = (zip(*rows, strict=True) for rows in of_steps)
+        found: dict[str, list[float]] = {"loss": [], "accuracy": []}
+        for steps, losses, correct, seen in zip(self.stack.steps, *columns, strict=True):
+            found["loss"].append(sum(losses[:steps]) / steps)
+            found["accuracy"].append(sum(correct[:steps]) / sum(seen[:steps]))
+        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,35 +39,53 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
     return [int(size) / total for size in sizes]
 
 
-def chunks(
-    work: Sequence[float], slots: int, size: int | None, most: int | None = None, least: float = 0
-) -> list[tuple[int, int]]:
-    """Aligned power-of-two blocks ``(start, stop)`` of a cohort's positions, in the order in which to hand them out.
+def shares(
+    work: Sequence[float],
+    slots: int,
+    at_once: float = 0.5,
+    size: int | None = None,
+    most: int | None = None,
+    least: float = 0,
+) -> list[list[tuple[int, int]]]:
+    """How a cohort is handed out: lists of blocks ``(start, stop)`` of positions, in the order in which to give them.
 
-    ``work`` is what each position costs, in any unit. Blocks of ``size`` where it is given, the largest work first.
-    Else it changes no bit how the cohort is cut: no block has more than its share of what is left, of which there are
-    two for each of the ``slots`` workers, nor more than ``most`` positions. So there are few blocks, and they are small
-    when the end is near: nobody waits long for the last, and a slow worker gets fewer. What is no more work than
-    ``least`` is not divided.
+    ``work`` is what each position costs, in any unit. Each of the ``slots`` workers is given the part ``at_once`` of
+    its even share of what is left, then again: so there are few shares, and they are small when the end is near:
+    nobody waits long for the last, and a slow worker gets fewer. But what is worth less than ``least`` is given at
+    once, if some do not get much more than others by it: even shares of a fifth of that are. What costs most comes
+    first, by powers of two. No share has more than ``most`` positions.
+
+    Blocks are aligned powers of two: of ``size`` where it is given, else as large as fits; it changes no bit.
     """
     upto = list(itertools.accumulate(work, initial=0))
     members, left = len(work), upto[-1]
+    most = most or members
 
-    def entry(start: int, stop: int) -> tuple[float, int, int]:
-        return upto[start] - upto[stop], start, stop
+    def entry(start: int, stop: int) -> tuple[int, int, int]:
+        return -math.frexp(upto[stop] - upto[start])[1], start, stop
 
-    if size is not None:
-        blocks = (entry(start, min(start + size, members)) for start in range(0, members, size))
-        return [(start, stop) for _, start, stop in sorted(blocks)]
-    order, heap = [], [entry(0, members)]
+    heap = [entry(start, min(start + (size or members), members)) for start in range(0, members, size or members)]
+    heapq.heapify(heap)
+    given: list[list[tuple[int, int]]] = []
     while heap:
-        negated, start, stop = heapq.heappop(heap)
-        too_much = -negated * 2 * slots > left and -negated > least
-        if stop - start > (most or members) or (stop - start > 1 and too_much):
-            middle = start + (1 << (stop - start - 1).bit_length() - 1)
-            heapq.heappush(heap, entry(start, middle))
-            heapq.heappush(heap, entry(middle, stop))
-        else:
-            order.append((start, stop))
-            left += negated
-    return order
+        if len(given) % slots == 0:
+            even = left / slots
+            target = max(even * at_once, min(least, max(even, least / 5)))
+        blocks: list[tuple[int, int]] = []
+        room, places = target, most
+        while heap:
+            _, start, stop = heap[0]
+            cost, length = upto[stop] - upto[start], stop - start
+            fits = cost <= room and length <= places
+            if not fits and size is None and length > 1 and (cost > target / 8 or length > most):
+                middle = start + (1 << (length - 1).bit_length() - 1)
+                heapq.heapreplace(heap, entry(start, middle))
+                heapq.heappush(heap, entry(middle, stop))
+            elif not blocks or (cost <= 2 * room and length <= places):
+                heapq.heappop(heap)
+                blocks.append((start, stop))
+                room, places, left = room - cost, places - length, left - cost
+            else:
+                break
+        given.append(sorted(blocks))
+    return given

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedray.algorithms import Algorithm, Server
 from fedray.data.federated import FederatedData
-from fedray.engine.cohorts import chunks
+from fedray.engine.cohorts import shares
 from fedray.engine.pool import Pool
 from fedray.engine.states import StateFile
 from fedray.engine.tasks import EvalResult, EvalTask, PersonalTask
@@ -103,11 +103,12 @@ def _personal(
     cohort, broadcast = server.cohort, algorithm.personal_broadcast(server)
     handle = pool.publish(with_buffers(broadcast.shared, server))
     tasks = []
-    for start, stop in chunks([1 + len(data.client_test(client)) for client in cohort.ids], pool.slots, None):
-        rows = slice(start, stop)
-        scalars = {name: values[rows] for name, values in broadcast.scalars.items()}
-        held = [states.get(client) for client in cohort.ids[rows]] if algorithm.stateful else ()
-        tasks.append(PersonalTask(server.round, start, cohort.ids[rows], cohort.gaps[rows], handle, scalars, held))
+    for blocks in shares([1 + len(data.client_test(client)) for client in cohort.ids], pool.slots):
+        places = [position for block in blocks for position in range(*block)]
+        ids, gaps = [cohort.ids[place] for place in places], [cohort.gaps[place] for place in places]
+        scalars = {name: [values[place] for place in places] for name, values in broadcast.scalars.items()}
+        held = [states.get(client) for client in ids] if algorithm.stateful else ()
+        tasks.append(PersonalTask(server.round, places[0], ids, gaps, handle, scalars, held))
     return tasks
 
 

@@ -17,13 +17,17 @@ from fedray.engine.worker import Worker
 class Pool(Protocol):
     """A set of workers.
 
-    ``slots``: tasks that are worked on at once. ``publish`` makes a broadcast available to all of them; ``map`` runs
+    ``slots``: tasks that are worked on at once; ``at_once``: the part of its even share of the work left that a worker
+    may be given with one task. ``publish`` makes a broadcast available to all of them; ``map`` runs
     tasks and yields ``(task, result)`` as they finish; ``sticky`` tasks go to the worker that did the phase before on
     the same chunk. ``keep`` makes vectors available for many rounds, under a name; ``store`` writes what a handle of
     kept vectors or of a state names to a file, and ``drop`` forgets it.
     """
 
     slots: int
+
+    @property
+    def at_once(self) -> float: ...
 
     def publish(self, tensors: dict[str, Tensor]) -> Handle: ...
 
@@ -48,7 +52,7 @@ class Held:
 class LocalPool:
     """One worker in this process: the reference for every other pool, and the way to debug."""
 
-    slots = 1
+    slots, at_once = 1, 1.0
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.states = worker, worker.states

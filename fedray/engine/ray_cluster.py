@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     # it imports torch, and Ray is started meanwhile
     from fedray.resolve import Experiment
 
+INLINE_BYTES = 4 << 20
+"""Results up to this size come with an actor's answer. Ray's limit is 100 kB: beyond it the object store is asked
+several times for each, and while all cores train it is slow to answer."""
+
 
 def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
     """Connect to a Ray cluster: ``engine.address``, this node's, or a new one, if this process is connected to none.
@@ -31,6 +35,7 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
         say("starting Ray on this machine ...")
         # the client actors are the work: Ray would start them at a lower priority than whatever else runs here
         os.environ.setdefault("RAY_worker_niceness", "0")
+        os.environ.setdefault("RAY_max_direct_call_object_size", str(INLINE_BYTES))
         try:
             ray.init(address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir, **quiet)
         except (OSError, ValueError) as error:

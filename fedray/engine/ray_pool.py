@@ -21,13 +21,16 @@ from fedray.data.federated import FederatedData
 from fedray.engine.process import describe, environment, settled
 from fedray.engine.ray_cluster import gpu_share, shortage
 from fedray.engine.states import State, StateFile, StateFolder
-from fedray.engine.tasks import AnyTask, ChunkTask, Handle, PersonalTask, Task
+from fedray.engine.tasks import AnyTask, Handle, PersonalTask, PhaseTask, Task
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment
 
 QUICK_SECONDS = 0.05
 """An actor whose last task took no longer is given the next before it is done: sending one takes milliseconds."""
+
+MARGIN = 1.2
+"""By how much an actor may fall behind the speed at which it was seen without the others having to wait for it."""
 
 
 class ClientActor:
@@ -113,6 +116,7 @@ class RayPool:
         self.keepers: dict[str, Any] = {}
         self.owners: dict[int, Any] = {}
         self.pace: dict[Any, float] = {}
+        self.seen: dict[Any, tuple[float, float]] = {}
         self.losses = 0
         for actor in actors:
             self._expect(actor)
@@ -166,6 +170,14 @@ class RayPool:
             self.keepers[node] = keeper.remote(self.experiment, self.states.node)
             _get(self.keepers[node].clear.remote())
 
+    @property
+    def at_once(self) -> float:
+        """What the slowest actor does while all do what is left, by the speeds seen; half where one is new."""
+        if not self.alive or not all(actor in self.seen for actor in self.alive):
+            return 0.5
+        speeds = [steps / seconds for steps, seconds in (self.seen[actor] for actor in self.alive)]
+        return min(speeds) * len(speeds) / sum(speeds) / MARGIN
+
     def publish(self, tensors: dict[str, Tensor]) -> Handle:
         return ray.put({name: tensor.cpu().numpy() for name, tensor in tensors.items()})
 
@@ -195,9 +207,12 @@ class RayPool:
                     self._lost(f"a client actor died ({_first_line(error)}); its work is done again")
                 continue
             self.losses = 0
-            self.pace[done.actor] = sum(result.seconds.values())
-            if isinstance(done.task, ChunkTask):
+            self.pace[done.actor] = seconds = sum(result.seconds.values())
+            if isinstance(done.task, PhaseTask):
                 self.owners[done.task.start] = done.actor
+                if not done.task.phase:
+                    steps, before = self.seen.get(done.actor, (0.0, 0.0))
+                    self.seen[done.actor] = steps / 2 + sum(done.task.steps), before / 2 + seconds
             yield done.task, result
 
     def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
@@ -219,7 +234,7 @@ class RayPool:
 
     def _send(self, actor: Any, task: Task, sent: dict[Any, _Sent]) -> None:
         within_reach = task
-        if isinstance(task, (ChunkTask, PersonalTask)) and task.states:
+        if isinstance(task, (PhaseTask, PersonalTask)) and task.states:
             within_reach = replace(task, states=[self._near(state, self.nodes[actor]) for state in task.states])
         sent[actor.run.remote(within_reach)] = _Sent(actor, task)
 

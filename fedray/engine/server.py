@@ -19,27 +19,27 @@ from torch import Tensor
 from fedray.algorithms import Cohort, Server
 from fedray.core import batches, seeds
 from fedray.core.seeds import Purpose
-from fedray.core.tree import TreeSum, subtree
+from fedray.core.tree import TreeSum
 from fedray.core.vectors import frozen
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
-from fedray.engine.cohorts import chunks, draw_cohort, weights_of
+from fedray.engine.cohorts import draw_cohort, shares, weights_of
 from fedray.engine.evaluation import Evaluation, with_buffers
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.states import StateFile
-from fedray.engine.tasks import AnyTask, ChunkResult, ChunkTask, Handle
+from fedray.engine.tasks import AnyTask, Handle, PhaseTask
 from fedray.engine.worker import Worker
 from fedray.resolve import Experiment
 from fedray.tracking.costs import bytes_per_client, flops_of_round, load_of
 from fedray.tracking.recorder import Recorder
 
-CHUNK_SECONDS = 0.04
-"""What takes no longer, at the pace of the round before, is not cut into chunks: each costs the server milliseconds."""
+LEAST_SECONDS = 0.015
+"""What takes no longer, at the pace of the round before, is not divided: a task costs a millisecond or two."""
 
 SUMS_BYTES = 128_000_000
-"""How much memory a worker may use for the partial sums of a chunk."""
+"""How much memory a worker may use for the partial sums of a task."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class Simulation:
         """What each of the cohort has to train on, in samples."""
         return [load_of(size, self.experiment.training).seen for size in self.server.cohort.sizes]
 
-    def _most_per_chunk(self) -> int:
+    def _most_per_task(self) -> int:
         """The clients whose sums a worker may add up alone: log2 of them wait in its memory, for two uploads or so."""
         return 1 << min(20, SUMS_BYTES // (2 * 8 * self.worker.model.layout.width))
 
@@ -278,15 +278,17 @@ class Simulation:
         results = _RoundResults({}, {})
         broadcasts: list[Handle] = []
         scalars: list[Mapping[str, Any]] = []
-        least = CHUNK_SECONDS / self.pace if self.pace else 0
-        cut = chunks(self._work(), self.pool.slots, self.experiment.chunk, self._most_per_chunk(), least)
+        least = LEAST_SECONDS / self.pace if self.pace else 0
+        cut = shares(
+            self._work(), self.pool.slots, self.pool.at_once, self.experiment.chunk, self._most_per_task(), least
+        )
         for position, phase in enumerate(self.algorithm.phases):
             if background is not None and phase == self.algorithm.background_before:
                 self.server.vectors |= background.result()
             broadcast = self.algorithm.broadcast(self.server, phase)
             broadcasts.append(self.pool.publish(with_buffers(broadcast.shared, self.server)))
             scalars.append(broadcast.scalars)
-            tasks = [self._task(position, start, stop, broadcasts, scalars) for start, stop in cut]
+            tasks = [self._task(position, blocks, broadcasts, scalars) for blocks in cut]
             sums, columns = self._reduce(tasks, position, results)
             if "buffers" in sums:
                 self.server["buffers"] = sums.pop("buffers")
@@ -294,62 +296,70 @@ class Simulation:
         return results
 
     def _task(
-        self, phase: int, start: int, stop: int, broadcasts: list[Handle], scalars: list[Mapping[str, Any]]
-    ) -> ChunkTask:
-        cohort, rows = self.server.cohort, slice(start, stop)
-        stateful = self.algorithm.stateful
-        return ChunkTask(
+        self,
+        phase: int,
+        blocks: list[tuple[int, int]],
+        broadcasts: list[Handle],
+        scalars: list[Mapping[str, Any]],
+    ) -> PhaseTask:
+        cohort = self.server.cohort
+
+        def of_task(values: Sequence[Any]) -> list[Any]:
+            return [value for start, stop in blocks for value in values[start:stop]]
+
+        ids, gaps = of_task(cohort.ids), of_task(cohort.gaps)
+        return PhaseTask(
             round=self.server.round,
             phase=phase,
-            start=start,
+            blocks=blocks,
             members=len(cohort.ids),
             lr=self.server.lr,
-            ids=cohort.ids[rows],
-            weights=cohort.weights[rows],
-            steps=cohort.steps[rows],
-            gaps=cohort.gaps[rows],
+            ids=ids,
+            weights=of_task(cohort.weights),
+            steps=of_task(cohort.steps),
+            gaps=gaps,
             broadcasts=tuple(broadcasts),
-            scalars=[{name: values[rows] for name, values in each.items()} for each in scalars],
-            states=[self.states.get(client) for client in cohort.ids[rows]] if stateful else (),
-            past=[self.past.get(self.server.round - gap) if gap else None for gap in cohort.gaps[rows]]
+            scalars=[{name: of_task(values) for name, values in each.items()} for each in scalars],
+            states=[self.states.get(client) for client in ids] if self.algorithm.stateful else (),
+            past=[self.past.get(self.server.round - gap) if gap else None for gap in gaps]
             if self.algorithm.needs_past
             else (),
         )
 
     def _reduce(
-        self, tasks: list[ChunkTask], phase: int, results: _RoundResults
+        self, tasks: list[PhaseTask], phase: int, results: _RoundResults
     ) -> tuple[dict[str, Tensor], dict[str, list[float]]]:
         """Run a phase's tasks, after what is left to evaluate of the round before; the reduced uploads (float32) and
         the clients' scalars in id order."""
         members, device = len(self.server.cohort.ids), self.worker.device
         trees: dict[str, TreeSum] = {}
-        done: dict[int, ChunkResult] = {}
+        columns: dict[str, list[float]] = {}
+        weights: dict[str, str] = {}
+        seconds = 0.0
         left = self.unfinished.evaluation if self.unfinished is not None and not phase else None
         for task, result in self._map([*(left.tasks if left else ()), *tasks], sticky=phase > 0):
-            if left and not isinstance(task, ChunkTask):
+            if left and not isinstance(task, PhaseTask):
                 left.take(task, result)
                 continue
-            node = subtree(task.start, len(task.ids))
-            for name, value in result.sums.items():
-                # a copy: results may lie read-only in shared memory
-                trees.setdefault(name, TreeSum(members)).add(node, torch.tensor(value, device=device))
-            result.sums.clear()
-            done[task.start] = result
+            for name, nodes in result.sums.items():
+                tree = trees.setdefault(name, TreeSum(members))
+                for node, value in nodes.items():
+                    # a copy: results may lie read-only in shared memory
+                    tree.add(node, torch.tensor(value, device=device))
+            weights, seconds = result.weights, seconds + sum(result.seconds.values())
+            for found, kept in ((result.scalars, columns), (result.log, results.log)):
+                for name, values in found.items():
+                    column = kept.setdefault(name, [math.nan] * members)
+                    for place, value in zip(task.positions, values, strict=True):
+                        column[place] = value
             given = dict(zip(task.ids, result.states, strict=False))
             self.pool.drop([results.states[client] for client in given if client in results.states])
             results.states |= given
-        ordered = [done[start] for start in sorted(done)]
         if not phase:
-            self.pace = sum(sum(result.seconds.values()) for result in ordered) / sum(self._work())
-        columns: dict[str, list[float]] = {}
-        for result in ordered:
-            for name, values in result.scalars.items():
-                columns.setdefault(name, []).extend(values)
-            for name, values in result.log.items():
-                results.log.setdefault(name, []).extend(values)
+            self.pace = seconds / sum(self._work())
         sums = {name: tree.total() for name, tree in trees.items()}
         for name in sums:
-            if ordered[0].weights[name] == "weighted":
+            if weights[name] == "weighted":
                 sums[name] = sums[name] / math.fsum(columns.pop(f"{name}/scale"))
         return {name: value.float() for name, value in sums.items()}, columns
 

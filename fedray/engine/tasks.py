@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedray.core.tree import Node
 from fedray.engine.states import StateFile
 
 Handle: TypeAlias = Any
@@ -16,18 +17,19 @@ Handle: TypeAlias = Any
 
 
 @dataclass(frozen=True)
-class ChunkTask:
-    """Phase ``phase`` (a position among the algorithm's phases) of the clients at positions start .. start + C - 1.
+class PhaseTask:
+    """Phase ``phase`` (a position among the algorithm's phases) of some of the cohort's C clients.
 
-    ``broadcasts`` and ``scalars`` hold an entry for each phase up to this one, so that a chunk whose earlier phases
-    were lost with an actor can be run again from the beginning. ``states`` are the clients' states (files, or handles
-    of what is in them), None for one that has none; ``past`` the models that they received last, of an algorithm that
-    needs them.
+    ``blocks``: their positions ``(start, stop)`` in the cohort, aligned powers of two; what follows has an entry for
+    each client. ``broadcasts`` and ``scalars`` hold an entry for each phase up to this one, so that a task whose
+    earlier phases were lost with an actor can be run again from the beginning. ``states`` are the clients' states
+    (files, or handles of what is in them), None for one that has none; ``past`` the models that they received last, of
+    an algorithm that needs them.
     """
 
     round: int
     phase: int
-    start: int
+    blocks: Sequence[tuple[int, int]]
     members: int
     lr: float
     ids: Sequence[int]
@@ -39,17 +41,27 @@ class ChunkTask:
     states: Sequence[Handle | None] = ()
     past: Sequence[Handle | None] = ()
 
+    @property
+    def start(self) -> int:
+        """The position of the first client, which no other task of the phase has."""
+        return self.blocks[0][0]
+
+    @property
+    def positions(self) -> list[int]:
+        """The clients' positions in the cohort."""
+        return [position for block in self.blocks for position in range(*block)]
+
 
 @dataclass
-class ChunkResult:
-    """What a phase gave for a chunk.
+class PhaseResult:
+    """What a phase gave for the clients of a task.
 
-    ``sums``: of each upload, the float64 value of the chunk's node in the summation tree; ``scalars`` and ``log``:
-    lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: where each client's new state
-    is, if the phase gives any; ``seconds``: what the worker's time went into.
+    ``sums``: of each upload, the float64 values of the nodes of the summation tree that they fill; ``scalars`` and
+    ``log``: lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: where each client's new
+    state is, if the phase gives any; ``seconds``: what the worker's time went into.
     """
 
-    sums: dict[str, NDArray[np.float64]]
+    sums: dict[str, dict[Node, NDArray[np.float64]]]
     weights: dict[str, str]
     scalars: dict[str, list[float]]
     log: dict[str, list[float]]
@@ -92,5 +104,5 @@ class EvalResult:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-Task: TypeAlias = ChunkTask | EvalTask | PersonalTask
+Task: TypeAlias = PhaseTask | EvalTask | PersonalTask
 AnyTask = TypeVar("AnyTask", bound=Task)

@@ -26,7 +26,7 @@ from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData
 from fedray.engine.memory import Footprint, footprint, is_out_of_memory, too_large
 from fedray.engine.states import StateFile, StateFolder
-from fedray.engine.tasks import ChunkResult, ChunkTask, EvalResult, EvalTask, Handle, PersonalTask, Task
+from fedray.engine.tasks import EvalResult, EvalTask, Handle, PersonalTask, PhaseResult, PhaseTask, Task
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment
 
@@ -68,12 +68,12 @@ class Worker:
         )
         return Samples(_tensor(x).to(self.device), _tensor(y).to(self.device), scale, shift)
 
-    def run(self, task: Task) -> ChunkResult | EvalResult:
+    def run(self, task: Task) -> PhaseResult | EvalResult:
         """The result of ``task``."""
-        result: ChunkResult | EvalResult
-        with self.clock.on("algorithm" if isinstance(task, ChunkTask) else "evaluation"):
-            if isinstance(task, ChunkTask):
-                result = self.chunk(task)
+        result: PhaseResult | EvalResult
+        with self.clock.on("algorithm" if isinstance(task, PhaseTask) else "evaluation"):
+            if isinstance(task, PhaseTask):
+                result = self.phase(task)
             elif isinstance(task, EvalTask):
                 result = self.evaluate(task)
             else:
@@ -89,21 +89,28 @@ class Worker:
             self._shared = handle, tensors
         return self._shared[1]
 
-    def chunk(self, task: ChunkTask) -> ChunkResult:
-        """One phase of a chunk of clients: stack by stack, summed along the tree."""
+    def phase(self, task: PhaseTask) -> PhaseResult:
+        """One phase of some clients: stack by stack, summed along the tree."""
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
         sums: dict[str, TreeSum] = {}
-        merged = ChunkResult({}, {}, {}, {})
-        for first, size in self._stacks(len(task.ids)):
+        merged = PhaseResult({}, {}, {}, {})
+        row = 0
+        for position, size in self._stacks(task.blocks):
             # a call of its own: what a stack leaves behind is gone before the next begins
-            self._stack(task, slice(first, first + size), sums, merged)
-        merged.sums = {name: tree.total().cpu().numpy() for name, tree in sums.items()}
+            self._stack(task, position, slice(row, row + size), sums, merged)
+            row += size
+        merged.sums = {
+            name: {node: value.cpu().numpy() for node, value in tree.nodes.items()} for name, tree in sums.items()
+        }
         return merged
 
-    def _stack(self, task: ChunkTask, rows: slice, sums: dict[str, TreeSum], merged: ChunkResult) -> None:
-        """Run a phase for one stack and add what it gives to ``sums`` and ``merged``."""
+    def _stack(
+        self, task: PhaseTask, position: int, rows: slice, sums: dict[str, TreeSum], merged: PhaseResult
+    ) -> None:
+        """Run a phase for the stack from ``position`` on, which has ``rows`` of the task, and add what it gives to
+        ``sums`` and ``merged``."""
         try:
-            result, ctx = self._phase(task, task.phase, rows)
+            result, ctx = self._phase(task, task.phase, position, rows)
         except (StateLost, UserError):
             raise
         except (Exception, SystemExit) as error:
@@ -115,7 +122,7 @@ class Worker:
         if result.state:
             with self.clock.on("transport"):
                 merged.states += self._given(task, rows, result.state)
-        node = subtree(task.start + rows.start, ctx.size)
+        node = subtree(position, ctx.size)
         for name, upload in result.uploads.items():
             # in double precision, as the weights are
             leaves = upload.value * self._leaf_weights(upload, ctx, task.members)
@@ -133,7 +140,7 @@ class Worker:
         whole = layout.width + layout.buffer_width
         return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * whole
 
-    def _too_large(self, task: ChunkTask, clients: int, error: BaseException) -> str:
+    def _too_large(self, task: PhaseTask, clients: int, error: BaseException) -> str:
         own = self.data.client(task.ids[0])
         batch = own[: self.experiment.training.batch_size or len(own)]
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -147,7 +154,7 @@ class Worker:
         x, y = self.train.gather(np.broadcast_to(own, (clients, len(own))))
         return footprint(self.model, Batch(x, y, 0), self._state_width())
 
-    def _given(self, task: ChunkTask, rows: slice, state: Mapping[str, Tensor]) -> list[StateFile]:
+    def _given(self, task: PhaseTask, rows: slice, state: Mapping[str, Tensor]) -> list[StateFile]:
         """The new states ``[C, ...]`` of a stack, written."""
         arrays = {name: value.cpu().numpy() for name, value in state.items()}
         return [
@@ -157,12 +164,11 @@ class Worker:
             for row, client in enumerate(task.ids[rows])
         ]
 
-    def _stacks(self, clients: int) -> Iterator[tuple[int, int]]:
-        """Positions and sizes of what is trained together: everybody in a vectorised chunk, else one by one."""
-        if self.experiment.vectorize:
-            yield 0, clients
-        else:
-            yield from ((position, 1) for position in range(clients))
+    def _stacks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """First positions and sizes of what is trained together: everybody in a vectorised block, else one by one."""
+        for start, stop in blocks:
+            size = stop - start if self.experiment.vectorize else 1
+            yield from ((position, size) for position in range(start, stop, size))
 
     def _leaf_weights(self, upload: Upload, ctx: Context, members: int) -> Tensor:
         """The float64 leaf weights ``[C, 1]`` of an upload."""
@@ -177,15 +183,15 @@ class Worker:
             column = upload.scale.double()
         return column
 
-    def _phase(self, task: ChunkTask, phase: int, rows: slice) -> tuple[Result, Context]:
+    def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, Context]:
         """Run one phase for one stack; an earlier one whose remains are gone is run again first."""
         name = self.algorithm.phases[phase]
-        key = (task.round, task.start + rows.start, phase)
+        key = (task.round, position, phase)
         kept: dict[str, Tensor] = {}
         if phase:
             before = (*key[:2], phase - 1)
             if before not in self._kept:
-                self._phase(task, phase - 1, rows)
+                self._phase(task, phase - 1, position, rows)
             kept = self._kept[before]
         stack = Stack(
             ids=task.ids[rows],
@@ -203,7 +209,7 @@ class Worker:
         )  # fmt: skip
         result: Result = getattr(self.algorithm, name)(ctx)
         if ctx.buffers is not None and name == "train":
-            result.uploads = {**result.uploads, "buffers": total(self._buffer_leaves(ctx, key[1]))}
+            result.uploads = {**result.uploads, "buffers": total(self._buffer_leaves(ctx, position))}
         if phase + 1 < len(self.algorithm.phases):
             carried = dict(kept) | dict(result.kept)
             if ctx.buffers is not None:

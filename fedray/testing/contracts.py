@@ -26,7 +26,7 @@ from fedray.engine import checkpoint as checkpoints
 from fedray.engine.opening import opened
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
-from fedray.engine.tasks import AnyTask, ChunkResult, ChunkTask, Task
+from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
 from fedray.engine.worker import Worker
 from fedray.models.inspection import stackable
 from fedray.resolve import Experiment, Own, resolve
@@ -188,16 +188,18 @@ class DoublingPool(LocalPool):
             again = Worker(self.experiment, self.data, self.states, fetch=lambda handle: handle.value).run(task)
             states = [_hashes(self.states.read(file)) for file in getattr(again, "states", ())]
             for _, result in super().map([task]):
-                if isinstance(again, ChunkResult):
-                    assert _hashes(result.sums) == _hashes(again.sums), "a task run again gave other sums"
+                if isinstance(again, PhaseResult):
+                    assert result.sums.keys() == again.sums.keys()
+                    for name, nodes in result.sums.items():
+                        assert _hashes(nodes) == _hashes(again.sums[name]), "a task run again gave other sums"
                     assert result.scalars == again.scalars, "a task run again gave other scalars"
                     found = [_hashes(self.states.read(file)) for file in result.states]
                     assert found == states, "a task run again gave other states"
                 assert self._given(task) == before, "a task changed what it was given"
                 yield task, result
 
-    def _given(self, task: Task) -> list[dict[str, str]]:
-        handles = task.broadcasts if isinstance(task, ChunkTask) else [task.broadcast]
+    def _given(self, task: Task) -> list[dict[Any, str]]:
+        handles = task.broadcasts if isinstance(task, PhaseTask) else [task.broadcast]
         states = [file for file in getattr(task, "states", ()) if file is not None]
         return [_hashes(handle.value) for handle in handles] + [_hashes(self.states.read(file)) for file in states]
 
@@ -222,7 +224,7 @@ def _simulation(experiment: Experiment, data: FederatedData, pool: type[LocalPoo
     return both()
 
 
-def _hashes(tensors: Mapping[str, Any]) -> dict[str, str]:
+def _hashes(tensors: Mapping[Any, Any]) -> dict[Any, str]:
     arrays = {
         name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
     }
