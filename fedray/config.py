@@ -218,13 +218,13 @@ class EngineConfig(Section):
         None, description="client actors on each GPU, instead of gpus_per_actor; auto: as many as fit, 4 at most"
     )
     chunk: Whole | Auto = Field(
-        "auto", description="clients per task, a power of two; changes bits with vectorize: true"
+        "auto", description="clients that are handed out together, a power of two; changes bits with vectorize: true"
     )
     vectorize: bool | Auto = Field(
         "auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits"
     )
     start_timeout: Real = Field(120.0, gt=0, description="seconds to wait for the cluster's resources")
-    max_retries: Whole = Field(3, ge=0, description="how often in a row a chunk may be lost before the run stops")
+    max_retries: Whole = Field(3, ge=0, description="how often in a row an actor may be lost before the run stops")
     address: str | None = Field(None, description="address of a running Ray cluster; `local` starts one here")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda where the actor has a GPU; changes bits"

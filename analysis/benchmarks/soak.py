@@ -22,7 +22,7 @@ def main() -> None:
     args = parser.parse_args()
     from fedray import simulate
 
-    columns = ["seconds", "where", "pss_mib", "shared_mib", "files", "disk_mib"]
+    columns = ["seconds", "where", "pss_mib", "shared_mib", "files", "disk_mib", "foreign"]
     results = Results("soak", columns)
     reached = [0]
 
@@ -48,7 +48,7 @@ def main() -> None:
         part="soak",
         rounds=args.rounds,
         algorithm=args.algorithm,
-        per_round={name: watch.slope(name, args.warmup) for name in columns[2:]},
+        per_round={name: watch.slope(name, args.warmup) for name in columns[2:-1]},
         peak_pss_mib=watch.peak("pss_mib"),
     )
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import ProcessTree, Results, Usage
+from common import ProcessTree, Results
 from watch import Watch
 
 CHILD = """
@@ -85,7 +85,6 @@ def seconds_per_round(folder: Path) -> list[float]:
 def whole(algorithm: str, output: Path, args: argparse.Namespace) -> dict[str, Any]:
     """A run from beginning to end."""
     tree = ProcessTree()
-    usage = Usage(tree)
     run = Run(algorithm, output, args)
     watch = Watch(tree, output, run.rounds)
     run.wait()
@@ -93,7 +92,7 @@ def whole(algorithm: str, output: Path, args: argparse.Namespace) -> dict[str, A
     summary = run.summary()
     return {
         "seconds": seconds_per_round(run.folder),
-        "foreign": usage.stop()["foreign"],
+        "foreign": watch.median("foreign"),
         "peak_pss_mib": watch.peak("pss_mib"),
         "peak_shared_mib": watch.peak("shared_mib"),
         "peak_disk_mib": watch.peak("disk_mib"),

@@ -1,4 +1,4 @@
-"""What a tree of processes holds over time: memory, shared memory, open files, disk."""
+"""What a tree of processes holds over time: memory, shared memory, open files, disk; and what others compute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ProcessTree
+from common import ProcessTree, Usage
 
 MIB = 2**20
 
@@ -26,15 +26,19 @@ class Watch:
         self._thread.start()
 
     def _work(self) -> None:
+        usage = Usage(self.tree)
         while not self._ended.wait(self.seconds):
+            foreign = usage.stop()["foreign"]
+            usage.start()
             self.samples.append(
                 {
                     "seconds": time.monotonic(),
                     "where": self.where(),
                     "pss_mib": self.tree.pss_mib(),
-                    "shared_mib": used_mib(Path("/dev/shm")),
+                    "shared_mib": _shared_mib(),
                     "files": self._open_files(),
                     "disk_mib": used_mib(self.folder),
+                    "foreign": foreign,
                 }
             )
 
@@ -54,6 +58,9 @@ class Watch:
     def peak(self, name: str) -> float:
         return max(sample[name] for sample in self.samples)
 
+    def median(self, name: str) -> float:
+        return float(np.median([sample[name] for sample in self.samples]))
+
     def slope(self, name: str, after: float) -> dict[str, Any]:
         """Growth for each unit of ``where``, by least squares over the samples from ``after`` on, with the 95 %
         interval of resampled blocks: neighbouring samples are alike."""
@@ -69,6 +76,12 @@ class Watch:
         low, high = np.quantile(slopes, [0.025, 0.975])
         first, last = y[: len(y) // 4].mean(), y[-(len(y) // 4) :].mean()
         return {"slope": float(np.polyfit(x, y, 1)[0]), "low": low, "high": high, "first": first, "last": last}
+
+
+def _shared_mib() -> float:
+    """What all of shared memory takes. Ray's object store has no name there."""
+    space = os.statvfs("/dev/shm")
+    return (space.f_blocks - space.f_bfree) * space.f_frsize / MIB
 
 
 def used_mib(folder: Path) -> float:
