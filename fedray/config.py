@@ -218,7 +218,8 @@ class EngineConfig(Section):
         None, description="client actors on each GPU, instead of gpus_per_actor; auto: as many as fit, 4 at most"
     )
     chunk: Whole | Auto = Field(
-        "auto", description="clients that are handed out together, a power of two; changes bits with vectorize: true"
+        "auto",
+        description="clients of a batched stack, or that stay together: a power of two; changes bits if batched",
     )
     vectorize: bool | Auto = Field(
         "auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits"

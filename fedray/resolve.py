@@ -346,7 +346,7 @@ def _device(config: Config) -> str:
 def _stacks(
     config: Config, device: str, flops: float, cohort_size: int, stackable: Callable[[], bool]
 ) -> tuple[bool, int | None]:
-    """Whether clients are trained in batched stacks, and how many make one if so (else: a task, if that is given).
+    """Whether clients are trained in batched stacks, and how many make one (if not: how many stay together, if given).
 
     It depends on nothing but the configuration, as it changes bits. ``flops``: a forward pass of one client's batch.
     """

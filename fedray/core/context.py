@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -357,6 +358,6 @@ class Context:
         columns = (zip(*rows, strict=True) for rows in of_steps)
         found: dict[str, list[float]] = {"loss": [], "accuracy": []}
         for steps, losses, correct, seen in zip(self.stack.steps, *columns, strict=True):
-            found["loss"].append(sum(losses[:steps]) / steps)
+            found["loss"].append(math.fsum(losses[:steps]) / steps)
             found["accuracy"].append(sum(correct[:steps]) / sum(seen[:steps]))
         return found

@@ -1,4 +1,4 @@
-"""Which clients take part in a round, with which weights, and how they are cut into chunks."""
+"""Which clients take part in a round, with which weights, and how they are dealt out to workers."""
 
 from __future__ import annotations
 
@@ -44,25 +44,27 @@ def shares(
     slots: int,
     at_once: float = 0.5,
     size: int | None = None,
-    most: int | None = None,
+    nodes: int = 64,
     least: float = 0,
+    longest: float = math.inf,
 ) -> list[list[tuple[int, int]]]:
     """How a cohort is handed out: lists of blocks ``(start, stop)`` of positions, in the order in which to give them.
 
     ``work`` is what each position costs, in any unit. Each of the ``slots`` workers is given the part ``at_once`` of
     its even share of what is left, then again: so there are few shares, and they are small when the end is near:
-    nobody waits long for the last, and a slow worker gets fewer. But what is worth less than ``least`` is given at
-    once, if some do not get much more than others by it: even shares of a fifth of that are. What costs most comes
-    first, by powers of two. No share has more than ``most`` positions.
+    nobody waits long for the last, and a slow worker gets fewer. A share costs at least ``least``, or an even share if
+    that is less, but not below a fifth of ``least``; and at most ``longest``. What costs most comes first, clients by
+    themselves exactly, larger blocks by powers of two, so that neighbours stay together.
 
-    Blocks are aligned powers of two: of ``size`` where it is given, else as large as fits; it changes no bit.
+    Blocks are aligned powers of two: of ``size`` where it is given, else as large as fits; it changes no bit. Adding up
+    a share's values takes no more than ``nodes`` nodes of the summation tree at a time, but for a block of ``size``.
     """
     upto = list(itertools.accumulate(work, initial=0))
     members, left = len(work), upto[-1]
-    most = most or members
 
-    def entry(start: int, stop: int) -> tuple[int, int, int]:
-        return -math.frexp(upto[stop] - upto[start])[1], start, stop
+    def entry(start: int, stop: int) -> tuple[float, float, int, int]:
+        cost = upto[stop] - upto[start]
+        return -math.frexp(cost)[1], -cost if stop - start == 1 else 0, start, stop
 
     heap = [entry(start, min(start + (size or members), members)) for start in range(0, members, size or members)]
     heapq.heapify(heap)
@@ -70,22 +72,30 @@ def shares(
     while heap:
         if len(given) % slots == 0:
             even = left / slots
-            target = max(even * at_once, min(least, max(even, least / 5)))
+            target = min(longest, max(even * at_once, min(least, max(even, least / 5))))
         blocks: list[tuple[int, int]] = []
-        room, places = target, most
+        room = target
         while heap:
-            _, start, stop = heap[0]
+            *_, start, stop = heap[0]
             cost, length = upto[stop] - upto[start], stop - start
-            fits = cost <= room and length <= places
-            if not fits and size is None and length > 1 and (cost > target / 8 or length > most):
+            held = len(blocks) + max(1, (length - 1).bit_length()) <= nodes
+            # an eighth of a share is fine enough: smaller blocks would only be more nodes
+            too_large = cost > max(room, target / 8) if held else not blocks
+            if too_large and size is None and length > 1:
                 middle = start + (1 << (length - 1).bit_length() - 1)
                 heapq.heapreplace(heap, entry(start, middle))
                 heapq.heappush(heap, entry(middle, stop))
-            elif not blocks or (cost <= 2 * room and length <= places):
+            elif not blocks or (held and cost <= 2 * room):
+                # rounded to the nearest
                 heapq.heappop(heap)
                 blocks.append((start, stop))
-                room, places, left = room - cost, places - length, left - cost
+                room, left = room - cost, left - cost
             else:
                 break
         given.append(sorted(blocks))
     return given
+
+
+def positions(blocks: Sequence[tuple[int, int]]) -> list[int]:
+    """The positions in some blocks."""
+    return [position for block in blocks for position in range(*block)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedray.algorithms import Algorithm, Server
 from fedray.data.federated import FederatedData
-from fedray.engine.cohorts import shares
+from fedray.engine.cohorts import positions, shares
 from fedray.engine.pool import Pool
 from fedray.engine.states import StateFile
 from fedray.engine.tasks import EvalResult, EvalTask, PersonalTask
@@ -104,7 +104,7 @@ def _personal(
     handle = pool.publish(with_buffers(broadcast.shared, server))
     tasks = []
     for blocks in shares([1 + len(data.client_test(client)) for client in cohort.ids], pool.slots):
-        places = [position for block in blocks for position in range(*block)]
+        places = positions(blocks)
         ids, gaps = [cohort.ids[place] for place in places], [cohort.gaps[place] for place in places]
         scalars = {name: [values[place] for place in places] for name, values in broadcast.scalars.items()}
         held = [states.get(client) for client in ids] if algorithm.stateful else ()

@@ -20,7 +20,7 @@ class Pool(Protocol):
     ``slots``: tasks that are worked on at once; ``at_once``: the part of its even share of the work left that a worker
     may be given with one task. ``publish`` makes a broadcast available to all of them; ``map`` runs
     tasks and yields ``(task, result)`` as they finish; ``sticky`` tasks go to the worker that did the phase before on
-    the same chunk. ``keep`` makes vectors available for many rounds, under a name; ``store`` writes what a handle of
+    the same clients. ``keep`` makes vectors available for many rounds, under a name; ``store`` writes what a handle of
     kept vectors or of a state names to a file, and ``drop`` forgets it.
     """
 
@@ -52,7 +52,7 @@ class Held:
 class LocalPool:
     """One worker in this process: the reference for every other pool, and the way to debug."""
 
-    slots, at_once = 1, 1.0
+    slots, at_once = 1, 0.5
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.states = worker, worker.states

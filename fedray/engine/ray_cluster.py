@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 4 << 20
 """Results up to this size come with an actor's answer. Ray's limit is 100 kB: beyond it the object store is asked
-several times for each, and while all cores train it is slow to answer."""
+several times for each, and while all cores train it is slow to answer. Only a cluster that is started here has it."""
 
 
 def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:

@@ -115,9 +115,10 @@ class RayPool:
         self.nodes: dict[Any, str] = {}
         self.keepers: dict[str, Any] = {}
         self.owners: dict[int, Any] = {}
-        self.pace: dict[Any, float] = {}
-        self.seen: dict[Any, tuple[float, float]] = {}
-        self.losses = 0
+        self.last_seconds: dict[Any, float] = {}
+        # work in samples and the seconds that it took, older results counting less
+        self.done: dict[Any, tuple[float, float]] = {}
+        self.failed_starts = 0
         for actor in actors:
             self._expect(actor)
         self._await_all()
@@ -154,8 +155,10 @@ class RayPool:
             if inner is not None or "creation task" in str(error):
                 raise _creation_cause(error) from None
             self._remove(actor)
-            self._lost(f"a client actor died while it started: {_first_line(error)}")
+            self.failed_starts += 1
+            self._lost(f"a client actor died while it started: {_first_line(error)}", self.failed_starts)
             return
+        self.failed_starts = 0
         self.machines.append(machine)
         self.note(f"client actor: pid {machine['pid']} on {machine['node']}, {machine['device']}")
         if self.experiment.algorithm.stateful:
@@ -172,10 +175,11 @@ class RayPool:
 
     @property
     def at_once(self) -> float:
-        """What the slowest actor does while all do what is left, by the speeds seen; half where one is new."""
-        if not self.alive or not all(actor in self.seen for actor in self.alive):
+        """What the slowest actor does while all do what is left, as a part of an even share and with a margin, by the
+        speeds seen; half where one is new."""
+        if not self.alive or not all(actor in self.done for actor in self.alive):
             return 0.5
-        speeds = [steps / seconds for steps, seconds in (self.seen[actor] for actor in self.alive)]
+        speeds = [work / seconds for work, seconds in (self.done[actor] for actor in self.alive)]
         return min(speeds) * len(speeds) / sum(speeds) / MARGIN
 
     def publish(self, tensors: dict[str, Tensor]) -> Handle:
@@ -184,6 +188,7 @@ class RayPool:
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         queue: deque[Any] = deque(tasks)
         sent: dict[Any, _Sent] = {}
+        losses: Counter[int] = Counter()
         while queue or sent:
             self._dispatch(queue, sent, sticky)
             ready, _ = ray.wait([*sent, *self.starting], num_returns=1, timeout=None if sent else self.patience)
@@ -204,15 +209,16 @@ class RayPool:
                 queue.appendleft(done.task)
                 if done.actor in self.actors:
                     self._remove(done.actor)
-                    self._lost(f"a client actor died ({_first_line(error)}); its work is done again")
+                    losses[id(done.task)] += 1
+                    line = f"a client actor died ({_first_line(error)}); its work is done again"
+                    self._lost(line, losses[id(done.task)])
                 continue
-            self.losses = 0
-            self.pace[done.actor] = seconds = sum(result.seconds.values())
+            self.last_seconds[done.actor] = seconds = sum(result.seconds.values())
             if isinstance(done.task, PhaseTask):
                 self.owners[done.task.start] = done.actor
                 if not done.task.phase:
-                    steps, before = self.seen.get(done.actor, (0.0, 0.0))
-                    self.seen[done.actor] = steps / 2 + sum(done.task.steps), before / 2 + seconds
+                    work, before = self.done.get(done.actor, (0.0, 0.0))
+                    self.done[done.actor] = work / 2 + done.task.work, before / 2 + seconds
             yield done.task, result
 
     def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
@@ -223,7 +229,9 @@ class RayPool:
             for actor in self.alive:
                 if load[id(actor)] >= depth:
                     continue
-                if depth == 2 and (self.pace.get(actor, math.inf) > QUICK_SECONDS or len(queue) <= 2 * self.slots):
+                if depth == 2 and (
+                    self.last_seconds.get(actor, math.inf) > QUICK_SECONDS or len(queue) <= 2 * self.slots
+                ):
                     continue
                 task = self._choose(queue, actor) if sticky else (queue[0] if queue else None)
                 if task is None:
@@ -254,11 +262,11 @@ class RayPool:
                 return task
         return None
 
-    def _lost(self, line: str) -> None:
-        self.losses += 1
+    def _lost(self, line: str, times: int) -> None:
+        """Replace an actor; ``times``: how often the same has happened in a row."""
         self.note(line)
-        if self.losses > self.max_retries:
-            raise ClientError(f"{line}: {self.losses} losses in a row (engine.max_retries={self.max_retries})")
+        if times > self.max_retries:
+            raise ClientError(f"{line}: {times} times in a row (engine.max_retries={self.max_retries})")
         self._expect(create_actor(self.experiment, self.data, self.states.node))
 
     def keep(self, name: str, vectors: State) -> Handle:

@@ -1,4 +1,4 @@
-"""The server of a run: samples cohorts, hands out chunks, reduces, evaluates, keeps records. Knows nothing of Ray."""
+"""The server of a run: samples cohorts, deals them out, reduces, evaluates, keeps records. Knows nothing of Ray."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedray.core.vectors import frozen
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
-from fedray.engine.cohorts import draw_cohort, shares, weights_of
+from fedray.engine.cohorts import draw_cohort, positions, shares, weights_of
 from fedray.engine.evaluation import Evaluation, with_buffers
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
@@ -36,7 +36,11 @@ from fedray.tracking.costs import bytes_per_client, flops_of_round, load_of
 from fedray.tracking.recorder import Recorder
 
 LEAST_SECONDS = 0.015
-"""What takes no longer, at the pace of the round before, is not divided: a task costs a millisecond or two."""
+"""Tasks are not smaller than this, at the pace of the round before, where nobody waits for it: each costs a millisecond
+or two."""
+
+LONGEST_SECONDS = 10.0
+"""Tasks are not longer than this, once the pace is known: all of it is lost with an actor that dies."""
 
 SUMS_BYTES = 128_000_000
 """How much memory a worker may use for the partial sums of a task."""
@@ -99,6 +103,8 @@ class Simulation:
         self.costs = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
         self.wall_before, self.began = 0.0, time.perf_counter()
         self.unfinished: _Finished | None = None
+        # what each of the cohort trains on, in samples, and the seconds that one takes
+        self.work: list[float] = []
         self.pace = 0.0
         self.profile = Profile()
 
@@ -193,6 +199,7 @@ class Simulation:
         server.round = number
         server.lr = self.config.train.lr * self.config.train.lr_decay ** (number - 1)
         server.cohort = cohort = self._cohort(number)
+        self.work = [load_of(size, self.experiment.training).seen for size in cohort.sizes]
         server.client_scalars = {}
         if self.algorithm.needs_past:
             self.past[number] = self.pool.keep(f"model-{number}", {"x": server["x"].cpu().numpy().copy()})
@@ -205,7 +212,7 @@ class Simulation:
                 self.pool.drop([self.past.pop(old)])
         self.pool.drop([self.states[client] for client in results.states if client in self.states])
         self.states |= results.states
-        seen = sum(self._work())
+        seen = sum(self.work)
         down, up = bytes_per_client(self.algorithm.traffic, self.experiment.facts)
         self.costs["iterations"] += max(cohort.steps)
         self.costs["bytes_down"] += down * len(cohort.ids)
@@ -249,13 +256,9 @@ class Simulation:
             gaps=[number - int(last[client]) if client in last else 0 for client in chosen.tolist()],
         )
 
-    def _work(self) -> list[float]:
-        """What each of the cohort has to train on, in samples."""
-        return [load_of(size, self.experiment.training).seen for size in self.server.cohort.sizes]
-
-    def _most_per_task(self) -> int:
-        """The clients whose sums a worker may add up alone: log2 of them wait in its memory, for two uploads or so."""
-        return 1 << min(20, SUMS_BYTES // (2 * 8 * self.worker.model.layout.width))
+    def _nodes_per_task(self) -> int:
+        """How many nodes of the summation tree a worker may have in its memory, for two uploads or so."""
+        return max(1, SUMS_BYTES // (2 * 8 * self.worker.model.layout.width))
 
     def _start_background(self) -> Future[Mapping[str, Tensor]]:
         """The algorithm's background work, in a thread of its own or at once."""
@@ -278,10 +281,11 @@ class Simulation:
         results = _RoundResults({}, {})
         broadcasts: list[Handle] = []
         scalars: list[Mapping[str, Any]] = []
-        least = LEAST_SECONDS / self.pace if self.pace else 0
         cut = shares(
-            self._work(), self.pool.slots, self.pool.at_once, self.experiment.chunk, self._most_per_task(), least
-        )
+            self.work, self.pool.slots, self.pool.at_once, self.experiment.chunk, self._nodes_per_task(),
+            least=LEAST_SECONDS / self.pace if self.pace else 0,
+            longest=LONGEST_SECONDS / self.pace if self.pace else math.inf,
+        )  # fmt: skip
         for position, phase in enumerate(self.algorithm.phases):
             if background is not None and phase == self.algorithm.background_before:
                 self.server.vectors |= background.result()
@@ -293,6 +297,7 @@ class Simulation:
             if "buffers" in sums:
                 self.server["buffers"] = sums.pop("buffers")
             self.algorithm.reduce(self.server, phase, sums, columns)
+        self.pace = results.seconds / sum(self.work)
         return results
 
     def _task(
@@ -302,10 +307,10 @@ class Simulation:
         broadcasts: list[Handle],
         scalars: list[Mapping[str, Any]],
     ) -> PhaseTask:
-        cohort = self.server.cohort
+        cohort, places = self.server.cohort, positions(blocks)
 
         def of_task(values: Sequence[Any]) -> list[Any]:
-            return [value for start, stop in blocks for value in values[start:stop]]
+            return [values[place] for place in places]
 
         ids, gaps = of_task(cohort.ids), of_task(cohort.gaps)
         return PhaseTask(
@@ -313,6 +318,7 @@ class Simulation:
             phase=phase,
             blocks=blocks,
             members=len(cohort.ids),
+            work=sum(of_task(self.work)),
             lr=self.server.lr,
             ids=ids,
             weights=of_task(cohort.weights),
@@ -335,7 +341,6 @@ class Simulation:
         trees: dict[str, TreeSum] = {}
         columns: dict[str, list[float]] = {}
         weights: dict[str, str] = {}
-        seconds = 0.0
         left = self.unfinished.evaluation if self.unfinished is not None and not phase else None
         for task, result in self._map([*(left.tasks if left else ()), *tasks], sticky=phase > 0):
             if left and not isinstance(task, PhaseTask):
@@ -346,7 +351,8 @@ class Simulation:
                 for node, value in nodes.items():
                     # a copy: results may lie read-only in shared memory
                     tree.add(node, torch.tensor(value, device=device))
-            weights, seconds = result.weights, seconds + sum(result.seconds.values())
+            weights = result.weights
+            results.seconds += sum(result.seconds.values())
             for found, kept in ((result.scalars, columns), (result.log, results.log)):
                 for name, values in found.items():
                     column = kept.setdefault(name, [math.nan] * members)
@@ -355,8 +361,6 @@ class Simulation:
             given = dict(zip(task.ids, result.states, strict=False))
             self.pool.drop([results.states[client] for client in given if client in results.states])
             results.states |= given
-        if not phase:
-            self.pace = seconds / sum(self._work())
         sums = {name: tree.total() for name, tree in trees.items()}
         for name in sums:
             if weights[name] == "weighted":
@@ -426,7 +430,9 @@ class _Finished:
 
 @dataclass
 class _RoundResults:
-    """What is collected over the phases of a round: the clients' log columns in id order, and their new states."""
+    """What is collected over the phases of a round: the clients' log columns in id order, their new states, and the
+    seconds that all workers took."""
 
     log: dict[str, list[float]]
     states: dict[int, StateFile]
+    seconds: float = 0.0

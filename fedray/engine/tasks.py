@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedray.core.tree import Node
+from fedray.engine.cohorts import positions
 from fedray.engine.states import StateFile
 
 Handle: TypeAlias = Any
@@ -20,17 +21,18 @@ Handle: TypeAlias = Any
 class PhaseTask:
     """Phase ``phase`` (a position among the algorithm's phases) of some of the cohort's C clients.
 
-    ``blocks``: their positions ``(start, stop)`` in the cohort, aligned powers of two; what follows has an entry for
-    each client. ``broadcasts`` and ``scalars`` hold an entry for each phase up to this one, so that a task whose
-    earlier phases were lost with an actor can be run again from the beginning. ``states`` are the clients' states
-    (files, or handles of what is in them), None for one that has none; ``past`` the models that they received last, of
-    an algorithm that needs them.
+    ``blocks``: their positions ``(start, stop)`` in the cohort, aligned powers of two; ``work``: what they train on, in
+    samples. What follows has an entry for each client. ``broadcasts`` and ``scalars`` hold an entry for each phase up
+    to this one, so that a task whose earlier phases were lost with an actor can be run again from the beginning.
+    ``states`` are the clients' states (files, or handles of what is in them), None for one that has none; ``past`` the
+    models that they received last, of an algorithm that needs them.
     """
 
     round: int
     phase: int
     blocks: Sequence[tuple[int, int]]
     members: int
+    work: float
     lr: float
     ids: Sequence[int]
     weights: Sequence[float]
@@ -49,7 +51,7 @@ class PhaseTask:
     @property
     def positions(self) -> list[int]:
         """The clients' positions in the cohort."""
-        return [position for block in self.blocks for position in range(*block)]
+        return positions(self.blocks)
 
 
 @dataclass

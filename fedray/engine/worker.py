@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
 import traceback
 import warnings
@@ -122,6 +123,10 @@ class Worker:
         if result.state:
             with self.clock.on("transport"):
                 merged.states += self._given(task, rows, result.state)
+
+        def given(columns: dict[str, list[float]], name: str, values: list[float]) -> None:
+            columns.setdefault(name, [math.nan] * len(task.ids))[rows] = values
+
         node = subtree(position, ctx.size)
         for name, upload in result.uploads.items():
             # in double precision, as the weights are
@@ -129,11 +134,11 @@ class Worker:
             sums.setdefault(name, TreeSum(task.members)).add(node, reduce_rows(leaves))
             merged.weights[name] = upload.weights
             if upload.weights == "weighted":
-                merged.scalars.setdefault(f"{name}/scale", []).extend(_column(upload.scale))
+                given(merged.scalars, f"{name}/scale", _column(upload.scale))
         for name, scalar in result.scalars.items():
-            merged.scalars.setdefault(name, []).extend(_column(scalar))
+            given(merged.scalars, name, _column(scalar))
         for name, values in ctx.training_scalars().items():
-            merged.log.setdefault(name, []).extend(values)
+            given(merged.log, name, values)
 
     def _state_width(self) -> int:
         layout, algorithm = self.model.layout, self.algorithm

@@ -146,7 +146,13 @@ class AlgorithmContract:
         experiment, data = self._resolved(tmp_path)
         with _simulation(experiment, data, DoublingPool) as simulation:
             doubled = list(simulation.rounds())
+            vector = simulation.server["x"].clone()
         assert len(doubled) == 6
+        # nor does it matter how the cohort is dealt out, or in which order results come
+        experiment, data = self._resolved(tmp_path / "plain")
+        with _simulation(experiment, data) as simulation:
+            assert len(list(simulation.rounds())) == 6
+            assert torch.equal(simulation.server["x"], vector)
 
     def test_bytes(self, tmp_path: Path) -> None:
         """The bytes in metrics.csv are the declared multiples of the model's size."""
@@ -176,14 +182,17 @@ class AlgorithmContract:
 
 
 class DoublingPool(LocalPool):
-    """Runs every task twice, on two workers that share nothing, and compares all that they give and were given."""
+    """Runs every task twice, on two workers that share nothing, and compares all that they give and were given. There
+    are many, last first."""
+
+    slots, at_once = 3, 0.3
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self.experiment, self.data = worker.experiment, worker.data
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
-        for task in tasks:
+        for task in reversed(tasks):
             before = self._given(task)
             again = Worker(self.experiment, self.data, self.states, fetch=lambda handle: handle.value).run(task)
             states = [_hashes(self.states.read(file)) for file in getattr(again, "states", ())]
