@@ -19,15 +19,16 @@ Node: TypeAlias = tuple[int, int]
 class TreeSum:
     """The sum of ``members`` float64 vectors along the fixed tree, from any mixture of leaves and complete subtrees.
 
-    Memory: one vector per level when the leaves come in order.
+    Memory: one vector per level when the leaves come in order. With ``in_place`` what is added is taken over; else it
+    is only read.
     """
 
-    def __init__(self, members: int) -> None:
-        self.members = members
+    def __init__(self, members: int, in_place: bool = True) -> None:
+        self.members, self.in_place = members, in_place
         self.nodes: dict[Node, Tensor] = {}
 
     def add(self, node: Node, value: Tensor) -> None:
-        """Add the value of a node (a leaf is ``(0, position)``); ``value`` is float64, and is taken over."""
+        """Add the value of a node (a leaf is ``(0, position)``); ``value`` is float64."""
         level, index = node
         while index or (1 << level) < self.members:
             sibling = index ^ 1
@@ -35,7 +36,7 @@ class TreeSum:
                 other = self.nodes.pop((level, sibling), None)
                 if other is None:
                     break
-                value = other.add_(value) if other.shape == value.shape else other + value
+                value = other.add_(value) if self.in_place and other.shape == value.shape else other + value
             level, index = level + 1, index >> 1
         self.nodes[level, index] = value
 

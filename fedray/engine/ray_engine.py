@@ -37,14 +37,26 @@ class ServerActor:
     def __init__(self, experiment: Experiment, data: list[Any], actors: list[Any]) -> None:
         # the reference comes in a list, since Ray would replace a bare one by what it refers to
         self.experiment, (self.data,), self.actors = experiment, data, actors
+        self.events: queue.Queue[list[Any] | None] = queue.Queue()
         self.answers: queue.Queue[bool] = queue.Queue()
         self.stop_asked = threading.Event()
 
-    def run(self, lockstep: bool) -> Iterator[list[Any]]:
-        """Open the run, then yield lists of events: what was said, where it starts, and its rounds.
+    def run(self, lockstep: bool) -> None:
+        """The run. With ``lockstep`` each round waits for the driver's answer."""
+        try:
+            for events in self._run(lockstep):
+                self.events.put(events)
+        finally:
+            self.events.put(None)
 
-        With ``lockstep`` each round waits for the driver's :meth:`answer`.
-        """
+    def next(self, answer: bool | None) -> list[Any] | None:
+        """The next events, None at the end; ``answer``: whether the run stops after the round that was seen last."""
+        if answer is not None:
+            self.answers.put(answer)
+        return self.events.get()
+
+    def _run(self, lockstep: bool) -> Iterator[list[Any]]:
+        """Open the run, then yield lists of events: what was said, where it starts, and its rounds."""
         data: FederatedData = ray.get(self.data)
         engine = self.experiment.config.engine
         notes: list[str] = []
@@ -83,10 +95,6 @@ class ServerActor:
                 if lockstep and self.answers.get():
                     self.stop_asked.set()
             yield pending
-
-    def answer(self, stop: bool) -> None:
-        """The driver has dealt with a round of a lockstep run."""
-        self.answers.put(stop)
 
     def stop(self) -> None:
         """Stop after the round in progress."""
@@ -157,11 +165,13 @@ def _drive(experiment: Experiment, data: Any, actors: int, driver: Driver) -> No
     )
     asked = False
     try:
-        events = server.run.options(num_returns="streaming").remote(driver.on_round is not None)
+        ended = server.run.remote(driver.on_round is not None)
+        # asked for one by one: a stream's items take milliseconds more
+        coming = server.next.remote(None)
         deadline = time.monotonic() + engine.start_timeout + 60
         begun = False
         while True:
-            ready, _ = ray.wait([events], timeout=0.2)
+            ready, _ = ray.wait([coming], timeout=0.2)
             if driver.stopping.is_set() and not asked:
                 server.stop.remote()
                 asked = True
@@ -172,11 +182,11 @@ def _drive(experiment: Experiment, data: Any, actors: int, driver: Driver) -> No
                         f"{shortage(actors, {'num_cpus': engine.cpus_per_actor, 'num_gpus': gpu_share(experiment)})}"
                     )
                 continue
-            try:
-                batch = ray.get(next(events))
-            except StopIteration:
-                return
+            batch = ray.get(coming)
+            if batch is None:
+                return ray.get(ended)
             begun = True
+            answer = None
             for kind, value in batch:
                 if kind == "started":
                     driver.started(value)
@@ -185,7 +195,8 @@ def _drive(experiment: Experiment, data: Any, actors: int, driver: Driver) -> No
                 else:
                     driver.show(value)
                     if driver.on_round is not None:
-                        server.answer.remote(driver.on_round(value))
+                        answer = driver.on_round(value)
+            coming = server.next.remote(answer)
     except ActorUnschedulableError:
         raise UserError(
             f"engine.server_cpus={engine.server_cpus:g}, engine.server_gpus={engine.server_gpus:g}: this node, where "

@@ -30,7 +30,7 @@ from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.states import StateFile
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask
-from fedray.engine.worker import Worker
+from fedray.engine.worker import Worker, tensor_over
 from fedray.resolve import Experiment
 from fedray.tracking.costs import bytes_per_client, flops_of_round, load_of
 from fedray.tracking.recorder import Recorder
@@ -347,10 +347,10 @@ class Simulation:
                 left.take(task, result)
                 continue
             for name, nodes in result.sums.items():
-                tree = trees.setdefault(name, TreeSum(members))
+                # results may lie read-only in shared memory
+                tree = trees.setdefault(name, TreeSum(members, in_place=False))
                 for node, value in nodes.items():
-                    # a copy: results may lie read-only in shared memory
-                    tree.add(node, torch.tensor(value, device=device))
+                    tree.add(node, tensor_over(value).to(device))
             weights = result.weights
             results.seconds += sum(result.seconds.values())
             for found, kept in ((result.scalars, columns), (result.log, results.log)):
