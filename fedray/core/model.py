@@ -141,10 +141,7 @@ class FlatModel:
         self._prediction: Any = None
         self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
         self._head = predicting_head(self.module)
-        beside = set(self._head.predictor.modules()) if self._head else set()
-        for layer in self.module.modules():
-            if isinstance(layer, nn.Linear) and layer not in beside:
-                layer.register_forward_pre_hook(self._remember_features, with_kwargs=True)
+        self._watched = False
 
     def _bind(self, vector: Tensor) -> None:
         """Make the module's parameters views into ``vector [>= width]``."""
@@ -152,20 +149,33 @@ class FlatModel:
         for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
             tensor.data = slot.view(vector)
 
+    def _watch(self) -> None:
+        """Have the layers say what enters them, from now on: it costs a small model a hundredth of its step."""
+        self._watched = True
+        beside = set(self._head.predictor.modules()) if self._head else set()
+        for layer in self.module.modules():
+            if isinstance(layer, nn.Linear) and layer not in beside:
+                layer.register_forward_pre_hook(self._remember_features, with_kwargs=True)
+
     def _remember_features(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         # the last to be called overwrites what others left
         self._features = inputs[0] if inputs else named["input"]
         if self._predicting and self._head is not None and layer is self._head.classifier:
             self._prediction = self._head.predictor(self._features)
 
-    def outputs(self, x: Tensor, tensors: dict[str, Tensor] | None = None, predict: bool = False) -> Outputs:
-        """Forward of ``x [b, ...]`` with the loaded model, or with the tensors given; ``predict``: all the outputs."""
+    def outputs(
+        self, x: Tensor, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
+    ) -> Outputs:
+        """Forward of ``x [b, ...]`` with the loaded model, or with the tensors given; ``features``, ``predict``: with
+        these outputs beside the logits."""
+        if features and not self._watched:
+            self._watch()
         self._predicting = predict
         with self._autocast():
             logits = self.module(x) if tensors is None else torch.func.functional_call(self.module, tensors, (x,))
-        features, prediction = (None if z is None else z.float() for z in (self._features, self._prediction))
+        z, prediction = (None if found is None else found.float() for found in (self._features, self._prediction))
         self._features = self._prediction = None
-        return Outputs(logits.float(), features, prediction)  # type: ignore[arg-type]
+        return Outputs(logits.float(), z, prediction)  # type: ignore[arg-type]
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision == "bf16":
@@ -271,12 +281,13 @@ class LoopModel(FlatModel):
     ) -> Gradient:
         value = torch.empty_like(at, memory_format=torch.contiguous_format)
         value[:, self.layout.parameters :] = 0
+        own_loss = rule_loss is not None
         losses, correct = [], []
         for row in range(len(at)):
             self.load(at[row], None if buffers is None else buffers[row])
             x, y = self._begin(batch, row)
             with self._drawing(rng, row):
-                outputs = self.outputs(x, predict=rule_loss is not None)
+                outputs = self.outputs(x, features=own_loss, predict=own_loss)
             each = task = self.loss(outputs.logits, y)
             if rule_loss is not None:
                 each = rule_loss(outputs, task, *(extra[row] for extra in extras))
@@ -321,7 +332,8 @@ class VmapModel(FlatModel):
             weights = (torch.arange(size, device=at.device) < counts) / counts
 
         def objective(w: Tensor, x: Tensor, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
-            outputs = self.outputs(x, self.layout.unflatten(w), predict=rule_loss is not None)
+            own_loss = rule_loss is not None
+            outputs = self.outputs(x, self.layout.unflatten(w), features=own_loss, predict=own_loss)
             each = task = self.loss(outputs.logits, y)
             if rule_loss is not None:
                 each = rule_loss(outputs, task, *extra)

@@ -48,7 +48,7 @@ def activations(model: FlatModel, x: Tensor) -> int:
 
     model.mode(training=True, normalise=len(x) > 1)
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        logits = model.outputs(x).logits
+        logits = model.outputs(x, features=False).logits
     del logits
     return sum(kept.values())
 

@@ -308,7 +308,7 @@ class Worker:
         size = EVAL_BATCH[self.device.type]
         for start in range(0, len(indices), size):
             x, y = samples.gather(indices[start : start + size])
-            logits = self.model.outputs(x).logits
+            logits = self.model.outputs(x, features=False).logits
             sums["loss"] += float(self.experiment.loss(logits, y).double().sum())
             sums["correct"] += float((logits.argmax(1) == y).sum())
             for name, metric in self.experiment.metrics.items():
