@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from pathlib import Path
 
-from common import ProcessTree, Results, Usage
+from common import ProcessTree, Results
 from overhead import config
+from watch import Watch
 from workloads import WORKLOADS
 
 WORK = ("data", "gradient", "algorithm")
@@ -24,12 +26,13 @@ def main() -> None:
     from fedray import simulate
     from fedray.tracking.profile import PURPOSES
 
-    usage = Usage(ProcessTree())
     with tempfile.TemporaryDirectory() as output:
         settings = config(WORKLOADS[args.workload], output)
         settings["run"]["rounds"] = args.rounds
         settings["engine"]["profile"] = True
+        watch = Watch(ProcessTree(), Path(output), lambda: 0)
         profile = simulate(settings).profile
+        watch.close()
     results = Results(f"profile-{args.workload}", ["round", *PURPOSES])
     for row in profile.to_dict("records"):
         results.row(**row)
@@ -38,7 +41,7 @@ def main() -> None:
         part="where",
         workload=args.workload,
         rounds=args.rounds - 1,
-        foreign_cores=usage.stop()["foreign"],
+        foreign_cores=watch.median("foreign"),
         seconds=seconds.to_dict(),
         percent=(100 * seconds / seconds.sum()).round(2).to_dict(),
         framework_percent=round(100 * float(1 - seconds[list(WORK)].sum() / seconds.sum()), 2),
