@@ -150,7 +150,7 @@ class FlatModel:
             tensor.data = slot.view(vector)
 
     def _watch(self) -> None:
-        """Have the layers say what enters them, from now on: it costs a small model a hundredth of its step."""
+        """Have the layers say what enters them, from now on: it costs a small model some hundredths of its step."""
         self._watched = True
         beside = set(self._head.predictor.modules()) if self._head else set()
         for layer in self.module.modules():
@@ -324,7 +324,7 @@ class VmapModel(FlatModel):
         rng: Draws = undrawn,
     ) -> Gradient:
         self.mode(training=True)
-        size = batch.y.shape[1]
+        own_loss, size = rule_loss is not None, batch.y.shape[1]
         if batch.counts is None:
             weights = torch.full((1, 1), 1 / size, device=at.device).expand(len(at), size)
         else:
@@ -332,7 +332,6 @@ class VmapModel(FlatModel):
             weights = (torch.arange(size, device=at.device) < counts) / counts
 
         def objective(w: Tensor, x: Tensor, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
-            own_loss = rule_loss is not None
             outputs = self.outputs(x, self.layout.unflatten(w), features=own_loss, predict=own_loss)
             each = task = self.loss(outputs.logits, y)
             if rule_loss is not None:

@@ -33,7 +33,7 @@ from fedray.resolve import Experiment
 
 EVAL_BATCH = {"cpu": 50, "cuda": 250}
 """Samples per forward pass of an evaluation. Of more, the activations of a convolutional network leave a core's cache:
-250 take twice as long."""
+with 250 pfl-research's CNN takes 2.2 times as long on a CPU, ResNet-20 1.4 times (LeNet-5 0.9). On GPUs not tried."""
 
 
 class Worker:
