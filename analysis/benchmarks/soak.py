@@ -28,6 +28,9 @@ def main() -> None:
 
     def callback(report: Any) -> None:
         reached[0] = report.round
+        if report.round == args.rounds:
+            # before the actors go
+            watch.close()
 
     with tempfile.TemporaryDirectory() as output:
         watch = Watch(ProcessTree(), Path(output), lambda: reached[0])
@@ -41,7 +44,6 @@ def main() -> None:
             },
             callbacks=[callback],
         )  # fmt: skip
-        watch.close()
     for sample in watch.samples:
         results.row(**sample)
     results.summary(

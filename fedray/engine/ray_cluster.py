@@ -20,6 +20,10 @@ INLINE_BYTES = 4 << 20
 """Results up to this size come with an actor's answer. Ray's limit is 100 kB: beyond it the object store is asked
 several times for each, and while all cores train it is slow to answer. Only a cluster that is started here has it."""
 
+UNRECORDED = {"enable_task_events": False}
+"""The option with which actors are created: of each task that is recorded, for its dashboard and the command ``ray list
+tasks``, Ray's head keeps 5 KB, of up to 100,000 tasks."""
+
 
 def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
     """Connect to a Ray cluster: ``engine.address``, this node's, or a new one, if this process is connected to none.

@@ -21,7 +21,7 @@ from fedray.engine.gpu_sharing import shared_gpus
 from fedray.engine.opening import opened
 from fedray.engine.pool import Pool
 from fedray.engine.process import environment, settled
-from fedray.engine.ray_cluster import actor_count, check_resources, gpu_share, shortage
+from fedray.engine.ray_cluster import UNRECORDED, actor_count, check_resources, gpu_share, shortage
 from fedray.engine.ray_pool import RayPool, create_actor
 from fedray.engine.ray_start import RayStart
 from fedray.errors import ClientError, StateLost, UserError
@@ -160,6 +160,7 @@ def _drive(experiment: Experiment, data: Any, actors: int, driver: Driver) -> No
             max_concurrency=4,
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
             runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
+            **UNRECORDED,
         )
         .remote(experiment, [data], created)
     )

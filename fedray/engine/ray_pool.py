@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedray.data.federated import FederatedData
 from fedray.engine.process import describe, environment, settled
-from fedray.engine.ray_cluster import gpu_share, shortage
+from fedray.engine.ray_cluster import UNRECORDED, gpu_share, shortage
 from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.tasks import AnyTask, Handle, PersonalTask, PhaseTask, Task
 from fedray.engine.worker import Worker
@@ -63,6 +63,7 @@ def create_actor(experiment: Experiment, data: Any, server: str) -> Any:
             scheduling_strategy="SPREAD",
             max_restarts=0,
             runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
+            **UNRECORDED,
         )
         .remote(experiment, data, server)
     )
@@ -169,7 +170,8 @@ class RayPool:
         """Have a keeper on ``node``, and what a killed run may have left there removed."""
         if node != self.states.node and node not in self.keepers:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
-            keeper: Any = ray.remote(Keeper).options(num_cpus=0, scheduling_strategy=place, max_concurrency=4)
+            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **UNRECORDED}
+            keeper: Any = ray.remote(Keeper).options(**options)
             self.keepers[node] = keeper.remote(self.experiment, self.states.node)
             _get(self.keepers[node].clear.remote())
 
