@@ -29,7 +29,7 @@ def test_local_steps_are_slices_of_an_endless_stream_of_permutations(samples, ba
     plan = schedule(SEED, Purpose.BATCHES, ROUND, CLIENT, samples, batch_size, steps)
     size = min(batch_size, samples)
     assert plan.order.shape == (steps, size)
-    assert plan.counts.tolist() == [size] * steps
+    assert plan.counts == [size] * steps
     if size == samples:
         assert [sorted(row) for row in plan.order.tolist()] == [list(range(samples))] * steps
         return
@@ -65,7 +65,7 @@ def test_local_epochs_are_fresh_permutations_with_a_ragged_end(samples, batch_si
 def test_a_full_batch_is_all_samples_every_step_in_one_order(steps, epochs):
     plan = schedule(SEED, Purpose.BATCHES, ROUND, CLIENT, 6, None, steps, epochs)
     assert plan.order.tolist() == [list(range(6))] * 4
-    assert plan.counts.tolist() == [6] * 4
+    assert plan.counts == [6] * 4
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ class Batch:
 class Schedule:
     """The order in which one client's samples are used in a round.
 
-    ``order [J, b]``: position among the client's samples; ``counts [J]``: how many of a row are real.
+    ``order [J, b]``: position among the client's samples; ``counts``: how many of each of the J rows are real.
     """
 
     order: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    counts: list[int]
 
 
 def steps_of(samples: int, batch_size: int | None, local_steps: int | None, local_epochs: int | None) -> int:
@@ -67,15 +67,14 @@ def schedule(
 
     if size == samples:
         # a full batch is the same set whatever its order: keep the order fixed, so that its sum is too
-        return Schedule(np.broadcast_to(np.arange(samples), (steps, samples)), np.full(steps, samples))
+        return Schedule(np.broadcast_to(np.arange(samples), (steps, samples)), [samples] * steps)
     if local_steps is not None:
         passes = -(-steps * size // samples)
         order = np.concatenate([permutation(number) for number in range(passes)])
-        return Schedule(order[: steps * size].reshape(steps, size), np.full(steps, size))
+        return Schedule(order[: steps * size].reshape(steps, size), [size] * steps)
     per_epoch = -(-samples // size)
     order = np.zeros((local_epochs or 0, per_epoch * size), np.int64)
     for epoch in range(len(order)):
         order[epoch, :samples] = permutation(epoch)
-    counts = np.full((len(order), per_epoch), size)
-    counts[:, -1] = samples - (per_epoch - 1) * size
-    return Schedule(order.reshape(-1, size), counts.reshape(-1))
+    counts = [size] * (per_epoch - 1) + [samples - (per_epoch - 1) * size]
+    return Schedule(order.reshape(-1, size), counts * len(order))

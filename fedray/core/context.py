@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -177,51 +178,46 @@ class Context:
         ]
         chosen, counts = self._padded(schedules)
         size = chosen.shape[2]
-        widths = counts.max(axis=1)
-        whole, ragged = (widths == size).tolist(), (counts != widths[:, None]).any(axis=1).tolist()
         block = max(1, GATHERED_BYTES // max(1, self.samples.x[0].nbytes * self.size * size))
         for start in range(0, len(chosen), block):
             raw, labels = self.samples.raw(chosen[start : start + block])
             # all at once, if each batch then begins where a fresh one would: kernels round by alignment
-            some_ragged = any(ragged[start : start + block])
-            aligned = raw[0].numel() * 4 % 64 == 0 and all(whole[start : start + block]) and not some_ragged
-            inputs = self.samples.inputs(raw) if aligned else None
-            for j in range(start, min(start + block, len(chosen))):
-                self._now = j
-                width = int(widths[j])
+            full = all(min(of_step) == size for of_step in counts[start : start + block])
+            inputs = self.samples.inputs(raw) if full and raw[0].numel() * 4 % 64 == 0 else None
+            for j, of_step in enumerate(counts[start : start + block], start):
+                self._now, width = j, max(of_step)
                 x = self.samples.inputs(raw[j - start, :, :width]) if inputs is None else inputs[j - start]
                 if self.training.augment:
-                    x = self._augmented(x, counts[j], j)
-                real = counts[j].clip(min=1).tolist() if ragged[j] else None
+                    x = self._augmented(x, of_step, j)
+                real = [max(1, count) for count in of_step] if min(of_step) < width else None
                 yield Batch(x, labels[j - start, :, :width], j, real)
 
-    def _padded(self, schedules: Sequence[Schedule]) -> tuple[Indices, Indices]:
-        """Sample indices ``[J, C, b]`` and the number of real ones ``[J, C]``, for the longest and largest client.
+    def _padded(self, schedules: Sequence[Schedule]) -> tuple[Indices, list[tuple[int, ...]]]:
+        """Sample indices ``[J, C, b]``, for the longest and largest client, and of each step the number of real ones of
+        each client.
 
         Padding repeats a client's first sample: a valid input, whose weight is zero.
         """
         steps = max(len(plan.order) for plan in schedules)
         size = max(plan.order.shape[1] for plan in schedules)
         chosen = np.empty((steps, self.size, size), np.int64)
-        counts = np.zeros((steps, self.size), np.int64)
         for row, (plan, own) in enumerate(zip(schedules, self.stack.indices, strict=True)):
             made, width = plan.order.shape
             chosen[:, row] = own[0]
             chosen[:made, row, :width] = own[plan.order]
-            counts[:made, row] = plan.counts
-        return chosen, counts
+        return chosen, list(zip_longest(*(plan.counts for plan in schedules), fillvalue=0))
 
-    def _augmented(self, x: Tensor, counts: Indices, j: int) -> Tensor:
+    def _augmented(self, x: Tensor, counts: Sequence[int], j: int) -> Tensor:
         """Random crop after padding by 4, and mirroring; ``x [C, b, c, h, w]``.
 
-        Drawn for each client's own samples alone, of which there are ``counts [C]``, whatever its chunk-mates have.
+        Drawn for each client's own samples alone, of which there are ``counts`` (C), whatever its chunk-mates have.
         """
         rows = []
         for row, client in enumerate(self.stack.ids):
             rng = seeds.stream(self.training.seed, Purpose.AUGMENTATION, self.round, client, j)
             samples, _, height, width = x[row].shape
             padded = torch.nn.functional.pad(x[row], (4, 4, 4, 4))
-            own, others = int(counts[row]), (0, samples - int(counts[row]))
+            own, others = counts[row], (0, samples - counts[row])
             top, left = (torch.from_numpy(np.pad(rng.integers(0, 9, own), others)) for _ in range(2))
             columns = torch.arange(width) + left[:, None]
             mirrored = torch.from_numpy(np.pad(rng.random(own) < 0.5, others))[:, None]

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
 
 SERVER = 2**63
 """The client coordinate of the server: coordinates can't be negative, and clients have ids below it."""
@@ -33,8 +36,16 @@ class Purpose(IntEnum):
     HEAD_INIT = 10
 
 
+class _Unseeded(ISeedSequence):
+    """Saves a generator whose state is set anyway from being seeded with entropy of the system's, which takes longer
+    than all the rest."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        return np.zeros(n_words, dtype)
+
+
 def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generator:
-    """The generator of (seed, purpose, coordinates): a pure function, some 10 microseconds.
+    """The generator of (seed, purpose, coordinates): a pure function, some 3 microseconds.
 
     Seed and coordinates (three at most, 0 where left out) are in [0, 2**64); ValueError otherwise.
     """
@@ -43,11 +54,11 @@ def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generato
     words = (seed, int(purpose), 0, *coordinates)
     if min(words) < 0 or max(words) >= 2**64:
         raise ValueError(f"seed and coordinates of a stream must be in [0, 2**64), not {words}")
-    # explicit arrays: older numpy would wrap or round Python integers beyond 2**63 given as a list
-    key = np.array(words[:2], dtype=np.uint64)
-    counter = np.zeros(4, dtype=np.uint64)
-    counter[: len(words) - 2] = np.array(words[2:], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    place = {"key": words[:2], "counter": (*words[2:], 0, 0, 0)[:4]}
+    philox = np.random.Philox(_Unseeded())  # type: ignore[arg-type]
+    state: Any = {"bit_generator": "Philox", "state": place, "has_uint32": 0, "uinteger": 0}
+    philox.state = state | {"buffer": (0, 0, 0, 0), "buffer_pos": 4}
+    return np.random.Generator(philox)
 
 
 def torch_seed(seed: int, purpose: Purpose, *coordinates: int) -> int:
