@@ -102,10 +102,13 @@ def simulate(
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
-        from fedray.data.own import own_source
         from fedray.resolve import Own, resolve
 
-        source = None if data is None else own_source(data, test, client_column, label_column)
+        source = None
+        if data is not None:
+            from fedray.data.own import own_source
+
+            source = own_source(data, test, client_column, label_column)
         experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}))
         return _run(experiment, federated, callbacks, display, start)
 

@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -21,6 +20,9 @@ import yaml
 
 from fedray.config import Config
 from fedray.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = (
     "round", "iterations", "cohort_size", "train_loss", "train_accuracy", "test_loss", "test_accuracy",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import TYPE_CHECKING
+
 from rich.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PURPOSES = {
     "data": "batches gathered and normalised",

@@ -8,13 +8,14 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedray.tracking.folder import COLUMNS, ClientsFile, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Recorder:
