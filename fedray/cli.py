@@ -23,7 +23,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     try:
         _check_command(arguments)
-        options = parser.parse_args(arguments)
+        options, left = parser.parse_known_args(arguments)
+        unknown = [text for text in left if text.startswith("-") or not hasattr(options, "settings")]
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if left:
+            # argparse takes settings only up to the first option behind them
+            options.settings += left
         if options.command is None:
             parser.print_help()
             return EXIT_USER

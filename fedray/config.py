@@ -430,6 +430,9 @@ def _takes(field: Any) -> str:
     return " ".join([_choices(field.annotation), *([" and ".join(bounds)] if bounds else [])])
 
 
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
 def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     key, annotation = _located(model, problem["loc"])
     given = problem.get("input")
@@ -446,10 +449,12 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
         return f"{key} must be given: {_choices(annotation)}"
     if problem["type"] == "value_error":
         return f"{key} {message}"
-    if problem["type"].startswith(("greater", "less", "finite")):
+    if problem["type"].startswith(("greater", "less")):
+        # pydantic's own sentence rounds large limits
+        ((bound, limit),) = problem["ctx"].items()
+        text = f"must be {BOUNDS[bound]} {f'{limit:g}' if isinstance(limit, float) else limit}"
+    elif problem["type"].startswith("finite"):
         text = message.replace("Input should be", "must be")
-        text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-        text = text.replace("greater than", "above").replace("less than", "below")
     else:
         text = f"must be {_choices(annotation) or message}"
     hint = closest(given, _literals(annotation)) if isinstance(given, str) else None

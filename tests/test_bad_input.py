@@ -79,6 +79,7 @@ KEYS = [
     ("run.rounds=0", "run.rounds must be at least 1, not 0"),
     ("run.rounds=1e999", "run.rounds must be a finite number"),
     ("run.seed=-1", "run.seed must be at least 0, not -1"),
+    ("data.seed=9223372036854775808", "data.seed must be below 9223372036854775808, not 9223372036854775808"),
     ("train.lr=0", "train.lr must be above 0, not 0"),
     ("train.lr=nan", "train.lr must be a finite number"),
     ("train.lr=[", "is not valid YAML"),
@@ -180,6 +181,8 @@ def test_commands(capsys):
         (["rnu"], "no command 'rnu' .did you mean 'run'"),
         (["c.yaml"], "did you mean 'fedray run c.yaml'"),
         (["run", "--foo"], "unrecognized arguments: --foo; see fedray --help"),
+        (["run", "run.rounds=1", "--foo", "train.lr=1"], "unrecognized arguments: --foo; see fedray --help"),
+        (["models", "lenet5"], "unrecognized arguments: lenet5; see fedray --help"),
         (["data", "--plot"], "argument --plot: expected one argument; see fedray data --help"),
     ):
         assert main(arguments) == 2

@@ -726,12 +726,29 @@ def test_the_profile_accounts_for_all_of_a_round(kind, tmp_path, request):
     np.testing.assert_allclose(found, profile["gradient"], rtol=1e-6)
 
 
+def test_a_profile_has_the_rounds_that_count(tmp_path):
+    """Of a run that goes on, with or without profiling; one that starts over without has none."""
+    keys = {"run__checkpoint_every": 2, "engine__profile": True}
+
+    def stopped_after_three(report):
+        if report.round == 3:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run(tmp_path, run__rounds=6, call={"callbacks": [stopped_after_three]}, **keys)
+    result = run(tmp_path, run__rounds=6, **keys | {"engine__profile": False})
+    assert list(result.profile["round"]) == [1, 2, 3, 4, 5, 6]
+    result = run(tmp_path, run__rounds=6, run__resume=False, **keys | {"engine__profile": False})
+    assert not (result.folder / "profile.csv").exists()
+
+
 def test_the_profile_table_names_every_purpose(tmp_path, monkeypatch, capsys):
     from fedray.cli import main
 
     monkeypatch.chdir(tmp_path)
     settings = ["model.name=logistic", "data.clients=4", "run.rounds=3", "engine.kind=local", "algorithm.name=fedavg"]
-    assert main(["run", "--profile", *settings]) == 0
+    # an option may stand between settings
+    assert main(["run", *settings[:2], "--profile", *settings[2:]]) == 0
     shown = capsys.readouterr().out
     assert "seconds per round, mean of 2" in shown
     assert all(purpose in shown for purpose in PURPOSES)

@@ -34,8 +34,10 @@ class Recorder:
         self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
         self._clients = ClientsFile(folder.clients, after) if folder.config.run.log_clients else None
         self._profile: RoundsFile | None = None
-        if folder.config.engine.profile:
+        if folder.config.engine.profile or (after and (path / "profile.csv").exists()):
             self._profile = RoundsFile(path / "profile.csv", ["round", *PURPOSES], after)
+        else:
+            (path / "profile.csv").unlink(missing_ok=True)
         self._events = Events(path, after)
         self._log = (path / "log.txt").open("a")
         self.note(f"round {after} reached before; resuming" if after else "started")
