@@ -1,0 +1,1 @@
+"""Hyper-parameter search: spaces, trials on Ray Tune, studies in Optuna's storage."""

@@ -1,0 +1,186 @@
+"""A sweep's record: an Optuna study that one process writes, each fact once.
+
+Trials that are running when the process dies are handed out again, with the values that they had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler, CmaEsSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage, get_storage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from fedray.errors import UserError
+from fedray.tuning.space import Space, Values
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+SAMPLERS = ("tpe", "random", "grid", "cmaes", "nsga2")
+
+VALUES, ERROR = "values", "error"
+"""Attributes of a trial: what was sampled, as JSON, and why it failed."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A trial to run: its number in the study, and a value for each searched key."""
+
+    number: int
+    values: Values
+
+
+class Study:
+    """``space`` searched in the study ``name`` of ``storage``; ``base``: the keys that are not searched.
+
+    ``directions``: maximize or minimize, for each objective. ``first``: values that are tried before any other.
+    """
+
+    def __init__(
+        self,
+        storage: BaseStorage,
+        name: str,
+        space: Space,
+        base: Mapping[str, Any],
+        directions: Sequence[Literal["maximize", "minimize"]],
+        sampler: str = "tpe",
+        pruner: BasePruner | None = None,
+        seed: int = 0,
+        first: Sequence[Values] = (),
+    ) -> None:
+        self.space, self.base, self.sampler, self.seed = space, base, sampler, seed
+        self._study = optuna.create_study(
+            storage=storage,
+            study_name=name,
+            directions=list(directions),
+            pruner=pruner or optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
+        self._running: dict[int, Trial] = {}
+        self._left = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
+        if not self.trials:
+            grid = space.grid(base) if sampler == "grid" else []
+            for values in [*first, *(values for values in grid if values not in first)]:
+                if (stored := space.stored(values)) is not None:
+                    self._study.enqueue_trial(stored)
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """All trials, by number; those in a queue too."""
+        return self._study.get_trials(deepcopy=False)
+
+    def count(self, *states: TrialState) -> int:
+        """How many trials are in one of ``states``."""
+        return sum(trial.state in states for trial in self.trials)
+
+    def ask(self) -> Asked:
+        """The next trial: one that was running when an earlier process died, else a new one."""
+        if self._left:
+            frozen = self._left.pop(0)
+            trial = Trial(self._study, frozen._trial_id)
+        else:
+            # a sampler that starts anew with a process would repeat itself
+            self._study.sampler = self._make_sampler(len(self.trials))
+            trial = self._study.ask()
+        # what an interrupted trial has drawn already is drawn again the same
+        values = self.space.suggest(trial, self.base)
+        trial.set_user_attr(VALUES, json.dumps(values))
+        self._running[trial.number] = trial
+        return Asked(trial.number, values)
+
+    def report(self, number: int, step: int, value: float) -> bool:
+        """An intermediate value of a running trial at ``step``; whether it should be pruned."""
+        trial = self._running[number]
+        # a trial that went on from a checkpoint reports again what is recorded
+        if step not in self._study.get_trials(deepcopy=False)[number].intermediate_values:
+            trial.report(value, step)
+        return trial.should_prune()
+
+    def complete(self, number: int, values: Sequence[float]) -> None:
+        """The end of a trial that ran through. Values that are not finite count as the worst there can be."""
+        worst = {"MAXIMIZE": -math.inf, "MINIMIZE": math.inf}
+        directions = [direction.name for direction in self._study.directions]
+        told = [v if math.isfinite(v) else worst[way] for v, way in zip(values, directions, strict=True)]
+        self._study.tell(self._running.pop(number), told)
+
+    def prune(self, number: int) -> None:
+        """The end of a trial that was pruned; its last intermediate value is its value."""
+        self._study.tell(self._running.pop(number), state=TrialState.PRUNED)
+
+    def fail(self, number: int, error: str) -> None:
+        """The end of a trial that raised ``error``."""
+        trial = self._running.pop(number)
+        trial.set_user_attr(ERROR, error)
+        self._study.tell(trial, state=TrialState.FAIL)
+
+    def retry_failed(self) -> int:
+        """Queue the values of each trial that failed once more, unless that was done before; how many there are."""
+        again = {trial.user_attrs.get("retries") for trial in self.trials}
+        failed = [
+            t for t in self.trials if t.state == TrialState.FAIL and t.number not in again and VALUES in t.user_attrs
+        ]
+        for trial in failed:
+            self._study.enqueue_trial(trial.params, user_attrs={"retries": trial.number})
+        return len(failed)
+
+    def _make_sampler(self, asked: int) -> BaseSampler:
+        seed = self.seed * 1_000_003 + asked
+        if self.sampler == "tpe":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+        if self.sampler == "cmaes":
+            return CmaEsSampler(seed=seed, independent_sampler=TPESampler(seed=seed))
+        if self.sampler == "nsga2":
+            return NSGAIISampler(seed=seed)
+        return RandomSampler(seed=seed)
+
+
+@contextlib.contextmanager
+def journal(path: Path) -> Iterator[BaseStorage]:
+    """A study's storage in a file, for this process alone as long as it is open.
+
+    Raises :class:`UserError` if another process has it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{path}.owner", "ab") as owner:
+        try:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{path.parent}: another process runs this sweep") from None
+        # left by a process that was killed while it wrote
+        Path(f"{path}.lock").unlink(missing_ok=True)
+        _cut_torn_line(path)
+        yield JournalStorage(JournalFileBackend(str(path)))
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Remove what is left of a line that was never written to its end: the next one would be appended to it."""
+    if not path.exists():
+        return
+    with open(path, "r+b") as file:
+        text = file.read()
+        file.truncate(text.rfind(b"\n") + 1)
+        os.fsync(file.fileno())
+
+
+def opened(url: str) -> BaseStorage:
+    """The storage at an Optuna URL."""
+    try:
+        return get_storage(url)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"tune.storage={url}: {reason}") from None

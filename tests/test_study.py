@@ -1,0 +1,178 @@
+"""Studies: each fact is recorded once, also across processes that are killed."""
+
+import math
+import multiprocessing
+import os
+import signal
+
+import pytest
+from optuna.trial import TrialState
+
+from fedray.errors import UserError
+from fedray.tuning.space import read_space
+from fedray.tuning.study import SAMPLERS, Study, journal, opened
+
+SPACE = read_space({"a.x": {"uniform": [0, 1]}, "a.k": {"choice": ["p", "q"]}})
+GRID = read_space({"a.x": {"grid": [0, 1]}, "a.k": {"grid": ["p", "q"]}})
+
+
+def study(storage, space=SPACE, **options):
+    return Study(storage, "s", space, {}, options.pop("directions", ["maximize"]), **options)
+
+
+def states(found):
+    return [trial.state.name for trial in found.trials]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_study_that_goes_on_in_new_processes_draws_what_one_process_would(sampler, tmp_path):
+    """One trial per opening, or all in one: the same values, all different."""
+    space = GRID if sampler == "grid" else SPACE
+    found = []
+    for openings in (1, 4):
+        values = []
+        for _ in range(openings):
+            with journal(tmp_path / str(openings) / "j.log") as storage:
+                opened_study = study(storage, space, sampler=sampler, seed=3)
+                for _ in range(4 // openings):
+                    asked = opened_study.ask()
+                    opened_study.complete(asked.number, [float(asked.values["a.x"])])
+                    values.append(asked.values)
+        found.append(values)
+    assert found[0] == found[1]
+    assert len({tuple(values.items()) for values in found[0]}) == 4
+
+
+def test_what_was_running_is_handed_out_again_with_its_values(tmp_path):
+    with journal(tmp_path / "j.log") as storage:
+        first = study(storage)
+        asked = [first.ask() for _ in range(3)]
+        first.complete(1, [0.5])
+    with journal(tmp_path / "j.log") as storage:
+        second = study(storage)
+        again = [second.ask(), second.ask()]
+        assert again == [asked[0], asked[2]]
+        assert second.ask().number == 3
+        for number in (0, 2, 3):
+            second.complete(number, [0.1])
+        assert states(second) == ["COMPLETE"] * 4
+
+
+def test_the_first_values_come_first_and_only_where_they_are_searched(tmp_path):
+    with journal(tmp_path / "j.log") as storage:
+        found = study(storage, first=[{"a.x": 0.25, "a.k": "q"}, {"a.x": 7, "a.k": "q"}])
+        assert found.ask().values == {"a.x": 0.25, "a.k": "q"}
+        assert found.ask().values["a.x"] != 7
+
+
+def test_a_grid_is_tried_whole_and_once(tmp_path):
+    with journal(tmp_path / "j.log") as storage:
+        found = study(storage, GRID, sampler="grid", first=[{"a.x": 1, "a.k": "p"}])
+        values = [found.ask().values for _ in range(4)]
+    assert values[0] == {"a.x": 1, "a.k": "p"}
+    assert sorted((v["a.x"], v["a.k"]) for v in values) == [(0, "p"), (0, "q"), (1, "p"), (1, "q")]
+
+
+def test_the_ends_of_trials(tmp_path):
+    with journal(tmp_path / "j.log") as storage:
+        found = study(storage)
+        for _ in range(4):
+            found.ask()
+        assert not found.report(1, 10, 0.3)
+        found.complete(0, [0.5])
+        found.prune(1)
+        found.fail(2, "client 3 failed")
+        found.complete(3, [math.nan])
+        trials = found.trials
+        assert states(found) == ["COMPLETE", "PRUNED", "FAIL", "COMPLETE"]
+        assert trials[1].value == 0.3
+        assert trials[2].user_attrs["error"] == "client 3 failed"
+        assert trials[3].value == -math.inf
+        assert found.count(TrialState.COMPLETE) == 2
+        with pytest.raises(KeyError):
+            found.complete(0, [0.6])
+
+
+def test_what_failed_is_tried_again_once(tmp_path):
+    with journal(tmp_path / "j.log") as storage:
+        found = study(storage)
+        asked = found.ask()
+        found.fail(0, "no room")
+        assert found.retry_failed() == 1
+        assert found.retry_failed() == 0
+        assert found.ask().values == asked.values
+        found.complete(1, [0.5])
+        assert found.retry_failed() == 0
+
+
+def test_a_report_that_is_repeated_after_a_restart_is_recorded_once(tmp_path):
+    with journal(tmp_path / "j.log") as storage:
+        first = study(storage)
+        first.ask()
+        first.report(0, 1, 0.1)
+        first.report(0, 2, 0.2)
+    with journal(tmp_path / "j.log") as storage:
+        second = study(storage)
+        second.ask()
+        second.report(0, 2, 0.2)
+        second.report(0, 3, 0.3)
+        assert second.trials[0].intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3}
+
+
+def _ask_for_ever(path, told):
+    with journal(path) as storage:
+        found = study(storage)
+        while True:
+            asked = found.ask()
+            found.report(asked.number, 1, 0.5)
+            if asked.number % 2:
+                found.complete(asked.number, [0.5])
+            if asked.number >= 5:
+                told.set()
+
+
+def test_killed_at_any_moment_it_goes_on(tmp_path):
+    """Four times: whatever was being written, nobody's lock stays and no line is torn."""
+    path = tmp_path / "j.log"
+    context = multiprocessing.get_context("spawn")
+    before = 0
+    for _ in range(4):
+        told = context.Event()
+        process = context.Process(target=_ask_for_ever, args=(path, told))
+        process.start()
+        assert told.wait(60)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        with journal(path) as storage:
+            trials = study(storage).trials
+            assert len(trials) >= max(before, 6)
+            assert [trial.number for trial in trials] == list(range(len(trials)))
+            assert all(t.state == (TrialState.COMPLETE if t.number % 2 else TrialState.RUNNING) for t in trials[:-1])
+            before = len(trials)
+
+
+def test_a_torn_line_is_cut(tmp_path):
+    path = tmp_path / "j.log"
+    with journal(path) as storage:
+        study(storage).ask()
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"op_code": 5, "trial_i')
+    with journal(path) as storage:
+        assert len(study(storage).trials) == 1
+    assert path.read_bytes().startswith(whole)
+
+
+def test_a_sweep_belongs_to_one_process(tmp_path):
+    path = tmp_path / "j.log"
+    with journal(path), pytest.raises(UserError, match="another process runs this sweep"), journal(path):
+        pass
+    with journal(path):
+        pass
+
+
+def test_any_storage_of_optunas(tmp_path):
+    found = study(opened(f"sqlite:///{tmp_path / 'study.db'}"))
+    found.complete(found.ask().number, [0.5])
+    assert len(study(opened(f"sqlite:///{tmp_path / 'study.db'}")).trials) == 1
+    with pytest.raises(UserError, match=r"tune\.storage=nothing://"):
+        opened("nothing://here")
