@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedray.errors import UserError
-from fedray.tuning.space import flat, read_space
+from fedray.tuning.space import read_space
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -139,7 +139,3 @@ def test_what_is_wrong_is_said(described, message):
     assert message in str(error.value)
     assert str(error.value).startswith("space.yaml: ")
     assert "\n" not in str(error.value)
-
-
-def test_leaves_of_sections():
-    assert dict(flat({"a": {"b": 1, "c": {"d": [2]}}, "e.f": 3})) == {"a.b": 1, "a.c.d": [2], "e.f": 3}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +68,6 @@ class Parameter:
             if (self.step is None and self.kind != "int") or abs(steps - round(steps)) < 1e-9:
                 return int(value) if self.kind == "int" else float(value)
         raise ValueError(f"{self.key}={value} is not searched")
-
-    def extremes(self) -> tuple[Any, ...]:
-        """The values to check before any trial: a range's ends, or all of a list."""
-        return self.values or ((int(self.low), int(self.high)) if self.kind == "int" else (self.low, self.high))
 
 
 @dataclass(frozen=True)
@@ -197,12 +193,3 @@ def _is_number(value: Any, whole: bool) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested sections, by dotted key."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
