@@ -13,7 +13,12 @@ from typing import Any, NoReturn
 
 from fedray.errors import ClientError, UserError, near_miss
 
-COMMANDS = ("run", "data", "costs", "keys", "algorithms", "models", "datasets")
+COMMANDS = ("run", "tune", "data", "costs", "keys", "algorithms", "models", "datasets")
+
+RESULTS = (
+    "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss of a run diverged,\n"
+    "130 interrupted (the same command goes on)."
+)
 
 EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 
@@ -78,6 +83,22 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     run.add_argument("--profile", action="store_true", help="say where the rounds' time went (engine.profile=true)")
     run.set_defaults(function=_run)
+    search = "search hyper-parameters on Ray, or go on with a search"
+    tune = commands.add_parser(
+        "tune",
+        help=search,
+        description=f"{search[0].upper()}{search[1:]}. The same command again goes on where it was stopped or killed.",
+        epilog=_tune_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tune.add_argument(
+        "settings",
+        nargs="*",
+        metavar="SPACE | key=value",
+        help="a space file, or the name of one that comes with fedray; and overrides, of the base config or of tune.*",
+    )
+    tune.add_argument("--retry-failed", action="store_true", help="try trials that failed once more")
+    tune.set_defaults(function=_tune)
     spread = "show how the data are spread over the clients"
     data = commands.add_parser("data", help=spread, description=spread, epilog="Keys: see fedray keys.")
     _experiment_arguments(data)
@@ -107,13 +128,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _tune_epilog() -> str:
+    from fedray.tuning.spec import TuneConfig, known_spaces
+
+    known = f"Spaces: {', '.join(known_spaces())}"
+    return "\n".join(["Keys:", *_key_lines(TuneConfig, "tune."), "", known, "", RESULTS])
+
+
 def _run_epilog() -> str:
     commands = "fedray algorithms, fedray models and fedray datasets show what exists."
-    results = (
-        "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss diverged,\n"
-        "130 interrupted (the same command goes on)."
-    )
-    return "\n".join(["Config keys:", *_key_lines(), "", commands, "", results])
+    return "\n".join(["Config keys:", *_key_lines(), "", commands, "", RESULTS])
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,6 +185,27 @@ def _run(options: argparse.Namespace) -> int:
         display.say("to go on, give the same command again" if kept else "run.checkpoint_every=0: it can't be resumed")
         return EXIT_INTERRUPTED
     return EXIT_DIVERGED if summary["status"] == "diverged" else 0
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from fedray.tuning import tune
+    from fedray.tuning.spec import known_spaces
+    from fedray.tuning.view import View
+
+    files = [text for text in options.settings if "=" not in text]
+    if len(files) != 1:
+        raise UserError(f"give one space file, or one of: {', '.join(known_spaces())}")
+    view = View()
+    view.say("fedray: loading ...")
+    overrides = [text for text in options.settings if "=" in text]
+    results = tune(files[0], overrides, retry_failed=options.retry_failed, view=view)
+    for result in results:
+        for path in result.best:
+            view.say(f"best: {path}")
+    if any(result.interrupted for result in results):
+        view.say("to go on, give the same command again")
+        return EXIT_INTERRUPTED
+    return 0
 
 
 def _data(options: argparse.Namespace) -> int:

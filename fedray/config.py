@@ -78,6 +78,7 @@ class RunConfig(Section):
     rounds: Whole | None = Field(None, ge=1, description="rounds R (50 unless run.iterations is set)")
     iterations: Whole | None = Field(None, ge=1, description="local iterations T: rounds = T // train.local_steps")
     eval_every: Whole = Field(1, ge=0, description="rounds between evaluations; 0 evaluates after the last round only")
+    eval_test: bool = Field(True, description="evaluate the test set; sweeps do without, and touch it for winners only")
     eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on that many training samples")
     targets: list[Annotated[Real, Field(gt=0, le=1)]] = Field(
         [], description="accuracies whose first round is reported"
@@ -285,23 +286,25 @@ def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterab
 
     Raises :class:`UserError` with one line for unknown keys, wrong types and values out of range.
     """
-    values, where = _read(config)
+    values, where = read(config)
     for override in overrides:
-        _set(values, override)
+        assign(values, override)
     return check(Config, values, where)
 
 
-def _read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
+def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
+    """``config`` as nested sections, and what begins a message about it: the file's name."""
     if config is None:
         return {}, ""
     if isinstance(config, Mapping):
-        return _expand(config), ""
-    path = Path(config)
+        return expand(config), ""
+    return expand(read_file(Path(config))), f"{config}: "
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The sections of a YAML file; :class:`UserError` in one line if it can't be read."""
     try:
         loaded = _yaml(path.read_text(encoding="utf-8"))
-        if loaded is not None and not isinstance(loaded, dict):
-            raise UserError(f"{path} must hold sections (run, data, ...), not {_shown(loaded)}")
-        return _expand(loaded or {}), f"{path}: "
     except OSError as error:
         raise UserError(f"can't read the config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -310,6 +313,9 @@ def _read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any]
         raise UserError(f"{path} is not valid YAML: {_yaml_problem(error)}") from None
     except RecursionError:
         raise UserError(f"{path} is nested too deeply for a config") from None
+    if loaded is not None and not isinstance(loaded, dict):
+        raise UserError(f"{path} must hold sections (run, data, ...), not {_shown(loaded)}")
+    return loaded or {}
 
 
 class _Loader(yaml.SafeLoader):
@@ -343,11 +349,11 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return place + " ".join(str(problem or error).split())
 
 
-def _expand(values: Mapping[Any, Any]) -> dict[str, Any]:
+def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
     """A nested plain copy in which dotted keys (``train.lr``) have become sections."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
-        value = _expand(value) if isinstance(value, Mapping) else value
+        value = expand(value) if isinstance(value, Mapping) else value
         section = nested
         *path, last = str(key).split(".")
         for step in path:
@@ -363,7 +369,16 @@ def _expand(values: Mapping[Any, Any]) -> dict[str, Any]:
     return nested
 
 
-def _set(values: dict[str, Any], override: str) -> None:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Sections within sections as one mapping with dotted keys (``train.lr``)."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def assign(values: dict[str, Any], override: str) -> None:
+    """Set a ``key=value`` in nested sections."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")

@@ -142,7 +142,7 @@ def _run(
     def on_round(report: Report) -> bool:
         return any([bool(callback(report)) for callback in callbacks])
 
-    with _interruptible(display) as stopping:
+    with interruptible(display.say, "stopping after this round") as stopping:
         driver = Driver(
             say=display.say,
             started=lambda done: display.start(experiment.rounds, done),
@@ -165,8 +165,8 @@ def _run(
 
 
 @contextlib.contextmanager
-def _interruptible(display: Display) -> Iterator[threading.Event]:
-    """An event that Ctrl-C (or SIGTERM) sets; a second Ctrl-C interrupts at once."""
+def interruptible(say: Callable[[str], None], line: str) -> Iterator[threading.Event]:
+    """An event that Ctrl-C (or SIGTERM) sets, with ``line`` said; a second Ctrl-C interrupts at once."""
     stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopping
@@ -176,7 +176,7 @@ def _interruptible(display: Display) -> Iterator[threading.Event]:
         if stopping.is_set():
             raise KeyboardInterrupt
         stopping.set()
-        display.say("stopping after this round (once more to stop at once) ...")
+        say(f"{line} (once more to stop at once) ...")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

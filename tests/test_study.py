@@ -1,5 +1,6 @@
 """Studies: each fact is recorded once, also across processes that are killed."""
 
+import contextlib
 import math
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ from optuna.trial import TrialState
 
 from fedray.errors import UserError
 from fedray.tuning.space import read_space
-from fedray.tuning.study import SAMPLERS, Study, journal, opened
+from fedray.tuning.study import SAMPLERS, Study, journal, opened, owned
 
 SPACE = read_space({"a.x": {"uniform": [0, 1]}, "a.k": {"choice": ["p", "q"]}})
 GRID = read_space({"a.x": {"grid": [0, 1]}, "a.k": {"grid": ["p", "q"]}})
@@ -18,6 +19,12 @@ GRID = read_space({"a.x": {"grid": [0, 1]}, "a.k": {"grid": ["p", "q"]}})
 
 def study(storage, space=SPACE, **options):
     return Study(storage, "s", space, {}, options.pop("directions", ["maximize"]), **options)
+
+
+@contextlib.contextmanager
+def kept(path):
+    with owned(path.with_suffix(".owner")):
+        yield journal(path)
 
 
 def states(found):
@@ -32,7 +39,7 @@ def test_a_study_that_goes_on_in_new_processes_draws_what_one_process_would(samp
     for openings in (1, 4):
         values = []
         for _ in range(openings):
-            with journal(tmp_path / str(openings) / "j.log") as storage:
+            with kept(tmp_path / str(openings) / "j.log") as storage:
                 opened_study = study(storage, space, sampler=sampler, seed=3)
                 for _ in range(4 // openings):
                     asked = opened_study.ask()
@@ -44,11 +51,11 @@ def test_a_study_that_goes_on_in_new_processes_draws_what_one_process_would(samp
 
 
 def test_what_was_running_is_handed_out_again_with_its_values(tmp_path):
-    with journal(tmp_path / "j.log") as storage:
+    with kept(tmp_path / "j.log") as storage:
         first = study(storage)
         asked = [first.ask() for _ in range(3)]
         first.complete(1, [0.5])
-    with journal(tmp_path / "j.log") as storage:
+    with kept(tmp_path / "j.log") as storage:
         second = study(storage)
         again = [second.ask(), second.ask()]
         assert again == [asked[0], asked[2]]
@@ -59,14 +66,14 @@ def test_what_was_running_is_handed_out_again_with_its_values(tmp_path):
 
 
 def test_the_first_values_come_first_and_only_where_they_are_searched(tmp_path):
-    with journal(tmp_path / "j.log") as storage:
+    with kept(tmp_path / "j.log") as storage:
         found = study(storage, first=[{"a.x": 0.25, "a.k": "q"}, {"a.x": 7, "a.k": "q"}])
         assert found.ask().values == {"a.x": 0.25, "a.k": "q"}
         assert found.ask().values["a.x"] != 7
 
 
 def test_a_grid_is_tried_whole_and_once(tmp_path):
-    with journal(tmp_path / "j.log") as storage:
+    with kept(tmp_path / "j.log") as storage:
         found = study(storage, GRID, sampler="grid", first=[{"a.x": 1, "a.k": "p"}])
         values = [found.ask().values for _ in range(4)]
     assert values[0] == {"a.x": 1, "a.k": "p"}
@@ -74,11 +81,11 @@ def test_a_grid_is_tried_whole_and_once(tmp_path):
 
 
 def test_the_ends_of_trials(tmp_path):
-    with journal(tmp_path / "j.log") as storage:
+    with kept(tmp_path / "j.log") as storage:
         found = study(storage)
         for _ in range(4):
             found.ask()
-        assert not found.report(1, 10, 0.3)
+        assert not found.report(1, [10], 0.3)
         found.complete(0, [0.5])
         found.prune(1)
         found.fail(2, "client 3 failed")
@@ -94,7 +101,7 @@ def test_the_ends_of_trials(tmp_path):
 
 
 def test_what_failed_is_tried_again_once(tmp_path):
-    with journal(tmp_path / "j.log") as storage:
+    with kept(tmp_path / "j.log") as storage:
         found = study(storage)
         asked = found.ask()
         found.fail(0, "no room")
@@ -106,25 +113,25 @@ def test_what_failed_is_tried_again_once(tmp_path):
 
 
 def test_a_report_that_is_repeated_after_a_restart_is_recorded_once(tmp_path):
-    with journal(tmp_path / "j.log") as storage:
+    with kept(tmp_path / "j.log") as storage:
         first = study(storage)
         first.ask()
-        first.report(0, 1, 0.1)
-        first.report(0, 2, 0.2)
-    with journal(tmp_path / "j.log") as storage:
+        first.report(0, [1], 0.1)
+        first.report(0, [2], 0.2)
+    with kept(tmp_path / "j.log") as storage:
         second = study(storage)
         second.ask()
-        second.report(0, 2, 0.2)
-        second.report(0, 3, 0.3)
+        second.report(0, [2], 0.2)
+        second.report(0, [3], 0.3)
         assert second.trials[0].intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3}
 
 
 def _ask_for_ever(path, told):
-    with journal(path) as storage:
+    with kept(path) as storage:
         found = study(storage)
         while True:
             asked = found.ask()
-            found.report(asked.number, 1, 0.5)
+            found.report(asked.number, [1], 0.5)
             if asked.number % 2:
                 found.complete(asked.number, [0.5])
             if asked.number >= 5:
@@ -143,7 +150,7 @@ def test_killed_at_any_moment_it_goes_on(tmp_path):
         assert told.wait(60)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        with journal(path) as storage:
+        with kept(path) as storage:
             trials = study(storage).trials
             assert len(trials) >= max(before, 6)
             assert [trial.number for trial in trials] == list(range(len(trials)))
@@ -153,20 +160,20 @@ def test_killed_at_any_moment_it_goes_on(tmp_path):
 
 def test_a_torn_line_is_cut(tmp_path):
     path = tmp_path / "j.log"
-    with journal(path) as storage:
+    with kept(path) as storage:
         study(storage).ask()
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"op_code": 5, "trial_i')
-    with journal(path) as storage:
+    with kept(path) as storage:
         assert len(study(storage).trials) == 1
     assert path.read_bytes().startswith(whole)
 
 
 def test_a_sweep_belongs_to_one_process(tmp_path):
     path = tmp_path / "j.log"
-    with journal(path), pytest.raises(UserError, match="another process runs this sweep"), journal(path):
+    with owned(path), pytest.raises(UserError, match="another process runs this sweep"), owned(path):
         pass
-    with journal(path):
+    with owned(path):
         pass
 
 

@@ -21,7 +21,7 @@ EVAL_BLOCK = 1000
 class Evaluation:
     """All accuracies of the models as they are now, from ``tasks`` that may be run at any time, in any order.
 
-    ``states`` are the clients' states, which must last until then.
+    ``states`` are the clients' states, which must last until then. Without ``test`` the test set is left alone.
     """
 
     def __init__(
@@ -31,18 +31,19 @@ class Evaluation:
         data: FederatedData,
         pool: Pool,
         states: Mapping[int, StateFile],
+        test: bool,
     ) -> None:
         self.data = data
         models = {"test": algorithm.eval_model(server), **algorithm.monitors(server)}
         self.splits = {
-            "test": (len(data.y_test), list(models)),
+            "test": (len(data.y_test) if test else 0, list(models)),
             "validation": (len(data.validation), ["test"]),
             "train": (len(data.train_subset), ["test"]),
         }
         buffers = {name: algorithm.eval_buffers(server, "" if name == "test" else name) for name in models}
         shared = models | {f"{name}/buffers": value for name, value in buffers.items() if value is not None}
         self.tasks: list[EvalTask | PersonalTask] = _blocks(pool.publish(shared), self.splits)
-        self.personal = algorithm.has_personal_model()
+        self.personal = test and algorithm.has_personal_model()
         if self.personal:
             self.tasks += _personal(algorithm, server, data, pool, states)
         self.found: dict[tuple[str, int], tuple[EvalTask | PersonalTask, EvalResult]] = {}

@@ -9,11 +9,11 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
-from fedray.data.federated import FederatedData
 from fedray.engine.memory import Footprint, actors_per_gpu
 from fedray.engine.process import environment, settled
-from fedray.engine.ray_cluster import shortage
+from fedray.engine.ray_cluster import in_group, shortage
 from fedray.engine.states import StateFolder
+from fedray.engine.stored import StoredData
 from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.resolve import Experiment
@@ -22,20 +22,21 @@ from fedray.resolve import Experiment
 class Probe:
     """A client actor that only measures what one takes."""
 
-    def measure(self, experiment: Experiment, data: FederatedData) -> Footprint:
+    def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
         with settled(experiment.config.engine.threads, experiment.config.engine.portable_bits):
-            worker = Worker(experiment, data, StateFolder.of_run(experiment.config), experiment.device)
+            worker = Worker(experiment, data.get(), StateFolder.of_run(experiment.config), experiment.device)
             return worker.footprint()
 
 
-def shared_gpus(experiment: Experiment, data: Any, say: Callable[[str], None]) -> Experiment:
+def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:
     """``experiment`` with ``engine.actors_per_gpu`` as a number of actors that fit.
 
     Raises :class:`UserError`, with the sum, if those that were asked for do not.
     """
     engine = experiment.config.engine
     asked: Any = engine.actors_per_gpu or round(1 / (engine.gpus_per_actor or 1))
-    if experiment.device != "cuda" or asked == 1:
+    # a trial's placement group has no whole GPU to measure on
+    if experiment.device != "cuda" or asked == 1 or in_group():
         return experiment
     say("measuring what a client actor takes of a GPU ...")
     found = _measured(experiment, data)
@@ -56,7 +57,7 @@ def shared_gpus(experiment: Experiment, data: Any, say: Callable[[str], None]) -
     return experiment
 
 
-def _measured(experiment: Experiment, data: Any) -> Footprint:
+def _measured(experiment: Experiment, data: StoredData) -> Footprint:
     engine = experiment.config.engine
     share = {"num_cpus": engine.cpus_per_actor, "num_gpus": 1.0}
     variables = environment(engine.threads, engine.portable_bits)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedray.config import EngineConfig
 from fedray.errors import UserError
@@ -23,6 +24,17 @@ several times for each, and while all cores train it is slow to answer. Only a c
 UNRECORDED = {"enable_task_events": False}
 """The option with which actors are created: of each task that is recorded, for its dashboard and the command ``ray list
 tasks``, Ray's head keeps 5 KB, of up to 100,000 tasks."""
+
+
+OWN_BUNDLE = 0
+"""The bundle of a trial's placement group in which the trial itself is, and the server beside it."""
+
+
+def in_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
+    """Within the placement group that this process is part of, if it is part of one: a trial's, which holds what the
+    actors of its run need. They would wait for ever for anything else where trials have taken all that there is."""
+    group = ray.util.get_current_placement_group()
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) if group else None
 
 
 def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:

@@ -6,7 +6,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,18 @@ from fedray.engine.gpu_sharing import shared_gpus
 from fedray.engine.opening import opened
 from fedray.engine.pool import Pool
 from fedray.engine.process import environment, settled
-from fedray.engine.ray_cluster import UNRECORDED, actor_count, check_resources, gpu_share, shortage
+from fedray.engine.ray_cluster import (
+    OWN_BUNDLE,
+    UNRECORDED,
+    actor_count,
+    check_resources,
+    gpu_share,
+    in_group,
+    shortage,
+)
 from fedray.engine.ray_pool import RayPool, create_actor
 from fedray.engine.ray_start import RayStart
+from fedray.engine.stored import StoredData, store
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment, Seeded
 
@@ -34,9 +43,8 @@ BATCH_SECONDS = 0.1
 class ServerActor:
     """Runs the simulation on client actors that the driver has begun to start, beside it, to save time."""
 
-    def __init__(self, experiment: Experiment, data: list[Any], actors: list[Any]) -> None:
-        # the reference comes in a list, since Ray would replace a bare one by what it refers to
-        self.experiment, (self.data,), self.actors = experiment, data, actors
+    def __init__(self, experiment: Experiment, data: StoredData, actors: list[Any]) -> None:
+        self.experiment, self.data, self.actors = experiment, data, actors
         self.events: queue.Queue[list[Any] | None] = queue.Queue()
         self.answers: queue.Queue[bool] = queue.Queue()
         self.stop_asked = threading.Event()
@@ -57,7 +65,7 @@ class ServerActor:
 
     def _run(self, lockstep: bool) -> Iterator[list[Any]]:
         """Open the run, then yield lists of events: what was said, where it starts, and its rounds."""
-        data: FederatedData = ray.get(self.data)
+        data = self.data.get()
         engine = self.experiment.config.engine
         notes: list[str] = []
 
@@ -110,15 +118,16 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver, start: RayS
     experiment = _with_run_settings(experiment, output)
     started_here = start.ready()
     check_resources(experiment, 1, started_here)
-    _ship_own_code(experiment)
-    reference = ray.put(data)
-    experiment = shared_gpus(experiment, reference, driver.say)
+    own = [type(experiment.algorithm), experiment.module, experiment.loss, *experiment.metrics.values()]
+    ship_own_code([*own, experiment.module.model] if isinstance(experiment.module, Seeded) else own)
+    stored = store(data)
+    experiment = shared_gpus(experiment, stored, driver.say)
     actors = actor_count(experiment)
     check_resources(experiment, actors, started_here)
     left = {RayActorError: 1, StateLost: experiment.config.engine.max_retries}
     while True:
         try:
-            return _drive(experiment, reference, actors, driver)
+            return _drive(experiment, stored, actors, driver)
         except (RayActorError, StateLost) as error:
             kind = StateLost if isinstance(error, StateLost) else RayActorError
             left[kind] -= 1
@@ -135,11 +144,9 @@ def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experi
     return replace(experiment, config=experiment.config.model_copy(update={"run": settings}))
 
 
-def _ship_own_code(experiment: Experiment) -> None:
-    """Let modules of the user's travel to the actors as they are, where their files may not exist."""
-    own = [type(experiment.algorithm), experiment.module, experiment.loss, *experiment.metrics.values()]
-    if isinstance(experiment.module, Seeded):
-        own.append(experiment.module.model)
+def ship_own_code(own: Iterable[Any]) -> None:
+    """Let the modules of the user's, in which these objects were made, travel to the actors as they are, where their
+    files may not exist."""
     for thing in own:
         module = sys.modules.get(getattr(thing, "__module__", None) or "")
         name = module.__name__ if module is not None else "builtins"
@@ -147,22 +154,24 @@ def _ship_own_code(experiment: Experiment) -> None:
             ray.cloudpickle.register_pickle_by_value(module)
 
 
-def _drive(experiment: Experiment, data: Any, actors: int, driver: Driver) -> None:
+def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver) -> None:
     engine = experiment.config.engine
     here = ray.get_runtime_context().get_node_id()
     driver.say(f"starting the server and {actors} client actor{'s' if actors > 1 else ''} ...")
     created = [create_actor(experiment, data, here) for _ in range(actors)]
+    # in a trial the server's share is the trial's own bundle
+    group = in_group(OWN_BUNDLE)
     server: Any = (
         ray.remote(ServerActor)
         .options(
-            num_cpus=engine.server_cpus,
+            num_cpus=0 if group else engine.server_cpus,
             num_gpus=engine.server_gpus,
             max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+            scheduling_strategy=group or NodeAffinitySchedulingStrategy(here, soft=False),
             runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
             **UNRECORDED,
         )
-        .remote(experiment, [data], created)
+        .remote(experiment, data, created)
     )
     asked = False
     try:

@@ -17,10 +17,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from fedray.data.federated import FederatedData
 from fedray.engine.process import describe, environment, settled
-from fedray.engine.ray_cluster import UNRECORDED, gpu_share, shortage
+from fedray.engine.ray_cluster import UNRECORDED, gpu_share, in_group, shortage
 from fedray.engine.states import State, StateFile, StateFolder
+from fedray.engine.stored import StoredData
 from fedray.engine.tasks import AnyTask, Handle, PersonalTask, PhaseTask, Task
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError, StateLost, UserError
@@ -36,13 +36,13 @@ MARGIN = 1.2
 class ClientActor:
     """Simulates whichever clients it is given."""
 
-    def __init__(self, experiment: Experiment, data: FederatedData, server: str) -> None:
+    def __init__(self, experiment: Experiment, data: StoredData, server: str) -> None:
         engine = experiment.config.engine
         self._settled = settled(engine.threads, engine.portable_bits)
         self._settled.__enter__()
         self.device, self.node = experiment.device, ray.get_runtime_context().get_node_id()
         states = StateFolder.of_run(experiment.config, self.node, server)
-        self.worker = Worker(experiment, data, states, experiment.device, fetch=_get)
+        self.worker = Worker(experiment, data.get(), states, experiment.device, fetch=_get)
 
     def describe(self) -> tuple[str, dict[str, Any]]:
         """The node, by Ray's name of it, and what decides the bits of its results."""
@@ -52,15 +52,16 @@ class ClientActor:
         return self.worker.run(task)
 
 
-def create_actor(experiment: Experiment, data: Any, server: str) -> Any:
-    """A client actor, wherever there is room; ``server`` is the server's node."""
+def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
+    """A client actor, wherever there is room, or within the placement group of a trial; ``server`` is the server's
+    node."""
     engine = experiment.config.engine
     return (
         ray.remote(ClientActor)
         .options(
             num_cpus=engine.cpus_per_actor,
             num_gpus=gpu_share(experiment),
-            scheduling_strategy="SPREAD",
+            scheduling_strategy=in_group() or "SPREAD",
             max_restarts=0,
             runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
             **UNRECORDED,
@@ -99,7 +100,7 @@ class RayPool:
     def __init__(
         self,
         experiment: Experiment,
-        data: Any,
+        data: StoredData,
         actors: Sequence[Any],
         states: StateFolder,
         note: Callable[[str], None],

@@ -230,7 +230,9 @@ class Simulation:
         log |= {name: list(values) for name, values in server.client_scalars.items()}
         every, evaluation = self.config.run.eval_every, None
         if number == self.experiment.rounds or (every and number % every == 0):
-            evaluation = Evaluation(self.algorithm, server, self.data, self.pool, self.states)
+            evaluation = Evaluation(
+                self.algorithm, server, self.data, self.pool, self.states, self.config.run.eval_test
+            )
         return _Finished(row, log, evaluation)
 
     def _cohort(self, number: int) -> Cohort:

@@ -18,7 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import yaml
 
-from fedray.config import Config
+from fedray.config import Config, documented_keys, flat
 from fedray.errors import UserError
 
 if TYPE_CHECKING:
@@ -146,18 +146,27 @@ class RunFolder:
             raise UserError(f"can't write to {self.path}: {error.strerror}") from None
 
     def write(self, name: str, text: str) -> None:
-        """A whole file, or the old one: never a half-written one."""
-        staging = self.path / f".{name}.{os.getpid()}"
-        with staging.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        staging.rename(self.path / name)
+        """Write a file of the folder, as :func:`write_whole` does."""
+        write_whole(self.path / name, text)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A whole file, or the old one: never a half-written one."""
+    staging = path.with_name(f".{path.name}.{os.getpid()}")
+    with staging.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    staging.rename(path)
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The dotted keys whose values differ, of those that can change a result."""
-    a, b = _flat(old), _flat(new)
+    """The dotted keys whose values differ, of those that can change a result.
+
+    A key that did not exist when ``old`` was written had its default.
+    """
+    defaults = {key: default for key, default, *_ in documented_keys()}
+    a, b = defaults | flat(old), defaults | flat(new)
     vectorized = b.get("engine.vectorize") is True
 
     def matters(key: str) -> bool:
@@ -167,16 +176,6 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         return key not in IGNORED
 
     return [key for key in sorted({*a, *b}) if matters(key) and a.get(key) != b.get(key)]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

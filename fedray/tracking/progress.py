@@ -52,7 +52,7 @@ class Display:
         elif number in (self._first + 1, self._rounds) or now - self._shown >= PLAIN_SECONDS:
             self._shown = now
             left = (self._rounds - number) * (now - self._began) / max(number - self._first, 1)
-            self.say(f"round {number}/{self._rounds}  {status}  {_clock(left)} left")
+            self.say(f"round {number}/{self._rounds}  {status}  {clock(left)} left")
 
     def stop(self) -> None:
         if self._bar:
@@ -64,13 +64,15 @@ def _numbers(metrics: Mapping[str, Any]) -> str:
     shown = [
         ("train_loss", "loss", ".4f"),
         ("test_accuracy", "accuracy", ".4f"),
+        ("validation_accuracy", "validation", ".4f"),
         ("personalized_accuracy", "personal", ".4f"),
         ("representation_accuracy", "representation", ".4f"),
     ]
     return "  ".join(f"{word} {metrics[key]:{form}}" for key, word, form in shown if metrics.get(key) is not None)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from fedray.config import flat
 from fedray.tracking.folder import COLUMNS, ClientsFile, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
@@ -79,7 +80,7 @@ class Recorder:
         summary = summarize(metrics, status, self.folder.config.run.targets) | facts
         summary |= {"versions": versions(), "machine": self.machine}
         self._events.hyper_parameters(
-            _flat(self.folder.config.model_dump(mode="json")),
+            flat(self.folder.config.model_dump(mode="json")),
             {f"final/{key}": summary[key] for key in ("final_accuracy", "best_accuracy") if summary[key] is not None},
         )
         self._events.flush()
@@ -134,10 +135,3 @@ def versions() -> dict[str, str]:
 
 def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat

@@ -1,1 +1,20 @@
-"""Hyper-parameter search: spaces, trials on Ray Tune, studies in Optuna's storage."""
+"""Hyper-parameter search: spaces, trials on Ray Tune, studies in Optuna's storage.
+
+:func:`tune` does it all. It is imported when it is first used, with Optuna, so that the command line answers before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedray.tuning.driver import SweepResult, tune
+
+__all__ = ["SweepResult", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'fedray.tuning' has no attribute {name!r}")
+    return getattr(importlib.import_module("fedray.tuning.driver"), name)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,13 @@ class Space:
                 except (KeyError, ValueError):
                     return None
         return kept
+
+    def extremes(self, base: Mapping[str, Any]) -> Iterator[Values]:
+        """Values that must be possible: each key's ends, or all of a list, where the others are as in ``base``."""
+        for parameter in self.parameters:
+            others = {key: values[0] for key, values in parameter.when if not parameter.active(base)}
+            for value in parameter.values or (parameter.low, parameter.high):
+                yield {**others, parameter.key: int(value) if parameter.kind == "int" else value}
 
     @property
     def is_grid(self) -> bool:

@@ -46,7 +46,8 @@ class Asked:
 class Study:
     """``space`` searched in the study ``name`` of ``storage``; ``base``: the keys that are not searched.
 
-    ``directions``: maximize or minimize, for each objective. ``first``: values that are tried before any other.
+    ``directions``: maximize or minimize, for each objective. ``first``: values that are tried before any other, as far
+    as they are in the space.
     """
 
     def __init__(
@@ -72,15 +73,27 @@ class Study:
         self._running: dict[int, Trial] = {}
         self._left = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
         if not self.trials:
-            grid = space.grid(base) if sampler == "grid" else []
-            for values in [*first, *(values for values in grid if values not in first)]:
-                if (stored := space.stored(values)) is not None:
-                    self._study.enqueue_trial(stored)
+            grid = [{**base, **values} for values in space.grid(base)] if sampler == "grid" else []
+            queue: list[Values] = []
+            for values in (*first, *grid):
+                if (stored := space.stored(values)) is not None and stored not in queue:
+                    queue.append(stored)
+            for stored in queue:
+                self._study.enqueue_trial(stored)
 
     @property
     def trials(self) -> list[FrozenTrial]:
         """All trials, by number; those in a queue too."""
         return self._study.get_trials(deepcopy=False)
+
+    @property
+    def interrupted(self) -> int:
+        """How many trials were running when an earlier process died, and have not been handed out again."""
+        return len(self._left)
+
+    def best(self) -> list[FrozenTrial]:
+        """The best trial, or the Pareto front of several objectives; empty as long as none is complete."""
+        return self._study.best_trials if self.count(TrialState.COMPLETE) else []
 
     def count(self, *states: TrialState) -> int:
         """How many trials are in one of ``states``."""
@@ -101,12 +114,14 @@ class Study:
         self._running[trial.number] = trial
         return Asked(trial.number, values)
 
-    def report(self, number: int, step: int, value: float) -> bool:
-        """An intermediate value of a running trial at ``step``; whether it should be pruned."""
+    def report(self, number: int, steps: Sequence[int], value: float) -> bool:
+        """The intermediate value of a running trial at ``steps``; whether it should be pruned."""
         trial = self._running[number]
         # a trial that went on from a checkpoint reports again what is recorded
-        if step not in self._study.get_trials(deepcopy=False)[number].intermediate_values:
-            trial.report(value, step)
+        known = self._study.get_trials(deepcopy=False)[number].intermediate_values
+        for step in steps:
+            if step not in known:
+                trial.report(value, step)
         return trial.should_prune()
 
     def complete(self, number: int, values: Sequence[float]) -> None:
@@ -136,6 +151,15 @@ class Study:
             self._study.enqueue_trial(trial.params, user_attrs={"retries": trial.number})
         return len(failed)
 
+    def wanted(self, trials: int) -> int:
+        """How many trials there are to be of a sweep of ``trials``: those that are tried again come on top."""
+        return trials + sum("retries" in trial.user_attrs for trial in self.trials)
+
+    def left(self, trials: int) -> int:
+        """How many are still to be handed out."""
+        begun = len(self.trials) - self.count(TrialState.WAITING)
+        return max(0, self.wanted(trials) - begun) + self.interrupted
+
     def _make_sampler(self, asked: int) -> BaseSampler:
         seed = self.seed * 1_000_003 + asked
         if self.sampler == "tpe":
@@ -149,22 +173,29 @@ class Study:
         return RandomSampler(seed=seed)
 
 
-@contextlib.contextmanager
-def journal(path: Path) -> Iterator[BaseStorage]:
-    """A study's storage in a file, for this process alone as long as it is open.
+def values_of(trial: FrozenTrial) -> Values:
+    """What was sampled for a trial that has been handed out."""
+    return json.loads(trial.user_attrs[VALUES])
 
-    Raises :class:`UserError` if another process has it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{path}.owner", "ab") as owner:
+
+@contextlib.contextmanager
+def owned(lock: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same file out; :class:`UserError` if one is in."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as file:
         try:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{path.parent}: another process runs this sweep") from None
-        # left by a process that was killed while it wrote
-        Path(f"{path}.lock").unlink(missing_ok=True)
-        _cut_torn_line(path)
-        yield JournalStorage(JournalFileBackend(str(path)))
+            raise UserError(f"{lock.parent}: another process runs this sweep") from None
+        yield
+
+
+def journal(path: Path) -> BaseStorage:
+    """A study's storage in a file, for one process at a time: :func:`owned` keeps the others out."""
+    # left by a process that was killed while it wrote
+    Path(f"{path}.lock").unlink(missing_ok=True)
+    _cut_torn_line(path)
+    return JournalStorage(JournalFileBackend(str(path)))
 
 
 def _cut_torn_line(path: Path) -> None:

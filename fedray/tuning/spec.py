@@ -1,0 +1,266 @@
+"""What a sweep is asked to do: a space file, checked.
+
+about: what is searched, and whose grid it is
+base: {algorithm.name: fedprox, data.source: mnist, run.iterations: 400}   # or the name of a config file
+spaces:
+  wide: {algorithm.mu: {loguniform: [0.0001, 1]}}
+  paper: {algorithm.mu: {grid: [0.001, 0.01, 0.1]}}
+environments: {data.partition.alpha: [0.1, 1]}    # a sweep of its own for each value
+first: [{algorithm.mu: 0.1}]                      # tried after the base itself, and before any other
+tune: {space: wide, trials: 30}                   # TuneConfig
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fedray.config import Auto, Section, Whole, assign, check, expand, flat, read, read_file
+from fedray.errors import UserError, near_miss
+from fedray.tuning.space import Space, Values, read_space
+
+SPACES = Path(__file__).parent.parent / "tune_spaces"
+"""The space files that come with fedray."""
+
+OBJECTIVES = (
+    "validation_accuracy", "train_loss", "train_accuracy", "bytes", "bytes_down", "bytes_up", "flops",
+    "virtual_seconds", "wall_seconds",
+)  # fmt: skip
+"""What can be optimised: columns of metrics.csv, and ``bytes``, both ways together."""
+
+OF_THE_TEST_SET = ("test_accuracy", "test_loss", "personalized_accuracy", "representation_accuracy")
+
+DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
+"""Keys that a sweep sets for each trial."""
+
+OF_ALL_TRIALS = ("data.source", "data.root", "engine.")
+"""Keys, or sections, that can't be searched: all trials have the same data and run on the same resources."""
+
+
+ALTERNATIVES = (
+    ("run.rounds", "run.iterations"),
+    ("train.local_steps", "train.local_epochs"),
+    ("train.cohort_size", "train.participation"),
+)
+"""Pairs of keys of which a configuration has one."""
+
+
+class PruneConfig(Section):
+    """When trials that do badly are given up."""
+
+    by: Literal["none", "asha", "median", "hyperband"] = Field(
+        "none", description="asha (successive halving), median (of the others), or hyperband"
+    )
+    axis: Literal["rounds", "bytes", "flops"] = Field(
+        "rounds", description="what trials are compared at equal amounts of, in percent of the base config's whole run"
+    )
+    grace: Whole = Field(10, ge=1, le=100, description="percent of the axis before the first decision")
+    reduction: Whole = Field(3, ge=2, description="asha, hyperband: one of so many goes on from each rung")
+    startup: Whole = Field(5, ge=1, description="median: trials before the first decision")
+
+
+class TuneConfig(Section):
+    """How a space is searched."""
+
+    name: str | None = Field(None, description="name of the sweep's folder; the space file's unless set")
+    output: str = Field("sweeps/", description="folder in which the sweep's folder is made")
+    space: str = Field("wide", description="which of the file's spaces")
+    objective: dict[str, Literal["max", "min"]] = Field(
+        {"validation_accuracy": "max"}, description="columns of metrics.csv (or bytes); several give a Pareto front"
+    )
+    trials: Whole | None = Field(None, ge=1, description="trials in all; 30, or the whole grid, unless set")
+    seeds: Whole = Field(1, ge=1, description="runs of a trial, with run.seed, run.seed + 1, ...: their mean counts")
+    search: Literal["tpe", "random", "grid", "cmaes", "nsga2"] | None = Field(
+        None, description="Optuna's sampler; grid where every key has one, else tpe, unless set"
+    )
+    seed: Whole = Field(0, ge=0, lt=2**31, description="seed of the search")
+    prune: PruneConfig = Field(default_factory=PruneConfig)
+    concurrency: Whole | Auto = Field("auto", description="trials at once; auto: as many as fit")
+    storage: str | None = Field(None, description="Optuna URL of the study; a journal in the sweep's folder unless set")
+    resume: Literal["auto"] | bool = Field(
+        "auto", description="auto: go on if it is there and the same; true: go on or fail; false: move the old folder"
+    )
+
+
+@dataclass(frozen=True)
+class SweepSpec:
+    """One sweep. ``base``: a configuration as dotted keys; ``described``: the space as the file has it."""
+
+    name: str
+    tune: TuneConfig
+    base: Mapping[str, Any]
+    described: Mapping[str, Any]
+    first: Sequence[Values] = ()
+
+    @property
+    def space(self) -> Space:
+        return read_space(self.described, f"{self.name}: spaces.{self.tune.space}")
+
+    @property
+    def search(self) -> str:
+        """The sampler's name."""
+        return self.tune.search or ("grid" if self.space.is_grid else "tpe")
+
+    def record(self) -> dict[str, Any]:
+        """The whole as a space file; reading it gives this sweep again."""
+        tune = self.tune.model_dump(mode="json", exclude={"name", "output", "resume"})
+        return {
+            "base": dict(self.base),
+            "spaces": {self.tune.space: dict(self.described)},
+            "first": [dict(values) for values in self.first],
+            "tune": tune,
+        }
+
+
+def known_spaces() -> dict[str, Path]:
+    """The space files that come with fedray, by name."""
+    return {path.stem: path for path in sorted(SPACES.glob("*.yaml"))}
+
+
+def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
+    """The sweeps that a space file (by path or name, or a mapping) describes: one, or one for each environment.
+
+    ``overrides``: ``key=value`` texts, for the base or for ``tune``. What was searched and is given a value is searched
+    no more. Raises :class:`UserError`.
+    """
+    path = None if isinstance(space, Mapping) else find_file(space, known_spaces(), "space file")
+    values = dict(space) if isinstance(space, Mapping) else read_file(find_file(space, known_spaces(), "space file"))
+    where = f"{path}: " if path else ""
+    known_sections(values, ("about", "base", "spaces", "environments", "first", "tune"), where)
+    given: dict[str, Any] = {}
+    for override in overrides:
+        assign(given, override)
+    tune = read_tune(values.get("tune"), given.pop("tune", {}), where)
+    fixed = flat(given)
+    base = overridden(read_base(values.get("base"), path, where), fixed)
+    spaces = section(values, "spaces", where)
+    if tune.space not in spaces:
+        raise UserError(f"tune.space: {where}there is no space {tune.space!r}{near_miss(tune.space, spaces)}")
+    described = {key: text for key, text in section(spaces, tune.space, f"{where}spaces.").items() if key not in fixed}
+    name = tune.name or (path.stem if path else base.get("algorithm.name", "sweep"))
+    return [
+        checked(
+            SweepSpec(
+                f"{name}/{label}" if label else name,
+                tune,
+                _with_equal_work({**base, **environment}, described),
+                described,
+                _first(values, where),
+            )
+        )
+        for label, environment in _environments(section(values, "environments", where), fixed, where)
+    ]
+
+
+def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
+    """The file called ``name``: one of ``known``, or a path."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    if str(name) in known:
+        return known[str(name)]
+    raise UserError(f"there is no {what} {name}{near_miss(str(name), known)}")
+
+
+def known_sections(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Refuse what a file should not have."""
+    for key in values:
+        if key not in known:
+            raise UserError(f"{where}there is no section {key!r}{near_miss(str(key), known)}")
+
+
+def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    """A mapping within ``values``, empty if it is not there."""
+    found = values.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise UserError(f"{where}{key} must be a section, not {found!r}")
+    return found
+
+
+def read_tune(of_file: Any, given: Mapping[str, Any], where: str) -> TuneConfig:
+    """The section ``tune`` of a file, under what was given on the command line."""
+    written = expand(section({"tune": of_file}, "tune", where))
+    objective = given.get("objective", written.get("objective"))
+    if isinstance(objective, str):
+        objective = {objective: "max"}
+    both = expand(flat(_without(written, "objective")) | flat(_without(given, "objective")))
+    if objective is not None:
+        both["objective"] = objective
+    tune = check(TuneConfig, both, where, "tune.")
+    for name in tune.objective:
+        if name in OF_THE_TEST_SET:
+            raise UserError(
+                f"tune.objective: {name} is of the test set, which is for the winners alone; use validation_accuracy"
+            )
+        if name not in OBJECTIVES:
+            raise UserError(f"tune.objective: there is no column {name!r}{near_miss(name, OBJECTIVES)}")
+    if len(tune.objective) > 1 and tune.prune.by != "none":
+        raise UserError(f"tune.prune.by={tune.prune.by} goes with one objective, not with {len(tune.objective)}")
+    if not tune.objective:
+        raise UserError("tune.objective must name at least one column, as in {validation_accuracy: max}")
+    return tune
+
+
+def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}
+
+
+def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
+    """A configuration, given as such or as a file's name (beside the space file, or from here), as dotted keys."""
+    if not isinstance(base, str):
+        return flat(expand(section({"base": base}, "base", where)))
+    beside = path.parent / base if path else Path(base)
+    return flat(read(beside if beside.is_file() else base)[0])
+
+
+def overridden(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with what is set in ``by``, of which some says the same in another way."""
+    said = {other for pair in ALTERNATIVES for key, other in (pair, pair[::-1]) if by.get(key) is not None}
+    return {key: value for key, value in base.items() if key not in said} | dict(by)
+
+
+def _environments(
+    described: Mapping[str, Any], fixed: Mapping[str, Any], where: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A label and the keys of each environment; one without any where there are none."""
+    free = {str(key): values for key, values in described.items() if key not in fixed}
+    for key, values in free.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{where}environments: {key} needs a list of values, not {values!r}")
+    for values in itertools.product(*free.values()):
+        environment = dict(zip(free, values, strict=True))
+        yield ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in environment.items()), environment
+
+
+def _first(values: Mapping[str, Any], where: str) -> list[Values]:
+    first = values.get("first") or []
+    if not isinstance(first, list) or not all(isinstance(each, Mapping) for each in first):
+        raise UserError(f"{where}first must be a list of values to try, as in [{{algorithm.mu: 0.1}}]")
+    return [dict(each) for each in first]
+
+
+def _with_equal_work(base: dict[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+    """Where local steps are searched, all trials make the same number of iterations, not of rounds."""
+    if "train.local_steps" not in described or base.get("run.iterations") is not None:
+        return base
+    rounds, steps = base.get("run.rounds") or 50, base.get("train.local_steps") or 20
+    return overridden(base, {"run.iterations": rounds * steps})
+
+
+def checked(spec: SweepSpec) -> SweepSpec:
+    """``spec``, if nothing is asked for that a sweep decides itself, or that can't be searched."""
+    for key in DECIDED:
+        if key in spec.base or key in spec.described:
+            instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
+            raise UserError(f"{spec.name}: {key} is set by the sweep" + (f"; use {instead}" if instead else ""))
+    for key in spec.described:
+        if key.startswith(OF_ALL_TRIALS):
+            raise UserError(f"{spec.name}: {key} can't be searched: all trials have the same data and resources")
+    if spec.search == "grid" and not spec.space.is_grid:
+        raise UserError(f"tune.search=grid: {spec.name}: every key needs a list (grid or choice); use tpe")
+    return spec

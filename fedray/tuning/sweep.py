@@ -1,0 +1,284 @@
+"""A sweep as its driver sees it: which trials are run, what they have reached, and the record of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.storages import BaseStorage
+
+from fedray.config import expand, flat, load, read_file
+from fedray.data.federated import FederatedData
+from fedray.errors import UserError
+from fedray.resolve import Own, resolve
+from fedray.tracking.folder import differing_keys, write_whole
+from fedray.tuning.axis import STEPS, budget_of, mean, value_of
+from fedray.tuning.space import Values
+from fedray.tuning.spec import PruneConfig, SweepSpec, TuneConfig, overridden
+from fedray.tuning.study import Study, journal, opened, owned, values_of
+from fedray.tuning.trial import Assignment, Message, Round, RunEnd
+from fedray.tuning.view import View
+
+TRIALS = 30
+"""Trials of a sweep, unless it says otherwise or is a grid."""
+
+EFFORT = ("trials", "concurrency", "storage", "name", "output", "resume")
+"""Keys of TuneConfig that may differ when a sweep goes on."""
+
+BASE = {"run.log_clients": False}
+"""What trials have unless the base says otherwise."""
+
+
+@dataclass
+class Progress:
+    """A running trial: the last value of its objective in each run, and the step that it has reached."""
+
+    values: Values
+    finals: list[list[float]] = field(default_factory=list)
+    value: float = math.nan
+    step: int = 0
+    diverged: bool = False
+
+
+class Sweep:
+    """Hands out trials and takes their messages; every fact goes into the study once.
+
+    ``base``: the configuration of all trials but for what is searched, as dotted keys; ``engine``: what the cluster
+    adds to it. ``budget``: the whole of the axis on which trials are compared.
+    """
+
+    def __init__(self, spec: SweepSpec, folder: Path, study: Study, base: Mapping[str, Any], budget: float) -> None:
+        self.spec, self.folder, self.study, self.base, self.budget = spec, folder, study, base, budget
+        self.objectives = list(spec.tune.objective)
+        self.engine: Mapping[str, Any] = {}
+        self.running: dict[int, Progress] = {}
+        self.total = trials_of(spec)
+        self.show = View(quiet=True)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def finished(self) -> bool:
+        return not self.running and not self.study.left(self.total)
+
+    def next(self) -> Assignment | None:
+        """A trial to run; None if none is left."""
+        if not self.study.left(self.total):
+            return None
+        asked = self.study.ask()
+        self.running[asked.number] = Progress(asked.values)
+        return self.assignment(asked.number, asked.values)
+
+    def done(self, trial: Progress) -> float:
+        """How much of the axis a running trial has behind it, from 0 to 1."""
+        return trial.step / (STEPS * self.spec.tune.seeds)
+
+    def assignment(self, number: int, values: Values) -> Assignment:
+        tune = self.spec.tune
+        base = overridden(self.base, values) | dict(self.engine)
+        first_seed = int(base.get("run.seed") or 0)
+        runs = [
+            base
+            | {"run.output": str(self.trial_folder(number)), "run.name": f"seed-{seed}", "run.seed": seed}
+            | {"run.resume": "auto", "run.eval_test": False}
+            for seed in range(first_seed, first_seed + tune.seeds)
+        ]
+        return Assignment(str(number), runs, self.objectives[0], tune.prune.axis, self.budget)
+
+    def trial_folder(self, number: int) -> Path:
+        return self.folder / "trials" / f"{number:04d}"
+
+    def hear(self, key: str, message: Message) -> bool:
+        """Take a message of a running trial; whether the trial is to stop."""
+        number = int(key)
+        trial = self.running[number]
+        if isinstance(message, Round):
+            return self._round(number, trial, message)
+        if isinstance(message, RunEnd):
+            trial.diverged |= message.status == "diverged"
+            trial.finals.append([value_of(message.row, name) for name in self.objectives])
+            return False
+        if message.error is not None:
+            self.failed(key, message.error)
+        elif trial.diverged:
+            self.study.complete(number, [math.nan] * len(self.objectives))
+            self._ended(number, "diverged")
+        else:
+            values = [mean(column) for column in zip(*trial.finals, strict=True)]
+            self.study.complete(number, values)
+            trial.value = values[0]
+            self._ended(number, "complete")
+            self.write_best()
+        return False
+
+    def _round(self, number: int, trial: Progress, message: Round) -> bool:
+        value = value_of(message.row, self.objectives[0])
+        trial.value = mean([*(final[0] for final in trial.finals), value])
+        trial.step = message.run * STEPS + message.steps[-1]
+        if len(self.objectives) > 1:
+            return False
+        stop = self.study.report(number, [message.run * STEPS + step for step in message.steps], trial.value)
+        if stop:
+            self.study.prune(number)
+            self._ended(number, "pruned")
+        else:
+            self.show.progress()
+        return stop
+
+    def write_best(self) -> None:
+        """best.yaml, or one file for each trial of the Pareto front: configurations for ``fedray run``."""
+        best = self.study.best()
+        single = len(self.objectives) == 1
+        names = {"best.yaml" if single else f"best-{trial.number:04d}.yaml": trial for trial in best}
+        for name, trial in names.items():
+            settings = overridden(self.base, values_of(trial)) | {"run.name": f"{self.folder.name}-{trial.number}"}
+            settings.pop("run.log_clients")
+            write_whole(self.folder / name, yaml.safe_dump(expand(settings), sort_keys=False))
+        for old in set(self.folder.glob("best*.yaml")) - {self.folder / name for name in names}:
+            old.unlink()
+
+    def lost(self, key: str, error: str) -> None:
+        """The process of a running trial died; the trial goes on from its last checkpoint."""
+        self.running[int(key)] = Progress(self.running[int(key)].values)
+        self.show.say(f"{self.name}: trial {key}: {error}; it goes on from its last checkpoint")
+
+    def failed(self, key: str, error: str) -> None:
+        """A running trial can't be ended."""
+        number = int(key)
+        folder = self.trial_folder(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "error.txt", error.rstrip() + "\n")
+        self.study.fail(number, error)
+        self._ended(number, "failed")
+        self.show.say(f"{self.name}: trial {number} failed: {error.strip().splitlines()[-1]} ({folder / 'error.txt'})")
+
+    def _ended(self, number: int, how: str) -> None:
+        trial = self.running.pop(number)
+        self.show.ended(self, number, trial, how)
+
+
+def trials_of(spec: SweepSpec) -> int:
+    """How many trials a sweep has."""
+    if spec.tune.trials is not None:
+        return spec.tune.trials
+    return len(spec.space.grid(spec.base)) if spec.search == "grid" else TRIALS
+
+
+@contextlib.contextmanager
+def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
+    """The sweep of ``spec`` at the trial that its folder has reached; ``own`` holds the data set.
+
+    Raises :class:`UserError` for what can't be searched as asked, or if the folder belongs to another sweep or process.
+    """
+    spec = with_validation(spec, own)
+    base = {**BASE, **spec.base}
+    experiment, data = resolve(load(base), own)
+    _check_objectives(spec, data)
+    _check_values(spec, base, own)
+    folder = folder_of(spec)
+    with owned(folder.parent / f".{folder.name}.lock"):
+        _prepare(folder, spec)
+        tune, prune = spec.tune, spec.tune.prune
+        resolved = flat(experiment.config.model_dump(mode="json"))
+        study = Study(
+            storage=storage_of(spec),
+            name=spec.name,
+            space=spec.space,
+            base=resolved,
+            directions=["maximize" if way == "max" else "minimize" for way in tune.objective.values()],
+            sampler=spec.search,
+            pruner=pruner(prune, tune.seeds),
+            seed=tune.seed,
+            first=[resolved, *({**resolved, **values} for values in spec.first)],
+        )
+        yield Sweep(spec, folder, study, base, budget_of(experiment, data, prune.axis))
+
+
+def folder_of(spec: SweepSpec) -> Path:
+    return Path(spec.tune.output).absolute() / spec.name
+
+
+def storage_of(spec: SweepSpec) -> BaseStorage:
+    """Where the study is kept."""
+    return opened(spec.tune.storage) if spec.tune.storage else journal(folder_of(spec) / "study.journal")
+
+
+def pruner(prune: PruneConfig, seeds: int) -> BasePruner:
+    """Optuna's pruner, on steps of :data:`STEPS` to a run."""
+    grace = max(1, round(prune.grace / 100 * STEPS))
+    if prune.by == "asha":
+        return SuccessiveHalvingPruner(min_resource=grace, reduction_factor=prune.reduction)
+    if prune.by == "hyperband":
+        return HyperbandPruner(min_resource=grace, max_resource=STEPS * seeds, reduction_factor=prune.reduction)
+    if prune.by == "median":
+        return MedianPruner(n_startup_trials=prune.startup, n_warmup_steps=grace)
+    return NopPruner()
+
+
+def with_validation(spec: SweepSpec, own: Own) -> SweepSpec:
+    """``spec`` with a validation set: a tenth of the training set unless the base says otherwise."""
+    assert own.source is not None
+    if "data.validation_samples" in spec.base or "data.validation_samples" in spec.described:
+        return spec
+    return replace(spec, base={**spec.base, "data.validation_samples": len(own.source.y_train) // 10})
+
+
+def _check_objectives(spec: SweepSpec, data: FederatedData) -> None:
+    if "virtual_seconds" in spec.tune.objective:
+        raise UserError("tune.objective: virtual_seconds is not recorded without a virtual clock; use bytes or flops")
+    if "train_accuracy" in spec.tune.objective and not len(data.train_subset):
+        raise UserError("tune.objective: train_accuracy needs run.eval_train_samples, the samples to evaluate it on")
+    if "validation_accuracy" in spec.tune.objective and not len(data.validation):
+        raise UserError("tune.objective: validation_accuracy needs data.validation_samples, a tenth of all unless set")
+
+
+def _check_values(spec: SweepSpec, base: Mapping[str, Any], own: Own) -> None:
+    """All ends of ranges and listed values must make a configuration, before anything is run."""
+    for values in (*spec.space.extremes(base), *spec.first):
+        try:
+            resolve(load(overridden(base, values)), own)
+        except UserError as error:
+            shown = ", ".join(f"{key}={value}" for key, value in values.items())
+            raise UserError(f"{spec.name}: spaces.{spec.tune.space} with {shown}: {error}") from None
+
+
+def _prepare(folder: Path, spec: SweepSpec) -> None:
+    """Make the sweep's folder, or go on in it."""
+    path, resume = folder / "sweep.yaml", spec.tune.resume
+    if resume is False and folder.exists():
+        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))
+    if not path.exists():
+        if resume is True:
+            raise UserError(f"tune.resume=true, but there is no sweep in {folder}; use tune.resume=auto")
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} exists and is not a sweep's folder: choose another tune.name or tune.output")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"can't write to tune.output={spec.tune.output}: {error.strerror}") from None
+    else:
+        differ = _differing(read_file(path), spec.record())
+        if differ:
+            raise UserError(
+                f"{folder} holds another sweep ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): use "
+                "tune.resume=false to start over (the old one is kept), or another tune.name"
+            )
+    write_whole(path, yaml.safe_dump(spec.record(), sort_keys=False))
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The keys in which two sweeps differ that can't be taken for one."""
+    a, b = (dict(each["tune"]) for each in (old, new))
+    tune = [f"tune.{key}" for key in TuneConfig.model_fields if key not in EFFORT and a.get(key) != b.get(key)]
+    others = [key for key in ("spaces", "first") if old.get(key) != new.get(key)]
+    return [*tune, *others, *differing_keys(expand(old["base"]), expand(new["base"]))]

@@ -1,0 +1,124 @@
+"""A trial where it is computed: its runs, one after another, each in a folder of its own. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedray.errors import ClientError, UserError
+from fedray.tuning.axis import reached, value_of
+
+
+class Assignment(NamedTuple):
+    """What is to be run: ``runs`` are configurations with dotted keys, one per seed. ``key`` names it among all.
+
+    Rounds in which ``objective`` was evaluated are told when they reach a further step of ``axis``, whose whole is
+    ``budget``.
+    """
+
+    key: str
+    runs: Sequence[Mapping[str, Any]]
+    objective: str
+    axis: str
+    budget: float
+
+
+class Round(NamedTuple):
+    """A round of run number ``run`` of the trial: its row of metrics.csv, and the steps of the axis that it reached."""
+
+    run: int
+    steps: Sequence[int]
+    row: Mapping[str, Any]
+
+
+class RunEnd(NamedTuple):
+    """A run's end: its status, and its last row of metrics.csv."""
+
+    run: int
+    status: str
+    row: Mapping[str, Any]
+
+
+class TrialEnd(NamedTuple):
+    """The end of a trial: what went wrong, if it did not run through."""
+
+    error: str | None
+
+
+Message = Round | RunEnd | TrialEnd
+
+Tell = Callable[[Message], bool]
+"""Hands a message over; gives whether the trial is to stop."""
+
+
+def carry_out(assignment: Assignment, own: Mapping[str, Any], tell: Tell) -> None:
+    """Run all runs; those that are finished in their folders are read, and unfinished ones go on.
+
+    ``own`` are :func:`fedray.simulate`'s further arguments.
+    """
+    from fedray.simulation import simulate
+
+    for number, settings in enumerate(assignment.runs):
+        before = 0
+
+        def on_round(report: Any, run: int = number) -> bool:
+            nonlocal before
+            row = dict(report.metrics)
+            now = reached(row, assignment.axis, assignment.budget)
+            if now == before or math.isnan(value_of(row, assignment.objective)):
+                return False
+            last, before = before, now
+            return tell(Round(run, range(last + 1, now + 1), row))
+
+        result = simulate(settings, callbacks=[on_round], **own)
+        status = result.summary["status"]
+        rows = result.metrics
+        last_row: Any = rows.iloc[-1].to_dict() if len(rows) else {}
+        if status == "interrupted" or tell(RunEnd(number, status, last_row)) or status == "diverged":
+            return
+
+
+class Running:
+    """A trial in a thread of its own, which waits after each message until the next one is asked for."""
+
+    def __init__(self, assignment: Assignment, own: Mapping[str, Any]) -> None:
+        self._assignment, self._own = assignment, own
+        self._messages: queue.Queue[Message] = queue.Queue()
+        self._answers: queue.Queue[bool] = queue.Queue()
+        self._asked = False
+        self._thread = threading.Thread(target=self._run, name=assignment.key, daemon=True)
+        self._thread.start()
+
+    def next(self) -> Message:
+        """The next message; the trial goes on from the one before."""
+        if self._asked:
+            self._answers.put(False)
+        self._asked = True
+        return self._messages.get()
+
+    def stop(self) -> None:
+        """Let the run end after the round in progress, with a checkpoint, and wait for that."""
+        self._answers.put(True)
+        self._thread.join()
+
+    def _tell(self, message: Message) -> bool:
+        self._messages.put(message)
+        answer = self._answers.get()
+        if answer:
+            # whatever else is told gets the same answer
+            self._answers.put(True)
+        return answer
+
+    def _run(self) -> None:
+        error = None
+        try:
+            carry_out(self._assignment, self._own, self._tell)
+        except (UserError, ClientError) as known:
+            error = str(known)
+        except BaseException:
+            error = traceback.format_exc()
+        self._messages.put(TrialEnd(error))
