@@ -82,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     _experiment_arguments(run)
     run.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     run.add_argument("--profile", action="store_true", help="say where the rounds' time went (engine.profile=true)")
+    run.add_argument(
+        "--from-trial", metavar="DIR", help="run a trial of a sweep (sweeps/NAME/trials/0007) alone, and compare"
+    )
     run.set_defaults(function=_run)
     search = "search hyper-parameters on Ray, or go on with a search"
     tune = commands.add_parser(
@@ -98,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a space file, or the name of one that comes with fedray; and overrides, of the base config or of tune.*",
     )
     tune.add_argument("--retry-failed", action="store_true", help="try trials that failed once more")
+    tune.add_argument(
+        "--report", action="store_true", help="run nothing: tables and pictures of the trials so far, in report/"
+    )
     tune.set_defaults(function=_tune)
     spread = "show how the data are spread over the clients"
     data = commands.add_parser("data", help=spread, description=spread, epilog="Keys: see fedray keys.")
@@ -158,6 +164,8 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.profile:
         options.settings.append("engine.profile=true")
+    if options.from_trial:
+        return _rerun(options)
     config = _load(options)
     if options.print_config:
         from fedray.resolve import dump, resolve
@@ -187,17 +195,42 @@ def _run(options: argparse.Namespace) -> int:
     return EXIT_DIVERGED if summary["status"] == "diverged" else 0
 
 
+def _rerun(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from fedray.rerun import rerun
+    from fedray.tracking.progress import Display
+
+    display = Display()
+    display.say("fedray: loading ...")
+    files = [text for text in options.settings if "=" not in text]
+    if files:
+        raise UserError(f"--from-trial has the trial's own configuration: no file beside it, not {files[0]}")
+    done = rerun(Path(options.from_trial), options.settings, display)
+    for each in done:
+        verdict = f"{', '.join(each.differ)} differ" if each.differ else "identical"
+        display.say(f"{each.original} and {each.result.folder}: {each.rounds} rounds, {verdict}")
+    return 1 if any(each.differ for each in done) else 0
+
+
 def _tune(options: argparse.Namespace) -> int:
-    from fedray.tuning import tune
-    from fedray.tuning.spec import known_spaces
-    from fedray.tuning.view import View
+    from fedray.tuning.spec import known_spaces, read_sweeps
 
     files = [text for text in options.settings if "=" not in text]
     if len(files) != 1:
         raise UserError(f"give one space file, or one of: {', '.join(known_spaces())}")
+    overrides = [text for text in options.settings if "=" in text]
+    if options.report:
+        from fedray.tuning.report import write_report
+
+        for spec in read_sweeps(files[0], overrides):
+            print("\n".join(f"wrote {path}" for path in write_report(spec)))
+        return 0
+    from fedray.tuning import tune
+    from fedray.tuning.view import View
+
     view = View()
     view.say("fedray: loading ...")
-    overrides = [text for text in options.settings if "=" in text]
     results = tune(files[0], overrides, retry_failed=options.retry_failed, view=view)
     for result in results:
         for path in result.best:

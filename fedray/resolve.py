@@ -41,6 +41,10 @@ client after another: below it a step is bound by the dispatch of operations (lo
 by arithmetic. Measured by analysis/benchmarks/chunks.py."""
 
 
+ROUNDS, LOCAL_STEPS = 50, 20
+"""Rounds, and local steps of each, where nothing is said of them."""
+
+
 @dataclass(frozen=True)
 class Own:
     """What a user hands to :func:`fedray.simulate` instead of naming it in the config."""
@@ -135,9 +139,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     vectorize, chunk = _stacks(
         config, device, facts.flops * size, cohort_size, lambda: stackable(first, loss, torch.zeros(2, *shape))
     )
-    rounds = config.run.rounds or (
-        config.run.iterations // (training.local_steps or 1) if config.run.iterations else 50
-    )
+    rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
     source_name = source.name if own.source else config.data.source
     algorithm_name = config.algorithm.name
@@ -167,6 +169,13 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     )  # fmt: skip
     experiment.build_model()
     return experiment, data
+
+
+def rounds_of(config: Config) -> int:
+    """The number of rounds R."""
+    if config.run.iterations is not None:
+        return config.run.iterations // (config.train.local_steps or LOCAL_STEPS)
+    return config.run.rounds or ROUNDS
 
 
 def dump(config: Config) -> str:
@@ -321,7 +330,7 @@ def _training(config: Config) -> LocalTraining:
     return LocalTraining(
         seed=config.run.seed,
         batch_size=None if train.batch_size == "full" else train.batch_size,
-        local_steps=None if epochs is not None else train.local_steps or 20,
+        local_steps=None if epochs is not None else train.local_steps or LOCAL_STEPS,
         local_epochs=epochs,
         momentum=train.momentum,
         weight_decay=train.weight_decay,

@@ -31,9 +31,9 @@ class SweepResult:
     @property
     def trials(self) -> pd.DataFrame:
         """A row per trial: what was sampled, what was reached."""
-        from fedray.tuning.report import read_trials
+        from fedray.tuning.report import trial_table
 
-        return read_trials(self.folder)
+        return trial_table(self.folder)
 
     @property
     def best(self) -> list[Path]:
@@ -67,7 +67,9 @@ def tune(
     view = view or View(quiet=True)
     specs = read_sweeps(space, overrides)
     given = {"model": model, "loss": loss, "metrics": metrics}
-    with RayStart(load(specs[0].base).engine, view.say, at_once=True) as start:
+    with RayStart(
+        load(specs[0].base).engine, view.say, at_once=not all(spec.folder.exists() for spec in specs)
+    ) as start:
         own = own_of(specs[0], data, test, client_column, label_column, given)
         return run_sweeps(specs, own, given, start, view, retry_failed)
 
@@ -107,6 +109,9 @@ def run_sweeps(
             if retry_failed and (again := sweep.study.retry_failed()):
                 view.say(f"{sweep.name}: {again} failed trial{'s are' if again > 1 else ' is'} tried again")
         unfinished = [sweep for sweep in sweeps if not sweep.finished]
+        for sweep in sweeps:
+            if sweep.finished:
+                view.say(f"{sweep.name} is finished already: {len(sweep.study.trials)} trials -> {sweep.folder}")
         interrupted = bool(unfinished) and _run(unfinished, own, given, start, view)
         for sweep in sweeps:
             sweep.write_best()
@@ -121,6 +126,7 @@ def _run(sweeps: Sequence[Sweep], own: Own, given: Mapping[str, Any], start: Ray
     from fedray.tuning.resources import at_once, bundles_of, engine_of_trials
     from fedray.tuning.runner import Interrupted, run_trials
     from fedray.tuning.several import Several
+    from fedray.tuning.study import ENDED
 
     asked = sweeps[0].spec.tune.concurrency
     limit = None if asked == "auto" else asked
@@ -134,7 +140,7 @@ def _run(sweeps: Sequence[Sweep], own: Own, given: Mapping[str, Any], start: Ray
         view.say(line)
     for sweep in sweeps:
         study = sweep.study
-        done = len(study.trials) - study.left(sweep.total)
+        done = study.count(*ENDED)
         view.say(
             f"{sweep.name}: {study.wanted(sweep.total)} trials of {sweep.spec.base.get('algorithm.name', 'pfedmo')}"
             + (f", {done} done before" if done > 0 else "")

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import Field
 
@@ -26,6 +26,9 @@ from fedray.tuning.space import Space, Values, read_space
 
 SPACES = Path(__file__).parent.parent / "tune_spaces"
 """The space files that come with fedray."""
+
+RECORD = "sweep.yaml"
+"""What a sweep was asked to do, in its folder: a space file of its own."""
 
 OBJECTIVES = (
     "validation_accuracy", "train_loss", "train_accuracy", "bytes", "bytes_down", "bytes_up", "flops",
@@ -113,8 +116,12 @@ class SweepSpec:
             "base": dict(self.base),
             "spaces": {self.tune.space: dict(self.described)},
             "first": [dict(values) for values in self.first],
-            "tune": tune,
+            "tune": {"name": self.name, **tune},
         }
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.tune.output).absolute() / self.name
 
 
 def known_spaces() -> dict[str, Path]:
@@ -129,7 +136,10 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     no more. Raises :class:`UserError`.
     """
     path = None if isinstance(space, Mapping) else find_file(space, known_spaces(), "space file")
-    values = dict(space) if isinstance(space, Mapping) else read_file(find_file(space, known_spaces(), "space file"))
+    values = read_file(path) if path else dict(cast(Mapping[str, Any], space))
+    if path and path.name == RECORD:
+        # a sweep that was moved with its folder is where it is
+        values["tune"]["output"] = str(path.absolute().parents[len(Path(values["tune"]["name"]).parts)])
     where = f"{path}: " if path else ""
     known_sections(values, ("about", "base", "spaces", "environments", "first", "tune"), where)
     given: dict[str, Any] = {}
@@ -158,8 +168,10 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
 
 
 def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
-    """The file called ``name``: one of ``known``, or a path."""
+    """The file called ``name``: one of ``known``, or a path; in a sweep's folder, the sweep's own."""
     path = Path(name)
+    if (path / RECORD).is_file():
+        return path / RECORD
     if path.is_file():
         return path
     if str(name) in known:

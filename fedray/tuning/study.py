@@ -31,6 +31,11 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 SAMPLERS = ("tpe", "random", "grid", "cmaes", "nsga2")
 
+JOURNAL = "study.journal"
+"""A study's own storage, in its sweep's folder."""
+
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
 VALUES, ERROR = "values", "error"
 """Attributes of a trial: what was sampled, as JSON, and why it failed."""
 
@@ -206,6 +211,13 @@ def _cut_torn_line(path: Path) -> None:
         text = file.read()
         file.truncate(text.rfind(b"\n") + 1)
         os.fsync(file.fileno())
+
+
+def read_study(path: Path, name: str) -> optuna.Study:
+    """The study in a file that another process may be writing: it is not to be changed."""
+    if not path.exists():
+        raise UserError(f"there is no study {path}")
+    return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(path))))
 
 
 def opened(url: str) -> BaseStorage:

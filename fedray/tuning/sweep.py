@@ -21,8 +21,8 @@ from fedray.resolve import Own, resolve
 from fedray.tracking.folder import differing_keys, write_whole
 from fedray.tuning.axis import STEPS, budget_of, mean, value_of
 from fedray.tuning.space import Values
-from fedray.tuning.spec import PruneConfig, SweepSpec, TuneConfig, overridden
-from fedray.tuning.study import Study, journal, opened, owned, values_of
+from fedray.tuning.spec import RECORD, PruneConfig, SweepSpec, TuneConfig, overridden
+from fedray.tuning.study import JOURNAL, Study, journal, opened, owned, values_of
 from fedray.tuning.trial import Assignment, Message, Round, RunEnd
 from fedray.tuning.view import View
 
@@ -127,6 +127,8 @@ class Sweep:
         if len(self.objectives) > 1:
             return False
         stop = self.study.report(number, [message.run * STEPS + step for step in message.steps], trial.value)
+        # there is nothing to save at the end
+        stop = stop and not message.last
         if stop:
             self.study.prune(number)
             self._ended(number, "pruned")
@@ -184,14 +186,14 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
     experiment, data = resolve(load(base), own)
     _check_objectives(spec, data)
     _check_values(spec, base, own)
-    folder = folder_of(spec)
+    folder = spec.folder
     with owned(folder.parent / f".{folder.name}.lock"):
         _prepare(folder, spec)
         tune, prune = spec.tune, spec.tune.prune
         resolved = flat(experiment.config.model_dump(mode="json"))
         study = Study(
             storage=storage_of(spec),
-            name=spec.name,
+            name=study_name(spec),
             space=spec.space,
             base=resolved,
             directions=["maximize" if way == "max" else "minimize" for way in tune.objective.values()],
@@ -203,13 +205,14 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
         yield Sweep(spec, folder, study, base, budget_of(experiment, data, prune.axis))
 
 
-def folder_of(spec: SweepSpec) -> Path:
-    return Path(spec.tune.output).absolute() / spec.name
+def study_name(spec: SweepSpec) -> str:
+    """A storage of the user's may hold other studies; the folder of a sweep that has its own may be moved."""
+    return spec.name if spec.tune.storage else "sweep"
 
 
 def storage_of(spec: SweepSpec) -> BaseStorage:
     """Where the study is kept."""
-    return opened(spec.tune.storage) if spec.tune.storage else journal(folder_of(spec) / "study.journal")
+    return opened(spec.tune.storage) if spec.tune.storage else journal(spec.folder / JOURNAL)
 
 
 def pruner(prune: PruneConfig, seeds: int) -> BasePruner:
@@ -253,7 +256,7 @@ def _check_values(spec: SweepSpec, base: Mapping[str, Any], own: Own) -> None:
 
 def _prepare(folder: Path, spec: SweepSpec) -> None:
     """Make the sweep's folder, or go on in it."""
-    path, resume = folder / "sweep.yaml", spec.tune.resume
+    path, resume = folder / RECORD, spec.tune.resume
     if resume is False and folder.exists():
         number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
         folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))

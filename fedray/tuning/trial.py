@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedray.config import load
+from fedray.engine.server import Report
 from fedray.errors import ClientError, UserError
 from fedray.tuning.axis import reached, value_of
 
@@ -28,11 +30,13 @@ class Assignment(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round of run number ``run`` of the trial: its row of metrics.csv, and the steps of the axis that it reached."""
+    """A round of run number ``run`` of the trial: its row of metrics.csv, and the steps of the axis that it reached.
+    ``last``: whether it is the trial's last."""
 
     run: int
     steps: Sequence[int]
     row: Mapping[str, Any]
+    last: bool
 
 
 class RunEnd(NamedTuple):
@@ -60,19 +64,21 @@ def carry_out(assignment: Assignment, own: Mapping[str, Any], tell: Tell) -> Non
 
     ``own`` are :func:`fedray.simulate`'s further arguments.
     """
+    from fedray.resolve import rounds_of
     from fedray.simulation import simulate
 
     for number, settings in enumerate(assignment.runs):
-        before = 0
+        before, rounds = 0, rounds_of(load(settings))
 
-        def on_round(report: Any, run: int = number) -> bool:
+        def on_round(report: Report, run: int = number, rounds: int = rounds) -> bool:
             nonlocal before
             row = dict(report.metrics)
             now = reached(row, assignment.axis, assignment.budget)
             if now == before or math.isnan(value_of(row, assignment.objective)):
                 return False
             last, before = before, now
-            return tell(Round(run, range(last + 1, now + 1), row))
+            ends = report.round == rounds and run + 1 == len(assignment.runs)
+            return tell(Round(run, range(last + 1, now + 1), row, ends))
 
         result = simulate(settings, callbacks=[on_round], **own)
         status = result.summary["status"]

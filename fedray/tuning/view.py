@@ -13,12 +13,10 @@ from rich.live import Live
 from rich.table import Table
 
 from fedray.tracking.progress import clock
-from fedray.tuning.study import values_of
+from fedray.tuning.study import ENDED, values_of
 
 if TYPE_CHECKING:
     from fedray.tuning.sweep import Progress, Sweep
-
-ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 class View:

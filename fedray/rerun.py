@@ -1,0 +1,78 @@
+"""A run once more, alone, from what it left on disk: a trial of a sweep, or any other."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedray.config import assign, expand, flat, read_file
+from fedray.errors import UserError
+from fedray.tracking.progress import Display
+
+if TYPE_CHECKING:
+    from fedray.simulation import RunResult
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A run and its repetition. ``differ``: the columns of metrics.csv, or ``model``, that are not the same to the bit
+    in the ``rounds`` that both have."""
+
+    original: Path
+    result: RunResult
+    rounds: int
+    differ: tuple[str, ...]
+
+
+def rerun(folder: Path, overrides: Iterable[str] = (), display: Display | None = None) -> list[Rerun]:
+    """Repeat the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``."""
+    from fedray.simulation import simulate
+
+    done = []
+    for original in runs_in(folder):
+        values = expand(flat(read_file(original / "config.yaml")))
+        name = "-".join(part for part in original.absolute().parts[-4:] if part != "trials")
+        values["run"] |= {"output": "runs/", "name": name, "resume": "auto"}
+        for override in overrides:
+            assign(values, override)
+        result = simulate(values, display=display)
+        done.append(Rerun(original, result, *_compared(original, result.folder)))
+    return done
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The run folders of a trial, or the run folder itself."""
+    found = [path.parent for path in (*folder.glob("config.yaml"), *sorted(folder.glob("seed-*/config.yaml")))]
+    if not found:
+        raise UserError(f"--from-trial {folder}: there is no run in it, as in sweeps/NAME/trials/0007")
+    return found
+
+
+def _compared(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
+    """How many rounds both have, and what is not the same in them."""
+    one, other = (_rows(folder) for folder in (original, again))
+    common = sorted(one.keys() & other.keys(), key=int)
+    differ = {
+        name
+        for number in common
+        for name, value in one[number].items()
+        if not name.endswith("_seconds") and value and other[number].get(name) and value != other[number][name]
+    }
+    hashes = [_sha(folder) for folder in (original, again)]
+    if len(one) == len(other) and None not in hashes and hashes[0] != hashes[1]:
+        differ.add("model")
+    return len(common), tuple(sorted(differ))
+
+
+def _rows(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return {row["round"]: row for row in csv.DictReader(file)}
+
+
+def _sha(folder: Path) -> str | None:
+    path = folder / "summary.json"
+    return json.loads(path.read_text())["model_sha256"] if path.exists() else None
