@@ -102,6 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     tune.add_argument("--retry-failed", action="store_true", help="try trials that failed once more")
     tune.add_argument(
+        "--suite",
+        metavar="NAME",
+        help="instead of a space: tune a list of algorithms with the same budget each, run the winners on fresh seeds, "
+        "and compare them in one table; a suite file, or the name of one that comes with fedray",
+    )
+    tune.add_argument(
         "--report", action="store_true", help="run nothing: tables and pictures of the trials so far, in report/"
     )
     tune.set_defaults(function=_tune)
@@ -217,9 +223,13 @@ def _tune(options: argparse.Namespace) -> int:
     from fedray.tuning.spec import known_spaces, read_sweeps
 
     files = [text for text in options.settings if "=" not in text]
+    overrides = [text for text in options.settings if "=" in text]
+    if options.suite:
+        if files:
+            raise UserError(f"--suite has its own space files: none beside it, not {files[0]}")
+        return _suite(options, overrides)
     if len(files) != 1:
         raise UserError(f"give one space file, or one of: {', '.join(known_spaces())}")
-    overrides = [text for text in options.settings if "=" in text]
     if options.report:
         from fedray.tuning.report import write_report
 
@@ -238,6 +248,29 @@ def _tune(options: argparse.Namespace) -> int:
     if any(result.interrupted for result in results):
         view.say("to go on, give the same command again")
         return EXIT_INTERRUPTED
+    return 0
+
+
+def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
+    from fedray.tuning.report import write_report
+    from fedray.tuning.suite import read_suite, run_suite
+    from fedray.tuning.suite_table import write_suite
+    from fedray.tuning.view import View
+
+    suite = read_suite(options.suite, overrides)
+    if options.report:
+        for spec in suite.specs:
+            print("\n".join(f"wrote {path}" for path in write_report(spec)))
+        print("\n".join(f"wrote {path}" for path in write_suite(suite)))
+        return 0
+    view = View()
+    view.say("fedray: loading ...")
+    if run_suite(suite, view, options.retry_failed):
+        view.say("to go on, give the same command again")
+        return EXIT_INTERRUPTED
+    written = write_suite(suite)
+    view.say(written[1].read_text().rstrip())
+    view.say(f"wrote {', '.join(map(str, written))}")
     return 0
 
 

@@ -67,9 +67,11 @@ def test_what_was_running_is_handed_out_again_with_its_values(tmp_path):
 
 def test_the_first_values_come_first_and_only_where_they_are_searched(tmp_path):
     with kept(tmp_path / "j.log") as storage:
-        found = study(storage, first=[{"a.x": 0.25, "a.k": "q"}, {"a.x": 7, "a.k": "q"}])
+        found = study(storage, first=[{"a.x": 0.25, "a.k": "q", "a.other": 1}, {"a.x": 0.25, "a.k": "q"}])
         assert found.ask().values == {"a.x": 0.25, "a.k": "q"}
-        assert found.ask().values["a.x"] != 7
+        assert found.ask().values["a.x"] != 0.25
+    with kept(tmp_path / "k.log") as storage, pytest.raises(ValueError, match=r"a\.x=7 is not in it"):
+        study(storage, first=[{"a.x": 7, "a.k": "q"}])
 
 
 def test_a_grid_is_tried_whole_and_once(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,45 @@ TAGS = {
 }
 """The tag of each column of metrics.csv; a user's metrics are ``metrics/<name>``."""
 
+BOTH_WAYS = ("bytes_down", "bytes_up")
+
 SKIPPED = ("round", "iterations", "cohort_size")
+
+
+def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -> None:
+    """Say once, above the folders of many runs, which hyper-parameters and which columns of metrics.csv TensorBoard's
+    HParams table shows."""
+    if any(folder.glob("events.out.tfevents.*")):
+        return
+    _without_tensorflow()
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+    from torch.utils.tensorboard.writer import FileWriter
+
+    tags = [TAGS[name] for column in columns for name in (BOTH_WAYS if column == "bytes" else (column,))]
+    experiment = api_pb2.Experiment(
+        hparam_infos=[api_pb2.HParamInfo(name=key) for key in keys],
+        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in tags],
+    )
+    data = plugin_data_pb2.HParamsPluginData(experiment=experiment, version=metadata.PLUGIN_DATA_VERSION)
+    value = Summary.Value(
+        tag=metadata.EXPERIMENT_TAG, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
+    )
+    writer: Any = FileWriter(str(folder))
+    writer.add_summary(Summary(value=[value]))
+    writer.close()
+
+
+def _without_tensorflow() -> None:
+    """tensorboard takes its own file layer if this name can be imported, and TensorFlow's (seconds to load) if not."""
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
 
 
 class Events:
     """The event file of a run, written from round ``after`` + 1 on: later events of an earlier try are purged."""
 
     def __init__(self, folder: Path, after: int) -> None:
-        # tensorboard takes its own file layer if this name can be imported, and TensorFlow's (seconds to load) if not
-        sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
+        _without_tensorflow()
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder), purge_step=after + 1 if after else None, flush_secs=10)
@@ -67,7 +97,8 @@ class Events:
             name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
         }
         writer: Any = self._writer.file_writer
-        for summary in hparams(typed, dict(metrics)):
+        # without the first one, by which each run would say what the columns of all are
+        for summary in hparams(typed, dict(metrics))[1:]:
             writer.add_summary(summary)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value)

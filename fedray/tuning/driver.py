@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedray.resolve import Own
+    from fedray.tuning.runner import Desk
     from fedray.tuning.sweep import Sweep
 
 
@@ -66,16 +67,26 @@ def tune(
     """
     view = view or View(quiet=True)
     specs = read_sweeps(space, overrides)
-    given = {"model": model, "loss": loss, "metrics": metrics}
-    with RayStart(
-        load(specs[0].base).engine, view.say, at_once=not all(spec.folder.exists() for spec in specs)
-    ) as start:
-        own = own_of(specs[0], data, test, client_column, label_column, given)
-        return run_sweeps(specs, own, given, start, view, retry_failed)
+    with started(specs, view) as start:
+        own = own_of(specs[0], data, test, client_column, label_column, model, loss, metrics)
+        return run_sweeps(specs, own, start, view, retry_failed)
+
+
+def started(specs: Sequence[SweepSpec], view: View) -> RayStart:
+    """Ray, at once if any of the sweeps is new: the others may be finished."""
+    fresh = any(not spec.folder.exists() for spec in specs)
+    return RayStart(load(specs[0].base).engine, view.say, at_once=fresh)
 
 
 def own_of(
-    spec: SweepSpec, data: Any, test: Any, client_column: str, label_column: str, given: Mapping[str, Any]
+    spec: SweepSpec,
+    data: Any = None,
+    test: Any = None,
+    client_column: str = "client",
+    label_column: str = "label",
+    model: Any = None,
+    loss: Any = None,
+    metrics: Mapping[str, Any] | None = None,
 ) -> Own:
     """What all trials are made from: the data set, loaded once, and the user's own objects."""
     from fedray.data.own import own_source
@@ -88,18 +99,18 @@ def own_of(
         config = load(spec.base)
         # what the config calls it is what a run of its own would call it
         source = replace(load_source(config.data.source, config.data.root), name=config.data.source)
-    return Own(source, given["model"], given["loss"], given["metrics"] or {})
+    return Own(source, model, loss, metrics or {})
 
 
 def run_sweeps(
     specs: Sequence[SweepSpec],
     own: Own,
-    given: Mapping[str, Any],
     start: RayStart,
     view: View,
     retry_failed: bool = False,
+    then: Callable[[Sequence[Sweep]], Sequence[Desk]] = lambda sweeps: (),
 ) -> list[SweepResult]:
-    """Run sweeps of the same data and engine to their end."""
+    """Run sweeps of the same data and engine to their end, and the desks that ``then`` makes of them beside them."""
     from fedray.tuning.sweep import opened_sweep
 
     with contextlib.ExitStack() as stack:
@@ -108,51 +119,45 @@ def run_sweeps(
             sweep.show = view
             if retry_failed and (again := sweep.study.retry_failed()):
                 view.say(f"{sweep.name}: {again} failed trial{'s are' if again > 1 else ' is'} tried again")
-        unfinished = [sweep for sweep in sweeps if not sweep.finished]
-        for sweep in sweeps:
             if sweep.finished:
                 view.say(f"{sweep.name} is finished already: {len(sweep.study.trials)} trials -> {sweep.folder}")
-        interrupted = bool(unfinished) and _run(unfinished, own, given, start, view)
+        desks = [*sweeps, *then(sweeps)]
+        unfinished = not all(desk.finished for desk in desks)
+        interrupted = unfinished and _run(sweeps, desks, own, start, view)
         for sweep in sweeps:
             sweep.write_best()
-        return [SweepResult(sweep.folder, interrupted and not sweep.finished) for sweep in sweeps]
+        return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
 
 
-def _run(sweeps: Sequence[Sweep], own: Own, given: Mapping[str, Any], start: RayStart, view: View) -> bool:
-    """Run the trials that are left; whether the user stopped it."""
+def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RayStart, view: View) -> bool:
+    """Run what is left; whether the user stopped it."""
     started_here = start.ready()
     from fedray.engine.ray_engine import ship_own_code
     from fedray.engine.stored import store_source
     from fedray.tuning.resources import at_once, bundles_of, engine_of_trials
     from fedray.tuning.runner import Interrupted, run_trials
     from fedray.tuning.several import Several
-    from fedray.tuning.study import ENDED
 
     asked = sweeps[0].spec.tune.concurrency
     limit = None if asked == "auto" else asked
     settings = engine_of_trials(load(sweeps[0].base).engine, sweeps[0].base, limit)
-    for sweep in sweeps:
-        sweep.engine = settings
     engine = load({**sweeps[0].base, **settings}).engine
     bundles = bundles_of(engine)
     concurrency, line = at_once(bundles, limit, started_here)
     if line:
         view.say(line)
     for sweep in sweeps:
-        study = sweep.study
-        done = study.count(*ENDED)
-        view.say(
-            f"{sweep.name}: {study.wanted(sweep.total)} trials of {sweep.spec.base.get('algorithm.name', 'pfedmo')}"
-            + (f", {done} done before" if done > 0 else "")
-            + f", {concurrency} at once, {sweep.spec.search} -> {sweep.folder}"
-        )
+        sweep.engine = settings
+        if not sweep.finished:
+            for line in (*sweep.notes, sweep.introduction(concurrency)):
+                view.say(line)
     assert own.source is not None
     ship_own_code([thing for thing in (own.model, own.loss, *own.metrics.values()) if thing is not None])
-    shared = {"source": store_source(own.source), **given}
+    shared = {"source": store_source(own.source), "model": own.model, "loss": own.loss, "metrics": own.metrics}
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:
-            run_trials(Several(sweeps), bundles, concurrency, shared, engine.start_timeout, stopping)
+            run_trials(Several(desks), bundles, concurrency, shared, engine.start_timeout, stopping)
         except Interrupted:
             return True
         finally:

@@ -89,7 +89,8 @@ def _metrics(trial: Path) -> Iterator[pd.DataFrame]:
 def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, float]:
     objective, mode = next(iter(spec.tune.objective.items()))
     numbers, total = rows["round"].to_numpy(), (rows["bytes_down"] + rows["bytes_up"]).to_numpy(float)
-    values = np.array([value_of(row, objective) for row in rows.to_dict("records")])
+    records: list[Any] = rows.to_dict("records")
+    values = np.array([value_of(row, objective) for row in records])
     found = {"rounds": float(numbers[-1]), "bytes": total[-1], "flops": rows["flops"].to_numpy(float)[-1]}
     if not np.isnan(values).all():
         best = np.nanargmax(values) if mode == "max" else np.nanargmin(values)

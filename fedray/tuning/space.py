@@ -58,7 +58,7 @@ class Parameter:
         return trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "loguniform")
 
     def stored(self, value: Any) -> Any:
-        """``value`` as Optuna keeps it; :class:`ValueError` if it is not among those that are searched."""
+        """``value`` as Optuna keeps it; :class:`ValueError` if it is not in the space."""
         if self.values:
             for known in self.values:
                 if _same(known, value):
@@ -67,7 +67,7 @@ class Parameter:
             steps = (value - self.low) / (self.step or 1)
             if (self.step is None and self.kind != "int") or abs(steps - round(steps)) < 1e-9:
                 return int(value) if self.kind == "int" else float(value)
-        raise ValueError(f"{self.key}={value} is not searched")
+        raise ValueError(f"{self.key}={value} is not in it")
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,9 @@ class Space:
     """The searched keys, in the order in which they are drawn."""
 
     parameters: tuple[Parameter, ...]
+
+    def keys(self) -> list[str]:
+        return [parameter.key for parameter in self.parameters]
 
     def suggest(self, trial: Trial, base: Mapping[str, Any]) -> Values:
         """Values for a trial from Optuna; ``base``: the keys that are not searched, as far as conditions need them."""
@@ -84,16 +87,9 @@ class Space:
                 chosen[parameter.key] = parameter.suggest(trial)
         return chosen
 
-    def stored(self, values: Mapping[str, Any]) -> Values | None:
-        """``values`` as Optuna keeps them, to be tried next; None if one of them is outside the space."""
-        kept: Values = {}
-        for parameter in self.parameters:
-            if parameter.active(values):
-                try:
-                    kept[parameter.key] = parameter.stored(values[parameter.key])
-                except (KeyError, ValueError):
-                    return None
-        return kept
+    def stored(self, values: Mapping[str, Any]) -> Values:
+        """``values`` as Optuna keeps them, to be tried next; :class:`ValueError` if one is outside the space."""
+        return {p.key: p.stored(values.get(p.key)) for p in self.parameters if p.active(values)}
 
     def extremes(self, base: Mapping[str, Any]) -> Iterator[Values]:
         """Values that must be possible: each key's ends, or all of a list, where the others are as in ``base``."""

@@ -51,8 +51,7 @@ class Asked:
 class Study:
     """``space`` searched in the study ``name`` of ``storage``; ``base``: the keys that are not searched.
 
-    ``directions``: maximize or minimize, for each objective. ``first``: values that are tried before any other, as far
-    as they are in the space.
+    ``directions``: maximize or minimize, for each objective. ``first``: values that are tried before any other.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Study:
             grid = [{**base, **values} for values in space.grid(base)] if sampler == "grid" else []
             queue: list[Values] = []
             for values in (*first, *grid):
-                if (stored := space.stored(values)) is not None and stored not in queue:
+                if (stored := space.stored(values)) not in queue:
                     queue.append(stored)
             for stored in queue:
                 self._study.enqueue_trial(stored)

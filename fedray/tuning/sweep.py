@@ -19,10 +19,11 @@ from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 from fedray.resolve import Own, resolve
 from fedray.tracking.folder import differing_keys, write_whole
+from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import STEPS, budget_of, mean, value_of
 from fedray.tuning.space import Values
 from fedray.tuning.spec import RECORD, PruneConfig, SweepSpec, TuneConfig, overridden
-from fedray.tuning.study import JOURNAL, Study, journal, opened, owned, values_of
+from fedray.tuning.study import ENDED, JOURNAL, Study, journal, opened, owned, values_of
 from fedray.tuning.trial import Assignment, Message, Round, RunEnd
 from fedray.tuning.view import View
 
@@ -58,6 +59,7 @@ class Sweep:
         self.spec, self.folder, self.study, self.base, self.budget = spec, folder, study, base, budget
         self.objectives = list(spec.tune.objective)
         self.engine: Mapping[str, Any] = {}
+        self.notes: list[str] = []
         self.running: dict[int, Progress] = {}
         self.total = trials_of(spec)
         self.show = View(quiet=True)
@@ -69,6 +71,15 @@ class Sweep:
     @property
     def finished(self) -> bool:
         return not self.running and not self.study.left(self.total)
+
+    def introduction(self, concurrency: int) -> str:
+        """A line about what is to come."""
+        done = self.study.count(*ENDED)
+        return (
+            f"{self.name}: {self.study.wanted(self.total)} trials of {self.base.get('algorithm.name', 'pfedmo')}"
+            + (f", {done} done before" if done else "")
+            + f", {concurrency} at once, {self.spec.search} -> {self.folder}"
+        )
 
     def next(self) -> Assignment | None:
         """A trial to run; None if none is left."""
@@ -191,6 +202,7 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
         _prepare(folder, spec)
         tune, prune = spec.tune, spec.tune.prune
         resolved = flat(experiment.config.model_dump(mode="json"))
+        first, notes = _first(spec, resolved)
         study = Study(
             storage=storage_of(spec),
             name=study_name(spec),
@@ -200,9 +212,26 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
             sampler=spec.search,
             pruner=pruner(prune, tune.seeds),
             seed=tune.seed,
-            first=[resolved, *({**resolved, **values} for values in spec.first)],
+            first=first,
         )
-        yield Sweep(spec, folder, study, base, budget_of(experiment, data, prune.axis))
+        sweep = Sweep(spec, folder, study, base, budget_of(experiment, data, prune.axis))
+        sweep.notes = notes
+        declare_columns(folder, spec.space.keys(), list(tune.objective))
+        yield sweep
+
+
+def _first(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Values], list[str]]:
+    """What is tried before any other: the base itself, and what the file says; and a line about what can't be."""
+    found: list[Values] = []
+    notes: list[str] = []
+    for values in ({}, *spec.first):
+        try:
+            spec.space.stored({**resolved, **values})
+            found.append({**resolved, **values})
+        except ValueError as error:
+            what = ", ".join(f"{key}={value}" for key, value in values.items()) or "the base configuration"
+            notes.append(f"{spec.name}: {what} is outside the space, and not tried first: {error}")
+    return found, notes if spec.search != "grid" else []
 
 
 def study_name(spec: SweepSpec) -> str:

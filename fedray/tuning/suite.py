@@ -1,0 +1,190 @@
+"""A fair comparison: each algorithm is tuned with one budget on its own space, and the winners meet on fresh seeds.
+
+about: what is compared
+base: {data.source: sample, run.rounds: 40}      # the same for all; their spaces' files have their own otherwise
+algorithms: [fedavg, fedprox, ../mine.yaml]      # space files, by name or path
+seeds: 3                                         # of the winners, none of which a trial has had
+tune: {trials: 8}                                # TuneConfig, for each
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from fedray.config import Section, Whole, assign, check, flat, load, read_file
+from fedray.errors import UserError
+from fedray.tuning.driver import own_of, run_sweeps, started
+from fedray.tuning.spec import (
+    SPACES,
+    SweepSpec,
+    find_file,
+    known_sections,
+    known_spaces,
+    overridden,
+    read_base,
+    read_sweeps,
+)
+from fedray.tuning.study import values_of
+from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
+from fedray.tuning.view import View
+
+if TYPE_CHECKING:
+    from fedray.tuning.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class Suite:
+    """``specs``: a sweep for each algorithm. ``seeds``: how many fresh ones the winners have."""
+
+    name: str
+    specs: Sequence[SweepSpec]
+    seeds: int
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.specs[0].tune.output).absolute() / self.name
+
+
+class _Seeds(Section):
+    seeds: Whole = Field(3, ge=1)
+
+
+def known_suites() -> dict[str, Path]:
+    """The suites that come with fedray, by name."""
+    return {path.stem: path for path in sorted((SPACES / "suites").glob("*.yaml"))}
+
+
+def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
+    """The suite in a file, by path or name; ``overrides`` are for its base, or ``tune.*``, of all algorithms."""
+    path = find_file(name, known_suites(), "suite")
+    values, where = read_file(path), f"{path}: "
+    known_sections(values, ("about", "base", "algorithms", "seeds", "tune"), where)
+    algorithms = values.get("algorithms")
+    if not isinstance(algorithms, list) or not algorithms:
+        raise UserError(f"{where}algorithms must list at least one space file, by path or name")
+    seeds = check(_Seeds, {"seeds": values.get("seeds", 3)}, where).seeds
+    given: dict[str, Any] = {}
+    for override in overrides:
+        assign(given, override)
+    own_name = given.get("tune", {}).pop("name", None) or path.stem
+    common = read_base(values.get("base"), path, where)
+    specs = [
+        _of_algorithm(str(each), f"{own_name}/", common, values.get("tune") or {}, given, path) for each in algorithms
+    ]
+    return Suite(own_name, _with_common_public_set(specs), seeds)
+
+
+def _of_algorithm(
+    name: str, prefix: str, common: Mapping[str, Any], tune: Mapping[str, Any], given: Mapping[str, Any], suite: Path
+) -> SweepSpec:
+    """The sweep of one algorithm: the space of its file, on the suite's base."""
+    beside = suite.parent / name
+    path = find_file(beside if beside.is_file() else name, known_spaces(), "space file")
+    values = read_file(path)
+    of_file = read_base(values.get("base"), path, f"{path}: ")
+    of_algorithm = {key: value for key, value in of_file.items() if key.startswith("algorithm.")}
+    whole = {
+        "base": {**of_algorithm, **common},
+        "spaces": values.get("spaces"),
+        "first": values.get("first"),
+        "tune": {**tune, "name": prefix + path.stem},
+    }
+    (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in flat(given).items()])
+    return spec
+
+
+def _with_common_public_set(specs: Sequence[SweepSpec]) -> list[SweepSpec]:
+    """If one algorithm's server needs a public set, the others leave out the same samples."""
+    from fedray.algorithms import find_algorithm
+    from fedray.data.source import load_source
+
+    configs = [load(spec.base) for spec in specs]
+    if any(config.data.public_samples != "auto" for config in configs):
+        return list(specs)
+    needed = any(find_algorithm(config.algorithm.name).needs_public for config in configs)
+    public = len(load_source(configs[0].data.source, configs[0].data.root).y_train) // 10 if needed else 0
+    return [replace(spec, base={**spec.base, "data.public_samples": public}) for spec in specs]
+
+
+class Winners:
+    """The best trial of a sweep once more, with the test set, on seeds that no trial has had."""
+
+    def __init__(self, sweep: Sweep, folder: Path, seeds: int, view: View) -> None:
+        self.sweep, self.folder, self.view = sweep, folder, view
+        first = int(sweep.base.get("run.seed") or 0) + sweep.spec.tune.seeds
+        self.left = list(range(first, first + seeds))
+        self.running: set[str] = set()
+
+    def run_folder(self, seed: int) -> Path:
+        return winner_folder(self.folder, self.sweep.study.best()[0].number) / f"seed-{seed}"
+
+    def _skip_finished(self) -> None:
+        if self.sweep.finished and not self.sweep.study.best():
+            self.left = []
+        if self.sweep.finished:
+            self.left = [seed for seed in self.left if not _is_finished(self.run_folder(seed))]
+
+    @property
+    def finished(self) -> bool:
+        self._skip_finished()
+        return self.sweep.finished and not self.left and not self.running
+
+    def next(self) -> Assignment | None:
+        self._skip_finished()
+        if not self.sweep.finished or not self.left:
+            return None
+        seed = self.left.pop(0)
+        folder = self.run_folder(seed)
+        run = overridden(self.sweep.base, values_of(self.sweep.study.best()[0])) | dict(self.sweep.engine)
+        run |= {"run.output": str(folder.parent), "run.name": folder.name, "run.seed": seed, "run.resume": "auto"}
+        self.running.add(str(seed))
+        return Assignment(str(seed), [run], "train_loss", "rounds", math.inf)
+
+    def hear(self, key: str, message: Message) -> bool:
+        if isinstance(message, RunEnd):
+            accuracy = message.row.get("test_accuracy", math.nan)
+            self.view.say(f"{self.sweep.name}: winner on seed {key}: {message.status}, accuracy {accuracy:.4f}")
+        elif isinstance(message, TrialEnd):
+            self.running.discard(key)
+            if message.error is not None:
+                self.failed(key, message.error)
+        return False
+
+    def lost(self, key: str, error: str) -> None:
+        self.view.say(f"{self.sweep.name}: winner on seed {key}: {error}; it goes on from its last checkpoint")
+
+    def failed(self, key: str, error: str) -> None:
+        self.running.discard(key)
+        self.view.say(f"{self.sweep.name}: winner on seed {key} failed: {error.strip().splitlines()[-1]}")
+
+
+def winner_folder(folder: Path, trial: int) -> Path:
+    """Where the runs of a trial are that has won: another trial may win when a suite goes on with more of them."""
+    return folder / "winners" / f"trial-{trial:04d}"
+
+
+def _is_finished(run: Path) -> bool:
+    path = run / "summary.json"
+    return path.exists() and json.loads(path.read_text())["status"] in ("completed", "diverged")
+
+
+def run_suite(suite: Suite, view: View | None = None, retry_failed: bool = False) -> bool:
+    """Run a suite to its end, or go on with it; whether the user stopped it."""
+    view = view or View(quiet=True)
+    with started(suite.specs, view) as start:
+        results = run_sweeps(
+            suite.specs,
+            own_of(suite.specs[0]),
+            start,
+            view,
+            retry_failed,
+            then=lambda sweeps: [Winners(sweep, sweep.folder, suite.seeds, view) for sweep in sweeps],
+        )
+    return any(result.interrupted for result in results)
