@@ -471,7 +471,7 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     elif problem["type"].startswith("finite"):
         text = message.replace("Input should be", "must be")
     else:
-        text = f"must be {_choices(annotation) or message}"
+        text = f"must be {_choices(annotation) or message.removeprefix('Input should be ')}"
     hint = closest(given, _literals(annotation)) if isinstance(given, str) else None
     quote = ": put it in quotes" if problem["type"] == "string_type" and isinstance(given, (int, float)) else ""
     return f"{key} {text}, not {_shown(given)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")

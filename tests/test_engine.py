@@ -558,7 +558,7 @@ LAYERS = [
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),
-    ("testing", "tuning"),
+    ("testing", "tuning", "rerun"),
     ("cli",),
     ("run",),
 ]

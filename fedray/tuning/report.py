@@ -106,9 +106,9 @@ def write_report(spec: SweepSpec) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
+    study = study_of(spec)
     folder = spec.folder / "report"
     folder.mkdir(exist_ok=True)
-    study = study_of(spec)
     table = _table(spec, study)
     table.to_csv(folder / "trials.csv", index=False)
     write_whole(folder / "trials.md", markdown(_ranked(table, spec)))

@@ -246,6 +246,7 @@ def _environments(
             raise UserError(f"{where}environments: {key} needs a list of values, not {values!r}")
     for values in itertools.product(*free.values()):
         environment = dict(zip(free, values, strict=True))
+        _same_for_all(environment, f"{where}environments")
         yield ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in environment.items()), environment
 
 
@@ -270,9 +271,13 @@ def checked(spec: SweepSpec) -> SweepSpec:
         if key in spec.base or key in spec.described:
             instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
             raise UserError(f"{spec.name}: {key} is set by the sweep" + (f"; use {instead}" if instead else ""))
-    for key in spec.described:
-        if key.startswith(OF_ALL_TRIALS):
-            raise UserError(f"{spec.name}: {key} can't be searched: all trials have the same data and resources")
+    _same_for_all(spec.described, spec.name)
     if spec.search == "grid" and not spec.space.is_grid:
         raise UserError(f"tune.search=grid: {spec.name}: every key needs a list (grid or choice); use tpe")
     return spec
+
+
+def _same_for_all(keys: Iterable[str], where: str) -> None:
+    for key in keys:
+        if key.startswith(OF_ALL_TRIALS):
+            raise UserError(f"{where}: {key} can't be searched: all trials have the same data and resources")
