@@ -307,27 +307,32 @@ def test_the_mean_over_seeds_counts(tmp_path):
 
 
 def test_bad_trials_are_pruned_also_between_seeds_but_not_at_their_end(tmp_path):
-    options = ("tune.seeds=2", "tune.prune.by=median", "tune.prune.startup=2", "tune.prune.grace=50")
+    options = ("tune.seeds=3", "tune.prune.by=median", "tune.prune.startup=2", "tune.prune.grace=50")
     with opened(tmp_path, *options) as sweep:
+
+        def seed(number, run, accuracies):
+            """Whether the trial is stopped in this seed's run or at its end."""
+            if any(told(sweep, number, range(1, 11), accuracies, run, 3)):
+                return True
+            stopped = sweep.hear(str(number), RunEnd(run, "completed", row(10, accuracies[-1])))
+            if run == 2:
+                sweep.hear(str(number), TrialEnd(None))
+            return stopped
+
         for number in range(2):
             sweep.next()
-            assert not any(told(sweep, number, range(1, 11), [0.5] * 10, 0, 2))
-            assert not any(told(sweep, number, range(1, 11), [0.5] * 10, 1, 2))
-            ends(sweep, number, 0.5, 2)
+            assert not any(seed(number, run, [0.5] * 10) for run in range(3))
         sweep.next()
-        assert told(sweep, 2, range(1, 11), [0.1] * 10, 0, 2) == [False] * 4 + [True]
+        assert told(sweep, 2, range(1, 11), [0.1] * 10, 0, 3) == [False] * 4 + [True]
+        # good in the first seed, and so good in all; then bad in the second, by which the mean is
         sweep.next()
-        # good in the first seed, bad in the second
-        assert not any(told(sweep, 3, range(1, 11), [0.6] * 10, 0, 2))
-        sweep.hear("3", RunEnd(0, "completed", row(10, 0.6)))
-        assert told(sweep, 3, range(1, 11), [0.1] * 10, 1, 2) == [True]
+        assert not seed(3, 0, [0.6] * 10)
+        assert seed(3, 1, [0.1] * 10)
+        # bad in its very last round alone
         sweep.next()
-        # bad in its last round alone
-        assert not any(told(sweep, 4, range(1, 11), [0.6] * 10, 0, 2))
-        sweep.hear("4", RunEnd(0, "completed", row(10, 0.6)))
-        assert not any(told(sweep, 4, range(1, 11), [0.6] * 9 + [0.0], 1, 2))
-        sweep.hear("4", RunEnd(1, "completed", row(10, 0.0)))
-        sweep.hear("4", TrialEnd(None))
+        assert not seed(4, 0, [0.6] * 10)
+        assert not seed(4, 1, [0.6] * 10)
+        assert not seed(4, 2, [0.6] * 9 + [0.0])
         assert [trial.state.name for trial in sweep.study.trials] == ["COMPLETE"] * 2 + ["PRUNED"] * 2 + ["COMPLETE"]
         assert not sweep.running
 

@@ -126,7 +126,7 @@ class Study:
         for step in steps:
             if step not in known:
                 trial.report(value, step)
-        return trial.should_prune()
+        return bool(trial.should_prune())
 
     def complete(self, number: int, values: Sequence[float]) -> None:
         """The end of a trial that ran through. Values that are not finite count as the worst there can be."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.storages import BaseStorage
 
 from fedray.config import expand, flat, load, read_file
@@ -21,8 +20,9 @@ from fedray.resolve import Own, resolve
 from fedray.tracking.folder import differing_keys, write_whole
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import STEPS, budget_of, mean, value_of
+from fedray.tuning.pruning import pruner_of
 from fedray.tuning.space import Values
-from fedray.tuning.spec import RECORD, PruneConfig, SweepSpec, TuneConfig, overridden
+from fedray.tuning.spec import RECORD, SweepSpec, TuneConfig, overridden
 from fedray.tuning.study import ENDED, JOURNAL, Study, journal, opened, owned, values_of
 from fedray.tuning.trial import Assignment, Message, Round, RunEnd
 from fedray.tuning.view import View
@@ -117,7 +117,8 @@ class Sweep:
         if isinstance(message, RunEnd):
             trial.diverged |= message.status == "diverged"
             trial.finals.append([value_of(message.row, name) for name in self.objectives])
-            return False
+            last = trial.diverged or message.run + 1 == self.spec.tune.seeds
+            return not last and self._reached(number, trial, [(message.run + 1) * STEPS], may_stop=True)
         if message.error is not None:
             self.failed(key, message.error)
         elif trial.diverged:
@@ -134,12 +135,14 @@ class Sweep:
     def _round(self, number: int, trial: Progress, message: Round) -> bool:
         value = value_of(message.row, self.objectives[0])
         trial.value = mean([*(final[0] for final in trial.finals), value])
-        trial.step = message.run * STEPS + message.steps[-1]
-        if len(self.objectives) > 1:
-            return False
-        stop = self.study.report(number, [message.run * STEPS + step for step in message.steps], trial.value)
-        # there is nothing to save at the end
-        stop = stop and not message.last
+        steps = [message.run * STEPS + step for step in message.steps]
+        # at the end there is nothing to save
+        return self._reached(number, trial, steps, may_stop=not message.last)
+
+    def _reached(self, number: int, trial: Progress, steps: Sequence[int], may_stop: bool) -> bool:
+        """A running trial has its value at these steps; whether it is to stop."""
+        trial.step = steps[-1]
+        stop = len(self.objectives) == 1 and self.study.report(number, steps, trial.value) and may_stop
         if stop:
             self.study.prune(number)
             self._ended(number, "pruned")
@@ -210,7 +213,7 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
             base=resolved,
             directions=["maximize" if way == "max" else "minimize" for way in tune.objective.values()],
             sampler=spec.search,
-            pruner=pruner(prune, tune.seeds),
+            pruner=pruner_of(prune, tune.seeds),
             seed=tune.seed,
             first=first,
         )
@@ -242,18 +245,6 @@ def study_name(spec: SweepSpec) -> str:
 def storage_of(spec: SweepSpec) -> BaseStorage:
     """Where the study is kept."""
     return opened(spec.tune.storage) if spec.tune.storage else journal(spec.folder / JOURNAL)
-
-
-def pruner(prune: PruneConfig, seeds: int) -> BasePruner:
-    """Optuna's pruner, on steps of :data:`STEPS` to a run."""
-    grace = max(1, round(prune.grace / 100 * STEPS))
-    if prune.by == "asha":
-        return SuccessiveHalvingPruner(min_resource=grace, reduction_factor=prune.reduction)
-    if prune.by == "hyperband":
-        return HyperbandPruner(min_resource=grace, max_resource=STEPS * seeds, reduction_factor=prune.reduction)
-    if prune.by == "median":
-        return MedianPruner(n_startup_trials=prune.startup, n_warmup_steps=grace)
-    return NopPruner()
 
 
 def with_validation(spec: SweepSpec, own: Own) -> SweepSpec:
