@@ -182,6 +182,18 @@ def test_up_submit_down(hosts: Hosts) -> None:
     assert summary["status"] == "completed"
     assert len({process["node"] for process in summary["machine"]["processes"]}) == 2
 
+    # a sweep over both machines: servers on the head, client actors anywhere, all records on the head
+    space = ["data.source=sample", "data.partition.kind=iid", "data.augment=none", "model.name=logistic"]
+    sweep = ["tune", "fedprox", *space, "data.clients=8", "train.cohort_size=4", "run.rounds=3", "tune.trials=4"]
+    submit = hosts.run("ray", "submit", config, "fedray/run.py", *sweep)
+    assert submit.returncode == 0
+    assert "fedprox 4/4: trial" in submit.stdout
+    down = hosts.run("ray", "rsync-down", config, "sweeps/", f"{hosts.folder}/sweeps/")
+    assert down.returncode == 0
+    summaries = [json.loads(path.read_text()) for path in hosts.folder.glob("sweeps/fedprox/trials/*/*/summary.json")]
+    assert [summary["status"] for summary in summaries] == ["completed"] * 4
+    assert len({process["node"] for summary in summaries for process in summary["machine"]["processes"]}) == 2
+
     wrong = hosts.run("ray", "submit", config, "fedray/run.py", "algorithm.name=fedavq")
     assert wrong.returncode == 1
     assert "fedavg" in wrong.stdout

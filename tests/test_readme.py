@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import fedray
+from fedray.tuning.spec import read_sweeps
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+YAML = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
 def program() -> list[str]:
@@ -47,6 +49,18 @@ def test_own_contract(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-k", "not actor_counts", "-p", "no:cacheprovider", "."]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout
+
+
+def test_space_file(tmp_path: Path) -> None:
+    """The space that the README shows, and a sweep of one trial of it."""
+    (text,) = [code for code in YAML if "spaces:" in code]
+    (tmp_path / "my_space.yaml").write_text(text)
+    assert len(read_sweeps(tmp_path / "my_space.yaml")) == 2
+    small = ["data.source=sample", "model.name=logistic", "run.iterations=20", "data.partition.alpha=1"]
+    command = [*program(), "tune", "my_space.yaml", *small, "tune.trials=1", "tune.seeds=1", "engine.address=local"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "sweeps" / "my_space" / "best.yaml").exists()
 
 
 def test_run_file_alone(tmp_path: Path) -> None:

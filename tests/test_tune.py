@@ -195,6 +195,16 @@ def test_one_trial_of_every_space_file(ray_cluster, tmp_path):
         assert values[0] != values[1]
 
 
+def test_one_trial_at_a_time_makes_a_sweep_that_can_be_repeated(ray_cluster, tmp_path):
+    """Which values are drawn, what is pruned and when, and every model."""
+    options = ("tune.concurrency=1", "tune.trials=6", "tune.prune.by=asha")
+    one, other = (go(tmp_path / name, *options).folder for name in ("one", "other"))
+    for a, b in zip(trials(one), trials(other), strict=True):
+        assert (a.state, a.params, a.intermediate_values) == (b.state, b.params, b.intermediate_values)
+        same_model(one, other, a.number)
+    assert TrialState.PRUNED in {trial.state for trial in trials(one)}
+
+
 # ---------------------------------------------------------------- trials that go wrong
 
 
@@ -311,6 +321,15 @@ def test_trials_with_client_actors_of_their_own_side_by_side(ray_cluster, tmp_pa
     assert same >= 2
     log = (result.folder / "trials/0000/seed-0/log.txt").read_text()
     assert len(re.findall(r"client actor: pid", log)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_four_trials_at_once_with_client_actors_twenty_times(ray_cluster, tmp_path):
+    """On 4 processors, of which they take all: none ever waits for another's."""
+    for turn in range(20):
+        nested = ("engine.kind=ray", "engine.actors=1", "tune.trials=4", "tune.concurrency=4", "run.rounds=2")
+        assert states(go(tmp_path / str(turn), *nested).folder) == ["complete"] * 4
 
 
 def test_a_client_actor_of_a_trial_is_killed(ray_cluster, tmp_path):

@@ -122,7 +122,7 @@ def run_sweeps(
             if sweep.finished:
                 view.say(f"{sweep.name} is finished already: {len(sweep.study.trials)} trials -> {sweep.folder}")
         desks = [*sweeps, *then(sweeps)]
-        unfinished = not all(desk.finished for desk in desks)
+        unfinished = not all(desk.exhausted for desk in desks)
         interrupted = unfinished and _run(sweeps, desks, own, start, view)
         for sweep in sweeps:
             sweep.write_best()

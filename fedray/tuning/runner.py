@@ -40,8 +40,8 @@ class Desk(Protocol):
     """Who decides what is run, and hears of it."""
 
     @property
-    def finished(self) -> bool:
-        """Whether nothing is running and nothing will be."""
+    def exhausted(self) -> bool:
+        """Whether there is nothing to run, and will be nothing, but for what is running."""
 
     def next(self) -> Assignment | None:
         """What to run next; None if there is nothing now."""
@@ -92,7 +92,8 @@ class _Asker(Searcher):
         self.lost: dict[str, str] = {}
 
     def suggest(self, trial_id: str) -> Any:
-        if self.desk.finished:
+        if self.desk.exhausted:
+            # idle processes end now: nobody needs them, and Tune does not survive the death of one
             return Searcher.FINISHED
         if len(self.keys) >= self.concurrency:
             return None
@@ -179,7 +180,7 @@ def run_trials(
     stopping: threading.Event,
     max_lost: int = 3,
 ) -> None:
-    """Run what ``desk`` gives until it is finished, ``concurrency`` trials at once, each in ``bundles`` of its own.
+    """Run what ``desk`` gives until it is exhausted, ``concurrency`` trials at once, each in ``bundles`` of its own.
 
     ``shared``: what all trials get: ``source``, a :class:`StoredSource` or None, and further arguments of
     :func:`fedray.simulate`. Raises :class:`UserError` if none can be started for ``patience`` seconds, and

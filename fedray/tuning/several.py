@@ -15,8 +15,8 @@ class Several:
         self.desks = list(desks)
 
     @property
-    def finished(self) -> bool:
-        return all(desk.finished for desk in self.desks)
+    def exhausted(self) -> bool:
+        return all(desk.exhausted for desk in self.desks)
 
     def next(self) -> Assignment | None:
         for number, desk in enumerate(self.desks):

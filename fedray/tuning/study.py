@@ -96,8 +96,9 @@ class Study:
         return len(self._left)
 
     def best(self) -> list[FrozenTrial]:
-        """The best trial, or the Pareto front of several objectives; empty as long as none is complete."""
-        return self._study.best_trials if self.count(TrialState.COMPLETE) else []
+        """The best trial, or the Pareto front of several objectives; empty as long as none has reached anything."""
+        best = self._study.best_trials if self.count(TrialState.COMPLETE) else []
+        return [trial for trial in best if all(map(math.isfinite, trial.values))]
 
     def count(self, *states: TrialState) -> int:
         """How many trials are in one of ``states``."""

@@ -120,7 +120,6 @@ class Winners:
         self.sweep, self.folder, self.view = sweep, folder, view
         first = int(sweep.base.get("run.seed") or 0) + sweep.spec.tune.seeds
         self.left = list(range(first, first + seeds))
-        self.running: set[str] = set()
 
     def run_folder(self, seed: int) -> Path:
         return winner_folder(self.folder, self.sweep.study.best()[0].number) / f"seed-{seed}"
@@ -132,9 +131,9 @@ class Winners:
             self.left = [seed for seed in self.left if not _is_finished(self.run_folder(seed))]
 
     @property
-    def finished(self) -> bool:
+    def exhausted(self) -> bool:
         self._skip_finished()
-        return self.sweep.finished and not self.left and not self.running
+        return self.sweep.finished and not self.left
 
     def next(self) -> Assignment | None:
         self._skip_finished()
@@ -144,24 +143,20 @@ class Winners:
         folder = self.run_folder(seed)
         run = overridden(self.sweep.base, values_of(self.sweep.study.best()[0])) | dict(self.sweep.engine)
         run |= {"run.output": str(folder.parent), "run.name": folder.name, "run.seed": seed, "run.resume": "auto"}
-        self.running.add(str(seed))
         return Assignment(str(seed), [run], "train_loss", "rounds", math.inf)
 
     def hear(self, key: str, message: Message) -> bool:
         if isinstance(message, RunEnd):
             accuracy = message.row.get("test_accuracy", math.nan)
             self.view.say(f"{self.sweep.name}: winner on seed {key}: {message.status}, accuracy {accuracy:.4f}")
-        elif isinstance(message, TrialEnd):
-            self.running.discard(key)
-            if message.error is not None:
-                self.failed(key, message.error)
+        elif isinstance(message, TrialEnd) and message.error is not None:
+            self.failed(key, message.error)
         return False
 
     def lost(self, key: str, error: str) -> None:
         self.view.say(f"{self.sweep.name}: winner on seed {key}: {error}; it goes on from its last checkpoint")
 
     def failed(self, key: str, error: str) -> None:
-        self.running.discard(key)
         self.view.say(f"{self.sweep.name}: winner on seed {key} failed: {error.strip().splitlines()[-1]}")
 
 

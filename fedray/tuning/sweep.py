@@ -69,8 +69,12 @@ class Sweep:
         return self.spec.name
 
     @property
+    def exhausted(self) -> bool:
+        return not self.study.left(self.total)
+
+    @property
     def finished(self) -> bool:
-        return not self.running and not self.study.left(self.total)
+        return self.exhausted and not self.running
 
     def introduction(self, concurrency: int) -> str:
         """A line about what is to come."""
