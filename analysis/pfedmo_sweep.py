@@ -76,12 +76,12 @@ class Busy:
 
 
 def cpu_of_trials() -> dict[int, int]:
-    """Clock ticks that each process which runs trials has used."""
+    """Clock ticks that each of Ray's actors has used: here, those that run trials."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if b"TrialActor" in (entry / "cmdline").read_bytes():
+                if (entry / "cmdline").read_bytes().startswith(b"ray::"):
                     fields = (entry / "stat").read_text().rpartition(")")[2].split()
                     found[int(entry.name)] = int(fields[11]) + int(fields[12])
             except OSError:
@@ -129,7 +129,8 @@ def claims(output: Path, seeds: int) -> pd.DataFrame:
         )
         for trial in result.trials.to_dict("records"):
             runs = [
-                read_metrics(path) for path in sorted((result.folder / "trials" / f"{trial['trial']:04d}").glob("*"))
+                read_metrics(path)
+                for path in sorted((result.folder / "trials" / f"{trial['trial']:04d}").glob("seed-*"))
             ]
             early = [_at(rows_of, 100) for rows_of in runs]
             late = [rows_of["validation_accuracy"].iloc[-1] for rows_of in runs]
