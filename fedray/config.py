@@ -369,6 +369,11 @@ def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
     return nested
 
 
+def plain(name: str) -> str:
+    """``name`` without what may not be in a file's name, or is awkward there."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Sections within sections as one mapping with dotted keys (``train.lr``)."""
     found: dict[str, Any] = {}

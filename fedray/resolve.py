@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import Config, check, unknown_key
+from fedray.config import Config, check, plain, unknown_key
 from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
@@ -146,7 +146,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     updates: dict[str, dict[str, Any]] = {
         "run": {
             "rounds": rounds, "iterations": None,
-            "name": config.run.name or _plain(f"{algorithm_name}-{source_name}"),
+            "name": config.run.name or plain(f"{algorithm_name}-{source_name}"),
         },
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
@@ -181,10 +181,6 @@ def rounds_of(config: Config) -> int:
 def dump(config: Config) -> str:
     """A resolved configuration as YAML."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
 def _extras(section: Any) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def test_each_environment_is_a_sweep_of_its_own():
     values = {"data.partition.alpha": [0.1, 1], "train.cohort_size": [3, 5]}
     specs = read_sweeps(described(environments=values), ["tune.name=n"])
     assert [spec.name for spec in specs] == [
-        f"n/alpha={a},cohort_size={c}" for a, c in itertools.product([0.1, 1], [3, 5])
+        f"n/alpha-{a}-cohort_size-{c}" for a, c in itertools.product([0.1, 1], [3, 5])
     ]
     assert [spec.base["data.partition.alpha"] for spec in specs] == [0.1, 0.1, 1, 1]
     assert len(read_sweeps(described(environments=values), ["data.partition.alpha=2"])) == 2

@@ -179,7 +179,7 @@ def test_one_trial_of_every_space_file(ray_cluster, tmp_path):
         for spec in read_sweeps(name, [f"tune.output={tmp_path}", "tune.trials=2"]):
             base = {key: value for key, value in spec.base.items() if not key.startswith(("data.", "model.name"))}
             space = {key: text for key, text in spec.described.items() if key != "train.local_steps"}
-            environment = {k: v for k, v in spec.base.items() if "," in spec.name and k == "data.partition.alpha"}
+            environment = {k: v for k, v in spec.base.items() if name.endswith("_xi") and k == "data.partition.alpha"}
             specs.append(
                 read_sweeps(
                     {"base": {**base, **small, **environment}, "spaces": {"wide": space}, "first": spec.first},

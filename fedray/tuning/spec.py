@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from fedray.config import Auto, Section, Whole, assign, check, expand, flat, read, read_file
+from fedray.config import Auto, Section, Whole, assign, check, expand, flat, plain, read, read_file
 from fedray.errors import UserError, near_miss
 from fedray.tuning.space import Space, Values, read_space
 
@@ -247,7 +247,9 @@ def _environments(
     for values in itertools.product(*free.values()):
         environment = dict(zip(free, values, strict=True))
         _same_for_all(environment, f"{where}environments")
-        yield ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in environment.items()), environment
+        # a folder's name, that a shell and this command line take as one
+        label = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in environment.items())
+        yield plain(label), environment
 
 
 def _first(values: Mapping[str, Any], where: str) -> list[Values]:
