@@ -214,9 +214,14 @@ def _rerun(options: argparse.Namespace) -> int:
         raise UserError(f"--from-trial has the trial's own configuration: no file beside it, not {files[0]}")
     done = rerun(Path(options.from_trial), options.settings, display)
     for each in done:
-        verdict = f"{', '.join(each.differ)} differ" if each.differ else "identical"
+        verdict = (
+            f"{', '.join(each.differ)} differ" if each.differ else "identical" if each.rounds else "none to compare"
+        )
         display.say(f"{each.original} and {each.result.folder}: {each.rounds} rounds, {verdict}")
-    return 1 if any(each.differ for each in done) else 0
+    if any(each.result.summary["status"] == "interrupted" for each in done):
+        display.say("to go on, give the same command again")
+        return EXIT_INTERRUPTED
+    return 1 if any(each.differ or not each.rounds for each in done) else 0
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -248,7 +253,10 @@ def _tune(options: argparse.Namespace) -> int:
     if any(result.interrupted for result in results):
         view.say("to go on, give the same command again")
         return EXIT_INTERRUPTED
-    return 0
+    lost = [str(result.folder) for result in results if not result.best]
+    if lost:
+        print(f"fedray: no trial reached anything in {', '.join(lost)}", file=sys.stderr)
+    return 1 if lost else 0
 
 
 def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -265,13 +273,16 @@ def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
         return 0
     view = View()
     view.say("fedray: loading ...")
-    if run_suite(suite, view, options.retry_failed):
+    status = run_suite(suite, view, options.retry_failed)
+    if status == "interrupted":
         view.say("to go on, give the same command again")
         return EXIT_INTERRUPTED
     written = write_suite(suite)
     view.say(written[1].read_text().rstrip())
     view.say(f"wrote {', '.join(map(str, written))}")
-    return 0
+    if status == "incomplete":
+        print("fedray: the table lacks runs: an algorithm has no winner, or a winner's run failed", file=sys.stderr)
+    return 1 if status == "incomplete" else 0
 
 
 def _data(options: argparse.Namespace) -> int:

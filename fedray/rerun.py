@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedray.config import assign, expand, flat, read_file
+from fedray.config import assign, expand, flat, plain, read_file
 from fedray.errors import UserError
 from fedray.tracking.progress import Display
 
@@ -35,13 +35,26 @@ def rerun(folder: Path, overrides: Iterable[str] = (), display: Display | None =
     done = []
     for original in runs_in(folder):
         values = expand(flat(read_file(original / "config.yaml")))
-        name = "-".join(part for part in original.absolute().parts[-4:] if part != "trials")
+        name = plain("-".join(part for part in original.absolute().parts[_outside(original) :] if part != "trials"))
         values["run"] |= {"output": "runs/", "name": name, "resume": "auto"}
         for override in overrides:
             assign(values, override)
+        if not (original / "metrics.csv").exists():
+            raise UserError(
+                f"--from-trial {folder}: {original} has made no round; {original.parent}/error.txt says why"
+            )
         result = simulate(values, display=display)
         done.append(Rerun(original, result, *_compared(original, result.folder)))
+        if result.summary["status"] == "interrupted":
+            break
     return done
+
+
+def _outside(run: Path) -> int:
+    """How many parts of a run's path are not its sweep's: those up to the folder above the outermost sweep."""
+    parents = run.absolute().parents
+    above = [number for number, parent in enumerate(parents) if any(parent.glob("*/sweep.yaml"))]
+    return len(parents) - above[-1] if above else -1
 
 
 def runs_in(folder: Path) -> list[Path]:

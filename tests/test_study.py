@@ -5,15 +5,18 @@ import math
 import multiprocessing
 import os
 import signal
+from typing import get_args
 
 import pytest
 from optuna.trial import TrialState
 
 from fedray.errors import UserError
 from fedray.tuning.space import read_space
-from fedray.tuning.study import SAMPLERS, Study, journal, opened, owned
+from fedray.tuning.spec import TuneConfig
+from fedray.tuning.study import Study, journal, opened, owned
 
 SPACE = read_space({"a.x": {"uniform": [0, 1]}, "a.k": {"choice": ["p", "q"]}})
+SAMPLERS = get_args(get_args(TuneConfig.model_fields["search"].annotation)[0])
 GRID = read_space({"a.x": {"grid": [0, 1]}, "a.k": {"grid": ["p", "q"]}})
 
 
@@ -23,7 +26,8 @@ def study(storage, space=SPACE, **options):
 
 @contextlib.contextmanager
 def kept(path):
-    with owned(path.with_suffix(".owner")):
+    path.parent.mkdir(exist_ok=True)
+    with owned(path):
         yield journal(path)
 
 
@@ -33,21 +37,55 @@ def states(found):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_study_that_goes_on_in_new_processes_draws_what_one_process_would(sampler, tmp_path):
-    """One trial per opening, or all in one: the same values, all different."""
-    space = GRID if sampler == "grid" else SPACE
+    """One trial per opening, or all in one: the same values, all different, also after the first ones at random."""
+    space, count = (GRID, 4) if sampler == "grid" else (SPACE, 16)
     found = []
-    for openings in (1, 4):
+    for openings in (1, count):
         values = []
         for _ in range(openings):
             with kept(tmp_path / str(openings) / "j.log") as storage:
-                opened_study = study(storage, space, sampler=sampler, seed=3)
-                for _ in range(4 // openings):
+                opened_study = study(storage, space, sampler=sampler, seed=3, population=4)
+                for _ in range(count // openings):
                     asked = opened_study.ask()
                     opened_study.complete(asked.number, [float(asked.values["a.x"])])
                     values.append(asked.values)
         found.append(values)
     assert found[0] == found[1]
-    assert len({tuple(values.items()) for values in found[0]}) == 4
+    # children may be like a parent
+    assert len({tuple(values.items()) for values in found[0]}) == count or sampler == "nsga2"
+    if sampler in ("tpe", "cmaes", "nsga2"):
+        # what was good is looked at more closely
+        assert sum(v["a.x"] for v in found[0][12:]) > sum(v["a.x"] for v in found[0][:4])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4295, 2**31 - 1])
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "nsga2", "random"])
+def test_any_seed(sampler, seed, tmp_path):
+    with kept(tmp_path / "j.log") as storage:
+        found = study(storage, sampler=sampler, seed=seed)
+        for _ in range(3):
+            found.complete(found.ask().number, [0.5])
+
+
+def test_of_equally_good_trials_the_first_is_the_best(tmp_path):
+    with kept(tmp_path / "j.log") as storage:
+        found = study(storage)
+        for value in (0.1, 0.5, 0.5):
+            found.complete(found.ask().number, [value])
+        assert [trial.number for trial in found.best()] == [1]
+
+
+def test_a_queue_that_was_written_in_part_is_completed(tmp_path):
+    """Killed while a grid was queued: what is there stays, the rest comes."""
+    with kept(tmp_path / "j.log") as storage:
+        study(storage, GRID, sampler="grid")
+    lines = (tmp_path / "j.log").read_bytes().splitlines(keepends=True)
+    (tmp_path / "j.log").write_bytes(b"".join(lines[:3]))
+    with kept(tmp_path / "j.log") as storage:
+        found = study(storage, GRID, sampler="grid")
+        assert 0 < len(found.trials) == 4
+        values = [found.ask().values for _ in range(4)]
+    assert sorted((v["a.x"], v["a.k"]) for v in values) == [(0, "p"), (0, "q"), (1, "p"), (1, "q")]
 
 
 def test_what_was_running_is_handed_out_again_with_its_values(tmp_path):

@@ -20,6 +20,7 @@ from fedray.config import flat, load, read_file
 from fedray.errors import UserError
 from fedray.resolve import Own, resolve, rounds_of
 from fedray.testing.contracts import SETTINGS, small_source
+from fedray.tracking.folder import read_metrics
 from fedray.tuning.axis import STEPS, budget_of, reached, value_of
 from fedray.tuning.intervals import mean_and_margin
 from fedray.tuning.report import pareto
@@ -96,6 +97,9 @@ def ends(sweep, number, accuracy, runs=1):
             ("tune.objective={validation_accuracy: max, bytes: min}", "tune.prune.by=asha"),
             "goes with one objective",
         ),
+        ({}, ("tune.objective={validation_accuracy: max, bytes: min}", "tune.search=cmaes"), "cmaes goes with one"),
+        ({"first": [{"algorithm.muu": 1}]}, (), "first: algorithm.muu is not searched (did you mean 'algorithm.mu'?)"),
+        ({"environments": {"data.partition.alpha": [0.1, 0.1]}}, (), "two of them have the same name"),
         ({}, ("run.name=x",), "run.name is set by the sweep; use tune.name"),
         ({}, ("run.eval_test=true",), "run.eval_test is set by the sweep"),
         ({"spaces": {"wide": {"engine.threads": {"choice": [1, 2]}}}}, (), "engine.threads can't be searched"),
@@ -182,6 +186,9 @@ def test_the_record_of_a_sweep_is_a_space_file_that_means_the_same(tmp_path):
         (again,) = read_sweeps(where)
         assert again.record() == spec.record()
         assert again.folder == tmp_path / "r"
+    (tmp_path / "r").rename(tmp_path / "renamed")
+    (again,) = read_sweeps(tmp_path / "renamed")
+    assert again.folder == tmp_path / "renamed"
 
 
 # ---------------------------------------------------------------- the files that come with fedray
@@ -198,7 +205,7 @@ def test_a_space_file_is_of_its_algorithm_and_begins_with_the_base(name):
         for spec in read_sweeps(name, [f"tune.space={space}"]):
             algorithm = spec.base["algorithm.name"]
             assert name.startswith(algorithm)
-            assert trials_of(spec) == (len(spec.space.grid({})) if space == "paper" else 30)
+            assert trials_of(spec, spec.base) == (30 if space == "wide" else len(spec.space.grid({})))
             hyper = known_algorithms()[algorithm]().hyper.model_dump()
             defaults = {f"algorithm.{key}": value for key, value in hyper.items()} | {"train.server_lr": 1.0}
             defaults |= {"train.weight_decay": 0.0} | spec.base | (spec.first[0] if spec.first else {})
@@ -415,6 +422,9 @@ def test_a_folder_holds_one_sweep(tmp_path):
         pass
     with pytest.raises(UserError, match=r"train.batch_size differs"), opened(tmp_path, "train.batch_size=9"):
         pass
+    # a run may be made longer; a sweep would have trials of two kinds
+    with pytest.raises(UserError, match=r"\(run.rounds differs\)"), opened(tmp_path, "run.rounds=20"):
+        pass
     with opened(tmp_path, "engine.actors=2", "tune.trials=5", "tune.concurrency=1"):
         pass
     with opened(tmp_path, "tune.seeds=2", "tune.resume=false"):
@@ -426,6 +436,23 @@ def test_a_folder_holds_one_sweep(tmp_path):
         pass
 
 
+def test_what_ended_before_its_driver_heard_of_it(tmp_path):
+    """A seed's run was finished when the driver was killed: only its end is told, and its value is the trial's."""
+    with opened(tmp_path, "tune.seeds=2", "tune.prune.by=median") as sweep:
+        sweep.next()
+        assert not sweep.hear("0", RunEnd(0, "completed", row(10, 0.4)))
+        assert sweep.study.trials[0].intermediate_values == {20: 0.4}
+
+
+def test_an_interrupted_trial_goes_on_with_the_sweep(tmp_path):
+    with opened(tmp_path, "tune.trials=1") as sweep:
+        first = sweep.next()
+        sweep.hear("0", TrialEnd(interrupted=True))
+        assert not sweep.running
+    with opened(tmp_path, "tune.trials=1") as sweep:
+        assert sweep.next() == first
+
+
 def test_the_study_in_a_storage_of_the_users(tmp_path):
     url = f"tune.storage=sqlite:///{tmp_path / 'all.db'}"
     with opened(tmp_path, url) as sweep:
@@ -434,6 +461,10 @@ def test_the_study_in_a_storage_of_the_users(tmp_path):
     with opened(tmp_path, url) as sweep:
         assert sweep.study.count(TrialState.COMPLETE) == 1
     assert not (tmp_path / "s" / "study.journal").exists()
+    # another folder, or a fresh one, is another sweep
+    for other in ("tune.output=" + str(tmp_path / "elsewhere"), "tune.resume=false"):
+        with pytest.raises(UserError, match="has a study s already"), opened(tmp_path, url, other):
+            pass
 
 
 def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
@@ -450,9 +481,13 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
             return tell
 
         own = {"data": small_source()}
-        carry_out(assignment, own, stop_after(4))
+        # interrupted it keeps a checkpoint, from which it goes on
+        folder = tmp_path / "s" / "trials" / "0000"
+        end = carry_out(assignment, own, stop_after(None), lambda: len(heard) >= 4)
+        assert (end.interrupted, end.error) == (True, None)
         assert [message.row["round"] for message in heard] == [1, 2, 3, 4]
-        carry_out(assignment, own, stop_after(None))
+        assert list(folder.glob("seed-0/checkpoints/round-*"))
+        assert carry_out(assignment, own, stop_after(None)) == TrialEnd()
         kinds = [(type(message).__name__, message.run, int(message.row["round"])) for message in heard[4:]]
         assert kinds == [
             *[("Round", 0, r) for r in range(5, 11)], ("RunEnd", 0, 10), *[("Round", 1, r) for r in range(1, 11)],
@@ -460,9 +495,16 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
         ]  # fmt: skip
         assert [message.last for message in heard if isinstance(message, Round)] == [False] * 19 + [True]
         assert all("test_accuracy" not in message.row for message in heard if isinstance(message, Round))
+        # what has ended needs none
+        assert not list(folder.glob("*/checkpoints"))
         heard.clear()
         carry_out(assignment, own, stop_after(None))
         assert [type(message).__name__ for message in heard] == ["RunEnd", "RunEnd"]
+        # nor what is given up
+        pruned = sweep.next()
+        carry_out(pruned, own, stop_after(4))
+        assert len(read_metrics(tmp_path / "s" / "trials" / "0001" / "seed-0")) == 4
+        assert not list((tmp_path / "s" / "trials" / "0001").glob("*/checkpoints"))
 
 
 # ---------------------------------------------------------------- sums and tables

@@ -39,7 +39,7 @@ def tune(output: Path, trials: int, *more: str) -> None:
 
 def one_by_one(output: Path, configs: list[Path], *more: str) -> None:
     for number, config in enumerate(configs):
-        run("run", str(config), f"run.output={output}", f"run.name={number}", *more)
+        run("run", str(config), f"run.output={output}", f"run.name=trial-{number}", *more)
 
 
 def run(*arguments: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import tempfile
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,9 +51,13 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
     value = Summary.Value(
         tag=metadata.EXPERIMENT_TAG, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
     )
-    writer: Any = FileWriter(str(folder))
-    writer.add_summary(Summary(value=[value]))
-    writer.close()
+    # the name of a file that is there says that it is whole
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
+        writer: Any = FileWriter(scratch)
+        writer.add_summary(Summary(value=[value]))
+        writer.close()
+        for path in Path(scratch).iterdir():
+            path.rename(folder / path.name)
 
 
 def _without_tensorflow() -> None:

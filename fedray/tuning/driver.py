@@ -153,11 +153,12 @@ def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RaySta
                 view.say(line)
     assert own.source is not None
     ship_own_code([thing for thing in (own.model, own.loss, *own.metrics.values()) if thing is not None])
-    shared = {"source": store_source(own.source), "model": own.model, "loss": own.loss, "metrics": own.metrics}
+    source = store_source(own.source)
+    objects = {"model": own.model, "loss": own.loss, "metrics": own.metrics}
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:
-            run_trials(Several(desks), bundles, concurrency, shared, engine.start_timeout, stopping)
+            run_trials(Several(desks), bundles, concurrency, source, objects, engine.start_timeout, stopping)
         except Interrupted:
             return True
         finally:

@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from fedray.tracking.folder import read_metrics, write_whole
 from fedray.tuning.axis import value_of
 from fedray.tuning.spec import SweepSpec, read_sweeps
-from fedray.tuning.study import ERROR, JOURNAL, VALUES, opened, read_study, values_of
+from fedray.tuning.study import ERROR, JOURNAL, VALUES, loaded, opened, read_study, values_of
 from fedray.tuning.sweep import study_name
 
 STATES = {
@@ -29,10 +29,14 @@ STATES = {
 }
 
 
+LEAST_TRIALS = 8
+"""Complete trials below which nothing is said of importance."""
+
+
 def study_of(spec: SweepSpec) -> optuna.Study:
     """The study of a sweep, to be read."""
     if spec.tune.storage:
-        return optuna.load_study(study_name=study_name(spec), storage=opened(spec.tune.storage))
+        return loaded(opened(spec.tune.storage), study_name(spec), spec.tune.storage)
     return read_study(spec.folder / JOURNAL, study_name(spec))
 
 
@@ -60,7 +64,7 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
             | dict(zip(spec.tune.objective, _finals(trial), strict=False))
             | {f"{key}": value for key, value in values_of(trial).items()}
             | {"seconds": trial.duration.total_seconds() if trial.duration else math.nan}
-            | {name: np.mean([run[name] for run in runs]) for name in (runs[0] if runs else {})}
+            | pd.DataFrame(runs).mean().to_dict()
             | ({"error": error.splitlines()[-1]} if error else {})
         )
     return pd.DataFrame(rows)
@@ -110,7 +114,7 @@ def write_report(spec: SweepSpec) -> list[Path]:
     folder = spec.folder / "report"
     folder.mkdir(exist_ok=True)
     table = _table(spec, study)
-    table.to_csv(folder / "trials.csv", index=False)
+    write_whole(folder / "trials.csv", table.to_csv(index=False))
     write_whole(folder / "trials.md", markdown(_ranked(table, spec)))
     written = [folder / "trials.csv", folder / "trials.md"]
     with warnings.catch_warnings():
@@ -120,11 +124,12 @@ def write_report(spec: SweepSpec) -> list[Path]:
             importances = _importances(finite)
             if importances:
                 path = folder / _named("importance", objective, spec, "csv")
-                pd.Series(importances, name="importance").to_csv(path, index_label="key")
+                found = pd.Series(importances, name="importance").rename_axis("key").reset_index()
+                write_whole(path, found.assign(trials=len(finite.trials)).to_csv(index=False))
                 written.append(path)
             for name, draw in _pictures(finite, importances, objective).items():
                 written.append(_saved(draw, folder / _named(name, objective, spec, "png")))
-        if len(spec.tune.objective) > 1:
+        if len(spec.tune.objective) > 1 and "complete" in set(table.get("state", ())):
             written.append(_front(table, spec, folder / "pareto.png"))
     return written
 
@@ -171,7 +176,7 @@ def _importances(study: optuna.Study) -> dict[str, float]:
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     searched = [key for key in complete[0].params if all(key in t.params for t in complete)] if complete else []
     varied = [key for key in searched if len({str(trial.params[key]) for trial in complete}) > 1]
-    if len(complete) < 4 or not varied:
+    if len(complete) < LEAST_TRIALS or not varied:
         return {}
     try:
         return get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=varied)
@@ -204,11 +209,17 @@ def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: 
 
 
 def _saved(draw: Any, path: Path) -> Path:
+    axes = draw()
+    return save_figure(np.ravel(axes)[0].figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    """A whole picture, or the old one."""
     import matplotlib.pyplot as plt
 
-    axes = draw()
-    figure = np.ravel(axes)[0].figure
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    staging = path.with_name(f".{path.name}")
+    figure.savefig(staging, format=path.suffix[1:], dpi=120, bbox_inches="tight")
+    staging.rename(path)
     plt.close(figure)
     return path
 
@@ -227,9 +238,7 @@ def _front(table: pd.DataFrame, spec: SweepSpec, path: Path) -> Path:
         axes.annotate(str(row["trial"]), (row[x], row[y]), textcoords="offset points", xytext=(4, 4))
     axes.set(xlabel=f"{x} ({x_mode})", ylabel=f"{y} ({y_mode})", title=spec.name)
     axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(figure)
-    return path
+    return save_figure(figure, path)
 
 
 def pareto(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:

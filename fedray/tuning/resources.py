@@ -32,6 +32,8 @@ def engine_of_trials(engine: EngineConfig, given: Mapping[str, Any], concurrency
         raise UserError("engine.actors_per_gpu=auto: in a sweep, give how many trials or client actors share a GPU")
     if engine.server_gpus:
         raise UserError(f"engine.server_gpus={engine.server_gpus:g}: in a sweep the servers have no GPU; use 0")
+    if kind == "local" and engine.portable_bits:
+        raise UserError("engine.portable_bits=true: in a sweep use engine.kind=ray with it")
     settings: dict[str, Any] = {"engine.kind": kind}
     if engine.device == "auto":
         settings["engine.device"] = "cuda" if _share(engine)["GPU"] else "cpu"

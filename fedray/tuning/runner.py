@@ -12,7 +12,10 @@ import os
 import tempfile
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from ray import tune
@@ -50,23 +53,33 @@ class Desk(Protocol):
         """Take a message of a trial; whether it is to stop."""
 
     def lost(self, key: str, error: str) -> None:
-        """The process of a trial died: it is started again."""
+        """The process of a trial died: the trial is started again."""
 
     def failed(self, key: str, error: str) -> None:
         """The process of a trial died too often."""
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What all trials get: the data set, further arguments of :func:`fedray.simulate`, and the file on their node that
+    tells them, when it is there, to end after the round that they are in."""
+
+    source: StoredSource
+    own: Mapping[str, Any]
+    stop_file: Path
+
+
 class TrialActor(tune.Trainable):
     """Runs one trial after another in a process."""
 
-    def setup(self, config: dict[str, Any], shared: Mapping[str, Any] | None = None) -> None:
-        own = dict(shared or {})
-        source: StoredSource | None = own.pop("source")
-        self._own = own if source is None else own | {"data": source.get()}
+    def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
+        assert shared is not None
+        self._own = {"data": shared.source.get(), **shared.own}
+        self._stop_file = shared.stop_file
         self._begin(config)
 
     def _begin(self, config: Mapping[str, Any]) -> None:
-        self._trial = Running(Assignment(**config["assignment"]), self._own)
+        self._trial = Running(Assignment(**config["assignment"]), self._own, self._stop_file.exists)
 
     def step(self) -> dict[str, Any]:
         message = self._trial.next()
@@ -83,30 +96,44 @@ class TrialActor(tune.Trainable):
 
 
 class _Asker(Searcher):
-    """Gives Tune what the desk has, at most ``concurrency`` at a time."""
+    """Gives Tune what the desk has, at most ``concurrency`` at a time; and again, ``max_lost`` times, what was in a
+    process that died."""
 
-    def __init__(self, desk: Desk, concurrency: int) -> None:
+    def __init__(self, desk: Desk, concurrency: int, max_lost: int) -> None:
         super().__init__()
-        self.desk, self.concurrency = desk, concurrency
-        self.keys: dict[str, str] = {}
-        self.lost: dict[str, str] = {}
+        self.desk, self.concurrency, self.max_lost = desk, concurrency, max_lost
+        self.stopping = False
+        self.given: dict[str, Assignment] = {}
+        self.again: deque[Assignment] = deque()
+        self.deaths: Counter[str] = Counter()
 
     def suggest(self, trial_id: str) -> Any:
-        if self.desk.exhausted:
-            # idle processes end now: nobody needs them, and Tune does not survive the death of one
+        if not self.given and not self.again and (self.stopping or self.desk.exhausted):
             return Searcher.FINISHED
-        if len(self.keys) >= self.concurrency:
+        if self.stopping or len(self.given) >= self.concurrency:
             return None
-        assignment = self.desk.next()
+        assignment = self.again.popleft() if self.again else self.desk.next()
         if assignment is None:
             return None
-        self.keys[trial_id] = assignment.key
+        self.given[trial_id] = assignment
         return {"assignment": assignment._asdict()}
 
+    def ended(self, trial_id: str) -> None:
+        """A trial needs no process any more."""
+        self.given.pop(trial_id, None)
+
+    def died(self, trial_id: str, error: str) -> None:
+        """The process of a trial died, or could not be made ready."""
+        assignment = self.given.pop(trial_id)
+        self.deaths[assignment.key] += 1
+        if self.deaths[assignment.key] > self.max_lost:
+            self.desk.failed(assignment.key, f"{error} ({self.deaths[assignment.key]} times)")
+        else:
+            self.again.append(assignment)
+            self.desk.lost(assignment.key, error)
+
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        key = self.keys.pop(trial_id, None)
-        if error and key is not None:
-            self.lost[trial_id] = key
+        """Nothing: the scheduler and the callback hear of it too, and of more."""
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the desk keeps its own records."""
@@ -121,29 +148,52 @@ class _Judge(FIFOScheduler):
     def __init__(self, desk: Desk, asker: _Asker) -> None:
         super().__init__()
         self.desk, self.asker = desk, asker
+        self.error: Exception | None = None
 
     def on_trial_result(self, controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        stop = self.desk.hear(self.asker.keys[trial.trial_id], result["told"][0])
+        stop = self._hear(trial, result["told"][0])
         return TrialScheduler.STOP if stop else TrialScheduler.CONTINUE
 
     def on_trial_complete(self, controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
         message = result["told"][0]
         if isinstance(message, TrialEnd):
-            self.desk.hear(self.asker.keys[trial.trial_id], message)
+            self._hear(trial, message)
+
+    def _hear(self, trial: Any, message: Message) -> bool:
+        try:
+            return self.desk.hear(self.asker.given[trial.trial_id].key, message)
+        except Exception as error:
+            # Tune would make another of it, or start the trial again
+            self.error = self.error or error
+            return True
 
 
 class _Watch(tune.Callback):
     """Sees to it that trials start in time, and hears of processes that die."""
 
-    def __init__(self, desk: Desk, asker: _Asker, bundles: Bundles, patience: float, stopping: threading.Event) -> None:
-        self.desk, self.asker, self.bundles, self.patience, self.stopping = desk, asker, bundles, patience, stopping
+    def __init__(
+        self,
+        asker: _Asker,
+        judge: _Judge,
+        bundles: Bundles,
+        patience: float,
+        stopping: threading.Event,
+        stop_file: Path,
+    ) -> None:
+        self.asker, self.judge, self.bundles, self.patience = asker, judge, bundles, patience
+        self.stopping, self.stop_file = stopping, stop_file
         self.running: set[str] = set()
         self.waiting_since: float | None = None
 
     def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
-        if self.stopping.is_set():
+        if self.judge.error is not None:
+            raise self.judge.error
+        if self.stopping.is_set() and not self.asker.stopping:
+            self.asker.stopping = True
+            self.stop_file.touch()
+        if self.asker.stopping and not self.running:
             raise Interrupted
-        if self.running or not self.asker.keys:
+        if self.running or not self.asker.given:
             self.waiting_since = None
             return
         now = time.monotonic()
@@ -156,15 +206,11 @@ class _Watch(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self.running.discard(trial.trial_id)
-
-    def on_trial_recover(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self.running.discard(trial.trial_id)
-        self.desk.lost(self.asker.keys[trial.trial_id], _reason(trial))
+        self.asker.ended(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self.running.discard(trial.trial_id)
-        # Tune has told the searcher before
-        self.desk.failed(self.asker.lost.pop(trial.trial_id), _reason(trial))
+        self.asker.died(trial.trial_id, _reason(trial))
 
 
 class Interrupted(Exception):
@@ -175,35 +221,37 @@ def run_trials(
     desk: Desk,
     bundles: Bundles,
     concurrency: int,
-    shared: Mapping[str, Any],
+    source: StoredSource,
+    own: Mapping[str, Any],
     patience: float,
     stopping: threading.Event,
     max_lost: int = 3,
 ) -> None:
     """Run what ``desk`` gives until it is exhausted, ``concurrency`` trials at once, each in ``bundles`` of its own.
 
-    ``shared``: what all trials get: ``source``, a :class:`StoredSource` or None, and further arguments of
-    :func:`fedray.simulate`. Raises :class:`UserError` if none can be started for ``patience`` seconds, and
+    ``own``: further arguments of :func:`fedray.simulate` for all. A trial whose process dies is started again
+    ``max_lost`` times. Raises :class:`UserError` if none can be started for ``patience`` seconds, and
     :class:`Interrupted` when ``stopping`` is set.
     """
-    asker = _Asker(desk, concurrency)
-    watch = _Watch(desk, asker, bundles, patience, stopping)
-    resources = tune.PlacementGroupFactory(bundles)
-    trainable = tune.with_resources(tune.with_parameters(TrialActor, shared=shared), resources)
     with tempfile.TemporaryDirectory(prefix="fedray-tune-") as scratch, _settings(concurrency):
+        stop_file = Path(scratch) / "stop"
+        asker = _Asker(desk, concurrency, max_lost)
+        judge = _Judge(desk, asker)
+        trainable = tune.with_parameters(TrialActor, shared=Shared(source, own, stop_file))
         tune.run(
-            trainable,
+            tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),
             name="sweep",
             search_alg=asker,
-            scheduler=_Judge(desk, asker),
-            callbacks=[watch],
+            scheduler=judge,
+            callbacks=[_Watch(asker, judge, bundles, patience, stopping, stop_file)],
             num_samples=-1,
             reuse_actors=True,
-            max_failures=max_lost,
             raise_on_failed_trial=False,
             storage_path=scratch,
             verbose=0,
         )
+        if judge.error is not None:
+            raise judge.error
 
 
 @contextlib.contextmanager

@@ -138,8 +138,10 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     path = None if isinstance(space, Mapping) else find_file(space, known_spaces(), "space file")
     values = read_file(path) if path else dict(cast(Mapping[str, Any], space))
     if path and path.name == RECORD:
-        # a sweep that was moved with its folder is where it is
-        values["tune"]["output"] = str(path.absolute().parents[len(Path(values["tune"]["name"]).parts)])
+        # a folder that was moved or renamed is the sweep that it holds
+        recorded = Path(values["tune"]["name"])
+        values["tune"]["name"] = str(recorded.with_name(path.absolute().parent.name))
+        values["tune"]["output"] = str(path.absolute().parents[len(recorded.parts)])
     where = f"{path}: " if path else ""
     known_sections(values, ("about", "base", "spaces", "environments", "first", "tune"), where)
     given: dict[str, Any] = {}
@@ -153,6 +155,9 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
         raise UserError(f"tune.space: {where}there is no space {tune.space!r}{near_miss(tune.space, spaces)}")
     described = {key: text for key, text in section(spaces, tune.space, f"{where}spaces.").items() if key not in fixed}
     name = tune.name or (path.stem if path else base.get("algorithm.name", "sweep"))
+    environments = list(_environments(section(values, "environments", where), fixed, where))
+    if len({label for label, _ in environments}) < len(environments):
+        raise UserError(f"{where}environments: two of them have the same name: {[label for label, _ in environments]}")
     return [
         checked(
             SweepSpec(
@@ -160,10 +165,10 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
                 tune,
                 _with_equal_work({**base, **environment}, described),
                 described,
-                _first(values, where),
+                _first(values, [*described, *fixed], where),
             )
         )
-        for label, environment in _environments(section(values, "environments", where), fixed, where)
+        for label, environment in environments
     ]
 
 
@@ -213,6 +218,8 @@ def read_tune(of_file: Any, given: Mapping[str, Any], where: str) -> TuneConfig:
             raise UserError(f"tune.objective: there is no column {name!r}{near_miss(name, OBJECTIVES)}")
     if len(tune.objective) > 1 and tune.prune.by != "none":
         raise UserError(f"tune.prune.by={tune.prune.by} goes with one objective, not with {len(tune.objective)}")
+    if len(tune.objective) > 1 and tune.search == "cmaes":
+        raise UserError("tune.search=cmaes goes with one objective; use tpe or nsga2")
     if not tune.objective:
         raise UserError("tune.objective must name at least one column, as in {validation_accuracy: max}")
     return tune
@@ -252,10 +259,13 @@ def _environments(
         yield plain(label), environment
 
 
-def _first(values: Mapping[str, Any], where: str) -> list[Values]:
+def _first(values: Mapping[str, Any], searched: Sequence[str], where: str) -> list[Values]:
     first = values.get("first") or []
     if not isinstance(first, list) or not all(isinstance(each, Mapping) for each in first):
         raise UserError(f"{where}first must be a list of values to try, as in [{{algorithm.mu: 0.1}}]")
+    for key in itertools.chain(*first):
+        if key not in searched:
+            raise UserError(f"{where}first: {key} is not searched{near_miss(str(key), searched)}")
     return [dict(each) for each in first]
 
 

@@ -29,8 +29,6 @@ from fedray.tuning.space import Space, Values
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-SAMPLERS = ("tpe", "random", "grid", "cmaes", "nsga2")
-
 JOURNAL = "study.journal"
 """A study's own storage, in its sweep's folder."""
 
@@ -52,6 +50,7 @@ class Study:
     """``space`` searched in the study ``name`` of ``storage``; ``base``: the keys that are not searched.
 
     ``directions``: maximize or minimize, for each objective. ``first``: values that are tried before any other.
+    ``population``: the size of NSGA-II's generations, of which the first is random.
     """
 
     def __init__(
@@ -65,8 +64,9 @@ class Study:
         pruner: BasePruner | None = None,
         seed: int = 0,
         first: Sequence[Values] = (),
+        population: int = 50,
     ) -> None:
-        self.space, self.base, self.sampler, self.seed = space, base, sampler, seed
+        self.space, self.base, self.sampler, self.seed, self.population = space, base, sampler, seed, population
         self._study = optuna.create_study(
             storage=storage,
             study_name=name,
@@ -76,13 +76,12 @@ class Study:
         )
         self._running: dict[int, Trial] = {}
         self._left = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-        if not self.trials:
-            grid = [{**base, **values} for values in space.grid(base)] if sampler == "grid" else []
-            queue: list[Values] = []
-            for values in (*first, *grid):
-                if (stored := space.stored(values)) not in queue:
-                    queue.append(stored)
-            for stored in queue:
+        grid = [{**base, **values} for values in space.grid(base)] if sampler == "grid" else []
+        # a process that was killed may have queued a part
+        queued = [trial.system_attrs.get("fixed_params") for trial in self.trials]
+        for values in (*first, *grid):
+            if (stored := space.stored(values)) not in queued:
+                queued.append(stored)
                 self._study.enqueue_trial(stored)
 
     @property
@@ -98,7 +97,9 @@ class Study:
     def best(self) -> list[FrozenTrial]:
         """The best trial, or the Pareto front of several objectives; empty as long as none has reached anything."""
         best = self._study.best_trials if self.count(TrialState.COMPLETE) else []
-        return [trial for trial in best if all(map(math.isfinite, trial.values))]
+        finite = [trial for trial in best if all(map(math.isfinite, trial.values))]
+        # of several that are equally good the first
+        return finite[:1] if len(self._study.directions) == 1 else finite
 
     def count(self, *states: TrialState) -> int:
         """How many trials are in one of ``states``."""
@@ -134,17 +135,20 @@ class Study:
         worst = {"MAXIMIZE": -math.inf, "MINIMIZE": math.inf}
         directions = [direction.name for direction in self._study.directions]
         told = [v if math.isfinite(v) else worst[way] for v, way in zip(values, directions, strict=True)]
-        self._study.tell(self._running.pop(number), told)
+        self._study.tell(self._running[number], told)
+        del self._running[number]
 
     def prune(self, number: int) -> None:
         """The end of a trial that was pruned; its last intermediate value is its value."""
-        self._study.tell(self._running.pop(number), state=TrialState.PRUNED)
+        self._study.tell(self._running[number], state=TrialState.PRUNED)
+        del self._running[number]
 
     def fail(self, number: int, error: str) -> None:
         """The end of a trial that raised ``error``."""
-        trial = self._running.pop(number)
+        trial = self._running[number]
         trial.set_user_attr(ERROR, error)
         self._study.tell(trial, state=TrialState.FAIL)
+        del self._running[number]
 
     def retry_failed(self) -> int:
         """Queue the values of each trial that failed once more, unless that was done before; how many there are."""
@@ -166,15 +170,15 @@ class Study:
         return max(0, self.wanted(trials) - begun) + self.interrupted
 
     def _make_sampler(self, asked: int) -> BaseSampler:
-        seed = self.seed * 1_000_003 + asked
+        seed = (self.seed * 1_000_003 + asked) % 2**32
         if self.sampler == "tpe":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
         if self.sampler == "cmaes":
-            return CmaEsSampler(seed=seed, independent_sampler=TPESampler(seed=seed))
+            return CmaEsSampler(seed=seed, independent_sampler=TPESampler(seed=seed), warn_independent_sampling=False)
         if self.sampler == "nsga2":
-            return NSGAIISampler(seed=seed)
+            return NSGAIISampler(seed=seed, population_size=self.population)
         return RandomSampler(seed=seed)
 
 
@@ -184,14 +188,18 @@ def values_of(trial: FrozenTrial) -> Values:
 
 
 @contextlib.contextmanager
-def owned(lock: Path) -> Iterator[None]:
-    """Keep other processes that ask for the same file out; :class:`UserError` if one is in."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("ab") as file:
+def owned(folder: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same folder out; :class:`UserError` if one is in."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = (folder.parent / f".{folder.name}.lock").open("ab")
+    except OSError as error:
+        raise UserError(f"can't write to {folder.parent}: {error.strerror}") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{lock.parent}: another process runs this sweep") from None
+            raise UserError(f"{folder}: another process runs this sweep") from None
         yield
 
 
@@ -217,7 +225,20 @@ def read_study(path: Path, name: str) -> optuna.Study:
     """The study in a file that another process may be writing: it is not to be changed."""
     if not path.exists():
         raise UserError(f"there is no study {path}")
-    return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(path))))
+    return loaded(JournalStorage(JournalFileBackend(str(path))), name, path)
+
+
+def loaded(storage: BaseStorage, name: str, where: object) -> optuna.Study:
+    """A study that is there."""
+    try:
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
+        raise UserError(f"there is no study {name!r} in {where}") from None
+
+
+def is_there(storage: BaseStorage, name: str) -> bool:
+    """Whether a storage has a study of that name."""
+    return name in optuna.get_all_study_names(storage)
 
 
 def opened(url: str) -> BaseStorage:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,7 @@ from fedray.tuning.spec import (
     overridden,
     read_base,
     read_sweeps,
+    section,
 )
 from fedray.tuning.study import values_of
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
@@ -65,7 +66,7 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     """The suite in a file, by path or name; ``overrides`` are for its base, or ``tune.*``, of all algorithms."""
     path = find_file(name, known_suites(), "suite")
     values, where = read_file(path), f"{path}: "
-    known_sections(values, ("about", "base", "algorithms", "seeds", "tune"), where)
+    known_sections(values, ("about", "base", "space", "algorithms", "seeds", "tune"), where)
     algorithms = values.get("algorithms")
     if not isinstance(algorithms, list) or not algorithms:
         raise UserError(f"{where}algorithms must list at least one space file, by path or name")
@@ -74,30 +75,49 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     for override in overrides:
         assign(given, override)
     own_name = given.get("tune", {}).pop("name", None) or path.stem
-    common = read_base(values.get("base"), path, where)
-    specs = [
-        _of_algorithm(str(each), f"{own_name}/", common, values.get("tune") or {}, given, path) for each in algorithms
-    ]
+    common = _Common(
+        read_base(values.get("base"), path, where), section(values, "space", where), section(values, "tune", where)
+    )
+    specs = [_of_algorithm(str(each), f"{own_name}/", common, given, path) for each in algorithms]
+    if len({spec.name for spec in specs}) < len(specs):
+        raise UserError(f"{where}algorithms: two of them have the same name: {[spec.name for spec in specs]}")
+    if len(specs[0].tune.objective) > 1:
+        raise UserError(f"{where}tune.objective: a suite has one objective, by which winners are found")
     return Suite(own_name, _with_common_public_set(specs), seeds)
 
 
-def _of_algorithm(
-    name: str, prefix: str, common: Mapping[str, Any], tune: Mapping[str, Any], given: Mapping[str, Any], suite: Path
-) -> SweepSpec:
-    """The sweep of one algorithm: the space of its file, on the suite's base."""
+@dataclass(frozen=True)
+class _Common:
+    """What all algorithms of a suite have in common."""
+
+    base: Mapping[str, Any]
+    space: Mapping[str, Any]
+    tune: Mapping[str, Any]
+
+
+def _of_algorithm(name: str, prefix: str, common: _Common, given: Mapping[str, Any], suite: Path) -> SweepSpec:
+    """The sweep of one algorithm: the hyper-parameters of its own from its file, all else from the suite."""
     beside = suite.parent / name
     path = find_file(beside if beside.is_file() else name, known_spaces(), "space file")
     values = read_file(path)
-    of_file = read_base(values.get("base"), path, f"{path}: ")
-    of_algorithm = {key: value for key, value in of_file.items() if key.startswith("algorithm.")}
+    where = f"{path}: "
+    spaces = {
+        each: {**_own(section(section(values, "spaces", where), each, where)), **common.space}
+        for each in section(values, "spaces", where)
+    }
     whole = {
-        "base": {**of_algorithm, **common},
-        "spaces": values.get("spaces"),
-        "first": values.get("first"),
-        "tune": {**tune, "name": prefix + path.stem},
+        "base": {**_own(read_base(values.get("base"), path, where)), **common.base},
+        "spaces": spaces,
+        "first": [_own(each) for each in values.get("first") or []],
+        "tune": {**common.tune, "name": prefix + path.stem},
     }
     (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in flat(given).items()])
     return spec
+
+
+def _own(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that only the algorithm has."""
+    return {key: value for key, value in values.items() if key.startswith("algorithm.")}
 
 
 def _with_common_public_set(specs: Sequence[SweepSpec]) -> list[SweepSpec]:
@@ -120,6 +140,7 @@ class Winners:
         self.sweep, self.folder, self.view = sweep, folder, view
         first = int(sweep.base.get("run.seed") or 0) + sweep.spec.tune.seeds
         self.left = list(range(first, first + seeds))
+        self.failures = 0
 
     def run_folder(self, seed: int) -> Path:
         return winner_folder(self.folder, self.sweep.study.best()[0].number) / f"seed-{seed}"
@@ -157,6 +178,7 @@ class Winners:
         self.view.say(f"{self.sweep.name}: winner on seed {key}: {error}; it goes on from its last checkpoint")
 
     def failed(self, key: str, error: str) -> None:
+        self.failures += 1
         self.view.say(f"{self.sweep.name}: winner on seed {key} failed: {error.strip().splitlines()[-1]}")
 
 
@@ -170,16 +192,20 @@ def _is_finished(run: Path) -> bool:
     return path.exists() and json.loads(path.read_text())["status"] in ("completed", "diverged")
 
 
-def run_suite(suite: Suite, view: View | None = None, retry_failed: bool = False) -> bool:
-    """Run a suite to its end, or go on with it; whether the user stopped it."""
+def run_suite(
+    suite: Suite, view: View | None = None, retry_failed: bool = False
+) -> Literal["completed", "incomplete", "interrupted"]:
+    """Run a suite to its end, or go on with it. It is incomplete if an algorithm has no winner, or a winner failed."""
     view = view or View(quiet=True)
+    winners: list[Winners] = []
+
+    def then(sweeps: Sequence[Sweep]) -> Sequence[Winners]:
+        winners.extend(Winners(sweep, sweep.folder, suite.seeds, view) for sweep in sweeps)
+        return winners
+
     with started(suite.specs, view) as start:
-        results = run_sweeps(
-            suite.specs,
-            own_of(suite.specs[0]),
-            start,
-            view,
-            retry_failed,
-            then=lambda sweeps: [Winners(sweep, sweep.folder, suite.seeds, view) for sweep in sweeps],
-        )
-    return any(result.interrupted for result in results)
+        results = run_sweeps(suite.specs, own_of(suite.specs[0]), start, view, retry_failed, then)
+    if any(result.interrupted for result in results):
+        return "interrupted"
+    whole = all(result.best for result in results) and not any(each.failures for each in winners)
+    return "completed" if whole else "incomplete"

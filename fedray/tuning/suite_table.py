@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 
 from fedray.tracking.folder import read_metrics, write_whole
 from fedray.tuning.intervals import mean_and_margin
-from fedray.tuning.report import STATES, markdown, state_of, study_of
+from fedray.tuning.report import STATES, markdown, save_figure, state_of, study_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.study import values_of
 from fedray.tuning.suite import Suite, winner_folder
@@ -57,7 +57,7 @@ def write_suite(suite: Suite) -> list[Path]:
     """suite.csv, suite.md and curves.png in the suite's folder; what was written."""
     table = suite_table(suite)
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
-    table.to_csv(paths[0], index=False)
+    write_whole(paths[0], table.to_csv(index=False))
     write_whole(paths[1], markdown(_for_people(table)))
     _draw(suite, paths[2])
     return paths
@@ -87,7 +87,7 @@ def _for_people(table: pd.DataFrame) -> pd.DataFrame:
 
 def _winner(spec: SweepSpec) -> FrozenTrial | None:
     study = study_of(spec)
-    return study.best_trials[0] if any(state_of(t) == "complete" for t in _ended(study)) else None
+    return study.best_trials[0] if any(state_of(trial) == "complete" for trial in _ended(study)) else None
 
 
 def _ended(study: Any) -> list[FrozenTrial]:
@@ -151,8 +151,7 @@ def _draw(suite: Suite, path: Path) -> None:
         axes.fill_between(mean.index, 100 * low, 100 * high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xlabel="local iterations", ylabel="test accuracy, %", title=suite.name)
     axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _curve(rows: pd.DataFrame) -> pd.Series:

@@ -23,7 +23,7 @@ from fedray.tuning.axis import STEPS, budget_of, mean, value_of
 from fedray.tuning.pruning import pruner_of
 from fedray.tuning.space import Values
 from fedray.tuning.spec import RECORD, SweepSpec, TuneConfig, overridden
-from fedray.tuning.study import ENDED, JOURNAL, Study, journal, opened, owned, values_of
+from fedray.tuning.study import ENDED, JOURNAL, Study, is_there, journal, opened, owned, values_of
 from fedray.tuning.trial import Assignment, Message, Round, RunEnd
 from fedray.tuning.view import View
 
@@ -52,16 +52,18 @@ class Sweep:
     """Hands out trials and takes their messages; every fact goes into the study once.
 
     ``base``: the configuration of all trials but for what is searched, as dotted keys; ``engine``: what the cluster
-    adds to it. ``budget``: the whole of the axis on which trials are compared.
+    adds to it. ``total``: how many trials there are to be. ``budget``: the whole of the axis on which they are
+    compared. ``notes``: lines worth telling before it starts.
     """
 
-    def __init__(self, spec: SweepSpec, folder: Path, study: Study, base: Mapping[str, Any], budget: float) -> None:
-        self.spec, self.folder, self.study, self.base, self.budget = spec, folder, study, base, budget
+    def __init__(
+        self, spec: SweepSpec, study: Study, base: Mapping[str, Any], total: int, budget: float, notes: Sequence[str]
+    ) -> None:
+        self.spec, self.folder, self.study, self.base = spec, spec.folder, study, base
+        self.total, self.budget, self.notes = total, budget, notes
         self.objectives = list(spec.tune.objective)
         self.engine: Mapping[str, Any] = {}
-        self.notes: list[str] = []
         self.running: dict[int, Progress] = {}
-        self.total = trials_of(spec)
         self.show = View(quiet=True)
 
     @property
@@ -121,17 +123,19 @@ class Sweep:
         if isinstance(message, RunEnd):
             trial.diverged |= message.status == "diverged"
             trial.finals.append([value_of(message.row, name) for name in self.objectives])
+            trial.value = mean([final[0] for final in trial.finals])
             last = trial.diverged or message.run + 1 == self.spec.tune.seeds
             return not last and self._reached(number, trial, [(message.run + 1) * STEPS], may_stop=True)
-        if message.error is not None:
+        if message.interrupted:
+            # it stays a running one in the study, and goes on with the sweep
+            del self.running[number]
+        elif message.error is not None:
             self.failed(key, message.error)
         elif trial.diverged:
             self.study.complete(number, [math.nan] * len(self.objectives))
             self._ended(number, "diverged")
         else:
-            values = [mean(column) for column in zip(*trial.finals, strict=True)]
-            self.study.complete(number, values)
-            trial.value = values[0]
+            self.study.complete(number, [mean(column) for column in zip(*trial.finals, strict=True)])
             self._ended(number, "complete")
             self.write_best()
         return False
@@ -161,7 +165,8 @@ class Sweep:
         names = {"best.yaml" if single else f"best-{trial.number:04d}.yaml": trial for trial in best}
         for name, trial in names.items():
             settings = overridden(self.base, values_of(trial)) | {"run.name": f"{self.folder.name}-{trial.number}"}
-            settings.pop("run.log_clients")
+            if "run.log_clients" not in self.spec.base:
+                del settings["run.log_clients"]
             write_whole(self.folder / name, yaml.safe_dump(expand(settings), sort_keys=False))
         for old in set(self.folder.glob("best*.yaml")) - {self.folder / name for name in names}:
             old.unlink()
@@ -186,11 +191,11 @@ class Sweep:
         self.show.ended(self, number, trial, how)
 
 
-def trials_of(spec: SweepSpec) -> int:
-    """How many trials a sweep has."""
+def trials_of(spec: SweepSpec, base: Mapping[str, Any]) -> int:
+    """How many trials a sweep has whose resolved base is ``base``."""
     if spec.tune.trials is not None:
         return spec.tune.trials
-    return len(spec.space.grid(spec.base)) if spec.search == "grid" else TRIALS
+    return len(spec.space.grid(base)) if spec.search == "grid" else TRIALS
 
 
 @contextlib.contextmanager
@@ -204,14 +209,21 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
     experiment, data = resolve(load(base), own)
     _check_objectives(spec, data)
     _check_values(spec, base, own)
-    folder = spec.folder
-    with owned(folder.parent / f".{folder.name}.lock"):
-        _prepare(folder, spec)
+    with owned(spec.folder):
+        begun = _prepare(spec)
         tune, prune = spec.tune, spec.tune.prune
         resolved = flat(experiment.config.model_dump(mode="json"))
+        total = trials_of(spec, resolved)
         first, notes = _first(spec, resolved)
+        storage = storage_of(spec)
+        if not begun and is_there(storage, study_name(spec)):
+            raise UserError(
+                f"tune.storage={tune.storage} has a study {spec.name} already, which is not of {spec.folder}: choose "
+                "another tune.name"
+            )
+        write_whole(spec.folder / RECORD, yaml.safe_dump(spec.record(), sort_keys=False))
         study = Study(
-            storage=storage_of(spec),
+            storage=storage,
             name=study_name(spec),
             space=spec.space,
             base=resolved,
@@ -220,11 +232,10 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
             pruner=pruner_of(prune, tune.seeds),
             seed=tune.seed,
             first=first,
+            population=max(4, min(50, total // 5)),
         )
-        sweep = Sweep(spec, folder, study, base, budget_of(experiment, data, prune.axis))
-        sweep.notes = notes
-        declare_columns(folder, spec.space.keys(), list(tune.objective))
-        yield sweep
+        declare_columns(spec.folder, spec.space.keys(), list(tune.objective))
+        yield Sweep(spec, study, base, total, budget_of(experiment, data, prune.axis), notes)
 
 
 def _first(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Values], list[str]]:
@@ -278,29 +289,29 @@ def _check_values(spec: SweepSpec, base: Mapping[str, Any], own: Own) -> None:
             raise UserError(f"{spec.name}: spaces.{spec.tune.space} with {shown}: {error}") from None
 
 
-def _prepare(folder: Path, spec: SweepSpec) -> None:
-    """Make the sweep's folder, or go on in it."""
-    path, resume = folder / RECORD, spec.tune.resume
+def _prepare(spec: SweepSpec) -> bool:
+    """Make the sweep's folder, or see that it can go on; whether it had begun before."""
+    folder, resume = spec.folder, spec.tune.resume
     if resume is False and folder.exists():
         number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
         folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))
-    if not path.exists():
-        if resume is True:
-            raise UserError(f"tune.resume=true, but there is no sweep in {folder}; use tune.resume=auto")
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} exists and is not a sweep's folder: choose another tune.name or tune.output")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"can't write to tune.output={spec.tune.output}: {error.strerror}") from None
-    else:
-        differ = _differing(read_file(path), spec.record())
+    if (folder / RECORD).exists():
+        differ = _differing(read_file(folder / RECORD), spec.record())
         if differ:
             raise UserError(
                 f"{folder} holds another sweep ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): use "
                 "tune.resume=false to start over (the old one is kept), or another tune.name"
             )
-    write_whole(path, yaml.safe_dump(spec.record(), sort_keys=False))
+        return True
+    if resume is True:
+        raise UserError(f"tune.resume=true, but there is no sweep in {folder}; use tune.resume=auto")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} exists and is not a sweep's folder: choose another tune.name or tune.output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"can't write to {folder}: {error.strerror}") from None
+    return False
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -308,4 +319,6 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     a, b = (dict(each["tune"]) for each in (old, new))
     tune = [f"tune.{key}" for key in TuneConfig.model_fields if key not in EFFORT and a.get(key) != b.get(key)]
     others = [key for key in ("spaces", "first") if old.get(key) != new.get(key)]
-    return [*tune, *others, *differing_keys(expand(old["base"]), expand(new["base"]))]
+    # a run may be made longer, the trials of a sweep not
+    rounds = ["run.rounds"] if old["base"].get("run.rounds") != new["base"].get("run.rounds") else []
+    return [*tune, *others, *rounds, *differing_keys(expand(old["base"]), expand(new["base"]))]

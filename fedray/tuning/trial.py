@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import queue
+import shutil
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -48,9 +49,10 @@ class RunEnd(NamedTuple):
 
 
 class TrialEnd(NamedTuple):
-    """The end of a trial: what went wrong, if it did not run through."""
+    """The end of a trial: what went wrong, if something did; ``interrupted``: whether it is to go on another time."""
 
-    error: str | None
+    error: str | None = None
+    interrupted: bool = False
 
 
 Message = Round | RunEnd | TrialEnd
@@ -59,10 +61,13 @@ Tell = Callable[[Message], bool]
 """Hands a message over; gives whether the trial is to stop."""
 
 
-def carry_out(assignment: Assignment, own: Mapping[str, Any], tell: Tell) -> None:
+def carry_out(
+    assignment: Assignment, own: Mapping[str, Any], tell: Tell, interrupted: Callable[[], bool] = lambda: False
+) -> TrialEnd:
     """Run all runs; those that are finished in their folders are read, and unfinished ones go on.
 
-    ``own`` are :func:`fedray.simulate`'s further arguments.
+    ``own`` are :func:`fedray.simulate`'s further arguments; ``interrupted`` is asked after every round. Runs that will
+    not go on keep no checkpoints.
     """
     from fedray.resolve import rounds_of
     from fedray.simulation import simulate
@@ -75,24 +80,27 @@ def carry_out(assignment: Assignment, own: Mapping[str, Any], tell: Tell) -> Non
             row = dict(report.metrics)
             now = reached(row, assignment.axis, assignment.budget)
             if now == before or math.isnan(value_of(row, assignment.objective)):
-                return False
+                return interrupted()
             last, before = before, now
             ends = report.round == rounds and run + 1 == len(assignment.runs)
-            return tell(Round(run, range(last + 1, now + 1), row, ends))
+            return tell(Round(run, range(last + 1, now + 1), row, ends)) or interrupted()
 
         result = simulate(settings, callbacks=[on_round], **own)
-        status = result.summary["status"]
-        rows = result.metrics
+        status, rows = result.summary["status"], result.metrics
+        if status == "interrupted" and interrupted():
+            return TrialEnd(interrupted=True)
+        shutil.rmtree(result.folder / "checkpoints", ignore_errors=True)
         last_row: Any = rows.iloc[-1].to_dict() if len(rows) else {}
         if status == "interrupted" or tell(RunEnd(number, status, last_row)) or status == "diverged":
-            return
+            break
+    return TrialEnd()
 
 
 class Running:
     """A trial in a thread of its own, which waits after each message until the next one is asked for."""
 
-    def __init__(self, assignment: Assignment, own: Mapping[str, Any]) -> None:
-        self._assignment, self._own = assignment, own
+    def __init__(self, assignment: Assignment, own: Mapping[str, Any], interrupted: Callable[[], bool]) -> None:
+        self._work = lambda: carry_out(assignment, own, self._tell, interrupted)
         self._messages: queue.Queue[Message] = queue.Queue()
         self._answers: queue.Queue[bool] = queue.Queue()
         self._asked = False
@@ -107,7 +115,7 @@ class Running:
         return self._messages.get()
 
     def stop(self) -> None:
-        """Let the run end after the round in progress, with a checkpoint, and wait for that."""
+        """Let the run end after the round in progress, and wait for that."""
         self._answers.put(True)
         self._thread.join()
 
@@ -120,11 +128,10 @@ class Running:
         return answer
 
     def _run(self) -> None:
-        error = None
         try:
-            carry_out(self._assignment, self._own, self._tell)
+            end = self._work()
         except (UserError, ClientError) as known:
-            error = str(known)
+            end = TrialEnd(str(known))
         except BaseException:
-            error = traceback.format_exc()
-        self._messages.put(TrialEnd(error))
+            end = TrialEnd(traceback.format_exc())
+        self._messages.put(end)

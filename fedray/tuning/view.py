@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class View:
-    """Shows ``sweeps``, as many trials at once as ``concurrency``."""
+    """Shows the sweeps that are started."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
