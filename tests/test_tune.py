@@ -305,6 +305,7 @@ def test_a_process_that_dies_between_two_trials(ray_cluster, tmp_path):
     assert states(result.folder) == ["complete"] * 5
 
 
+@pytest.mark.slow
 def test_a_trial_whose_process_always_dies_fails_alone(ray_cluster, tmp_path):
     space = described({"algorithm.mu": {"grid": [0.1, 0.7]}}, algorithm__name="test_tune:Deadly")
     result = go(tmp_path, "tune.concurrency=1", sweep=space)

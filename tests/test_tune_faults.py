@@ -138,6 +138,7 @@ def test_a_sweep_goes_on_after_kill_9_of_everything(moment: str, space: Path) ->
     assert alone.summary["model_sha256"] in (folder / "trials/0001/seed-0/summary.json").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_that_goes_on_later(space: Path) -> None:
     folder = space.parent / "s"
     process = begun(command(space, "tune.trials=3"))
@@ -181,6 +182,7 @@ def cluster() -> Iterator[str]:
         kill_all(head_and_below)
 
 
+@pytest.mark.slow
 def test_two_sweeps_on_one_cluster(space: Path, cluster: str) -> None:
     """Each in its declared slice, side by side; a third finds no room and says so."""
     shared = (f"engine.address={cluster}", "tune.concurrency=1", "tune.trials=500")
