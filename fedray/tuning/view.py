@@ -95,7 +95,9 @@ class View:
                 value = f"{trial.value:.4f}" if math.isfinite(trial.value) else ""
                 running.add_row(sweep.name, str(number), f"{sweep.done(trial):.0%}", value, described(trial.values))
         left = self._left()
-        return Group(table, running, f"{clock(left)} left" if left is not None else "")
+        return Group(
+            table, *([running] if running.row_count else []), f"{clock(left)} left" if left is not None else ""
+        )
 
 
 def best_of(sweep: Sweep) -> tuple[str, str, str]:
