@@ -20,12 +20,16 @@ PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CB
 """One instruction set for ATen, oneDNN and MKL on every CPU that has AVX2."""
 
 
+def own_path() -> list[str]:
+    """Where this process finds the user's own modules; others find them there too, as far as their node has them."""
+    return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
+
+
 def environment(threads: int, portable: bool) -> dict[str, str]:
     """Environment variables of a computing process, to be set before it starts."""
     count = str(threads)
-    # the user's own modules are found where the driver finds them, as far as the node has them
-    own = [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
-    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "PYTHONPATH": os.pathsep.join(own), **ALLOCATOR}
+    path = os.pathsep.join(own_path())
+    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "PYTHONPATH": path, **ALLOCATOR}
     return variables | PORTABLE if portable else variables
 
 

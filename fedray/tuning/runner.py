@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
+from fedray.engine.process import own_path
 from fedray.engine.stored import StoredSource
 from fedray.errors import UserError
 from fedray.tuning.resources import Bundles, shortage
@@ -61,11 +63,12 @@ class Desk(Protocol):
 
 @dataclass(frozen=True)
 class Shared:
-    """What all trials get: the data set, further arguments of :func:`fedray.simulate`, and the file on their node that
-    tells them, when it is there, to end after the round that they are in."""
+    """What all trials get: the data set, further arguments of :func:`fedray.simulate`, where the user has modules, and
+    the file on their node that tells them, when it is there, to end after the round that they are in."""
 
     source: StoredSource
     own: Mapping[str, Any]
+    path: Sequence[str]
     stop_file: Path
 
 
@@ -74,6 +77,7 @@ class TrialActor(tune.Trainable):
 
     def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
         assert shared is not None
+        sys.path += [entry for entry in shared.path if entry not in sys.path]
         self._own = {"data": shared.source.get(), **shared.own}
         self._stop_file = shared.stop_file
         self._begin(config)
@@ -237,7 +241,7 @@ def run_trials(
         stop_file = Path(scratch) / "stop"
         asker = _Asker(desk, concurrency, max_lost)
         judge = _Judge(desk, asker)
-        trainable = tune.with_parameters(TrialActor, shared=Shared(source, own, stop_file))
+        trainable = tune.with_parameters(TrialActor, shared=Shared(source, own, own_path(), stop_file))
         tune.run(
             tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),
             name="sweep",
