@@ -298,7 +298,11 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
         return {}, ""
     if isinstance(config, Mapping):
         return expand(config), ""
-    return expand(read_file(Path(config))), f"{config}: "
+    loaded = read_file(Path(config))
+    try:
+        return expand(loaded), f"{config}: "
+    except RecursionError:
+        raise UserError(f"{config} is nested too deeply for a config") from None
 
 
 def read_file(path: Path) -> dict[str, Any]:
