@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -55,8 +53,7 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
         os.environ.setdefault("RAY_worker_niceness", "0")
         os.environ.setdefault("RAY_max_direct_call_object_size", str(INLINE_BYTES))
         try:
-            with _unannounced():
-                ray.init(address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir, **quiet)
+            ray.init(address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir, **quiet)
         except (OSError, ValueError) as error:
             if engine.spill_dir is None:
                 raise
@@ -85,23 +82,6 @@ def _address_here() -> str | None:
     except (OSError, ValueError):
         return None
     return address
-
-
-@contextlib.contextmanager
-def _unannounced() -> Iterator[None]:
-    """Around the start of a cluster of this process's own: others on this machine do not take it for the node's, since
-    it ends with this process."""
-    from ray._private import utils
-
-    file = Path(utils.get_ray_address_file(None))
-    before = file.read_text() if file.exists() else None
-    try:
-        yield
-    finally:
-        if before is None:
-            file.unlink(missing_ok=True)
-        else:
-            file.write_text(before)
 
 
 def _connect(address: str, seconds: float = 10) -> None:
