@@ -57,12 +57,12 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
     for trial in study.get_trials(deepcopy=False):
         if VALUES not in trial.user_attrs:
             continue
-        runs = [_of_run(rows, spec) for rows in _metrics(spec.folder / "trials" / f"{trial.number:04d}")]
+        runs = [_of_run(rows, spec) for rows in _metrics(spec.trial_folder(trial.number))]
         error = trial.user_attrs.get(ERROR, "").strip()
         rows.append(
             {"trial": trial.number, "state": state_of(trial)}
             | dict(zip(spec.tune.objective, _finals(trial), strict=False))
-            | {f"{key}": value for key, value in values_of(trial).items()}
+            | values_of(trial)
             | {"seconds": trial.duration.total_seconds() if trial.duration else math.nan}
             | pd.DataFrame(runs).mean().to_dict()
             | ({"error": error.splitlines()[-1]} if error else {})

@@ -123,6 +123,10 @@ class SweepSpec:
     def folder(self) -> Path:
         return Path(self.tune.output).absolute() / self.name
 
+    def trial_folder(self, number: int) -> Path:
+        """Where the runs of a trial are."""
+        return self.folder / "trials" / f"{number:04d}"
+
 
 def known_spaces() -> dict[str, Path]:
     """The space files that come with fedray, by name."""

@@ -1,7 +1,8 @@
 """A fair comparison: each algorithm is tuned with one budget on its own space, and the winners meet on fresh seeds.
 
 about: what is compared
-base: {data.source: sample, run.rounds: 40}      # the same for all; their spaces' files have their own otherwise
+base: {data.source: sample, run.rounds: 40}      # the same for all
+space: {train.lr: {loguniform: [0.003, 1]}}      # searched by all, beside each one's own algorithm.* keys
 algorithms: [fedavg, fedprox, ../mine.yaml]      # space files, by name or path
 seeds: 3                                         # of the winners, none of which a trial has had
 tune: {trials: 8}                                # TuneConfig, for each

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -105,14 +104,11 @@ class Sweep:
         first_seed = int(base.get("run.seed") or 0)
         runs = [
             base
-            | {"run.output": str(self.trial_folder(number)), "run.name": f"seed-{seed}", "run.seed": seed}
+            | {"run.output": str(self.spec.trial_folder(number)), "run.name": f"seed-{seed}", "run.seed": seed}
             | {"run.resume": "auto", "run.eval_test": False}
             for seed in range(first_seed, first_seed + tune.seeds)
         ]
         return Assignment(str(number), runs, self.objectives[0], tune.prune.axis, self.budget)
-
-    def trial_folder(self, number: int) -> Path:
-        return self.folder / "trials" / f"{number:04d}"
 
     def hear(self, key: str, message: Message) -> bool:
         """Take a message of a running trial; whether the trial is to stop."""
@@ -179,7 +175,7 @@ class Sweep:
     def failed(self, key: str, error: str) -> None:
         """A running trial can't be ended."""
         number = int(key)
-        folder = self.trial_folder(number)
+        folder = self.spec.trial_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "error.txt", error.rstrip() + "\n")
         self.study.fail(number, error)
