@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ Bundles = list[dict[str, float]]
 """Resources of a trial's placement group: first the trial's own (and its server's), then those of its client actors."""
 
 KINDS = ("CPU", "GPU")
+
+RELEASE_SECONDS = 3.0
+"""How long Ray may take to see that what a sweep before this one had is free again."""
 
 HERE = 0.001
 """A trial's share of the resource that every node has under its own name: by it trials are kept on the node whose disk
@@ -75,6 +79,10 @@ def at_once(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[in
     if not fits and started_here:
         raise UserError(f"a trial does not fit: {shortage(bundles)}")
     need = {kind: sum(bundle.get(kind, 0) for bundle in bundles) for kind in KINDS}
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while any(free.get(kind, 0) + 1e-9 < total.get(kind, 0) for kind in KINDS) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        free = ray.available_resources()
     idle = [int(free.get(kind, 0) / need[kind] + 1e-9) for kind in KINDS if need[kind]]
     # another program may be using the rest of the cluster
     possible = max(1, min([fits, *idle] if idle else [asked or int(total.get("CPU", 1))]))
