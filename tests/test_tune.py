@@ -310,7 +310,8 @@ def test_a_trial_whose_process_always_dies_fails_alone(ray_cluster, tmp_path):
     space = described({"algorithm.mu": {"grid": [0.1, 0.7]}}, algorithm__name="test_tune:Deadly")
     result = go(tmp_path, "tune.concurrency=1", sweep=space)
     assert states(result.folder) == ["complete", "failed"]
-    assert (result.folder / "trials/0001/error.txt").read_text().strip()
+    error = (result.folder / "trials/0001/error.txt").read_text()
+    assert re.fullmatch(r"its process died: .* \(4 times\)", error.splitlines()[-1])
 
 
 class Deadly(Touchy):

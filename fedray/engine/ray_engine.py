@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedray.data.federated import FederatedData
@@ -128,7 +128,7 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver, start: RayS
     while True:
         try:
             return _drive(experiment, stored, actors, driver)
-        except (RayActorError, StateLost) as error:
+        except (RayActorError, OutOfMemoryError, StateLost) as error:
             kind = StateLost if isinstance(error, StateLost) else RayActorError
             left[kind] -= 1
             never_lived = "creation task" in str(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 from torch import Tensor
@@ -152,7 +152,7 @@ class RayPool:
             self.nodes[actor], machine = ray.get(reference)
         except RayTaskError as error:
             raise _cause(error) from None
-        except RayActorError as error:
+        except (RayActorError, OutOfMemoryError) as error:
             inner = getattr(error, "cause", None)
             if inner is not None or "creation task" in str(error):
                 raise _creation_cause(error) from None
@@ -324,7 +324,7 @@ def _cause(error: RayTaskError) -> Exception:
     return cause if isinstance(cause, (UserError, ClientError)) else error
 
 
-def _creation_cause(error: RayActorError) -> Exception:
+def _creation_cause(error: RayError) -> Exception:
     return ClientError(f"a client actor could not be set up\n{error}")
 
 

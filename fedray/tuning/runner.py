@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ray import tune
+from ray.air.execution._internal import RayActorManager
+from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.tune.execution import tune_controller
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
@@ -129,12 +133,13 @@ class _Asker(Searcher):
     def died(self, trial_id: str, error: str) -> None:
         """The process of a trial died, or could not be made ready."""
         assignment = self.given.pop(trial_id)
+        line = error.splitlines()[0]
         self.deaths[assignment.key] += 1
         if self.deaths[assignment.key] > self.max_lost:
-            self.desk.failed(assignment.key, f"{error} ({self.deaths[assignment.key]} times)")
+            self.desk.failed(assignment.key, f"{error}\n{line} ({self.deaths[assignment.key]} times)")
         else:
             self.again.append(assignment)
-            self.desk.lost(assignment.key, error)
+            self.desk.lost(assignment.key, line)
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
         """Nothing: the scheduler and the callback hear of it too, and of more."""
@@ -172,8 +177,9 @@ class _Judge(FIFOScheduler):
             return True
 
 
-class _Watch(tune.Callback):
-    """Sees to it that trials start in time, and hears of processes that die."""
+class _Watch(TrialProgressCallback):
+    """Sees to it that trials start in time, and hears of processes that die. In the place of Tune's own, which prints,
+    and asks processes that Ray's memory monitor has killed."""
 
     def __init__(
         self,
@@ -184,6 +190,7 @@ class _Watch(tune.Callback):
         stopping: threading.Event,
         stop_file: Path,
     ) -> None:
+        super().__init__()
         self.asker, self.judge, self.bundles, self.patience = asker, judge, bundles, patience
         self.stopping, self.stop_file = stopping, stop_file
         self.running: set[str] = set()
@@ -205,6 +212,9 @@ class _Watch(tune.Callback):
         if now - self.waiting_since > self.patience:
             raise UserError(f"no trial could be started in {self.patience:g} s: {shortage(self.bundles)}")
 
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
+        """Nothing: the judge hears of it."""
+
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self.running.add(trial.trial_id)
 
@@ -215,6 +225,15 @@ class _Watch(tune.Callback):
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self.running.discard(trial.trial_id)
         self.asker.died(trial.trial_id, _reason(trial))
+
+
+class _ActorManager(RayActorManager):
+    """Tune's own takes a process that Ray's memory monitor has killed for an error of its own, and ends all trials."""
+
+    def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
+        if isinstance(exception, OutOfMemoryError):
+            exception = RayActorError(error_msg=str(exception))
+        super()._actor_task_failed(tracked_actor_task, exception)
 
 
 class Interrupted(Exception):
@@ -260,17 +279,20 @@ def run_trials(
 
 @contextlib.contextmanager
 def _settings(concurrency: int) -> Iterator[None]:
-    """Tune's settings, which are environment variables, and its silence."""
+    """Tune's settings, which are environment variables, its silence, and an actor manager that it can't be given."""
     settings = SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": str(concurrency)}
     before = {name: os.environ.get(name) for name in settings}
     logger = logging.getLogger("ray.tune")
     level = logger.level
     os.environ.update(settings)
     logger.setLevel(logging.CRITICAL)
+    manager = tune_controller.RayActorManager
+    tune_controller.RayActorManager = _ActorManager  # type: ignore[misc]
     try:
         yield
     finally:
         logger.setLevel(level)
+        tune_controller.RayActorManager = manager  # type: ignore[misc]
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
@@ -279,6 +301,8 @@ def _settings(concurrency: int) -> Iterator[None]:
 
 
 def _reason(trial: Any) -> str:
-    """Why the process of a trial died, in a line."""
-    error = trial.get_pickled_error() or trial.get_error() or "its process died"
-    return (str(error).strip().splitlines() or ["its process died"])[0]
+    """Why the process of a trial died: a line, and what else Ray says below it."""
+    # Tune's own ways to ask for it look where nothing is kept
+    found = Path(trial.error_file).read_text() if trial.error_file else ""
+    said = [line for line in found.splitlines() if line.strip() and not line.startswith("Failure #")]
+    return "\n".join(["its process died" + (f": {said[0]}" if said else ""), *said[1:]])

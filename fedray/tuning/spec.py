@@ -76,8 +76,10 @@ class TuneConfig(Section):
     objective: dict[str, Literal["max", "min"]] = Field(
         {"validation_accuracy": "max"}, description="columns of metrics.csv (or bytes); several give a Pareto front"
     )
-    trials: Whole | None = Field(None, ge=1, description="trials in all; 30, or the whole grid, unless set")
-    seeds: Whole = Field(1, ge=1, description="runs of a trial, with run.seed, run.seed + 1, ...: their mean counts")
+    trials: Whole | None = Field(None, ge=1, le=10**6, description="trials in all; 30, or the whole grid, unless set")
+    seeds: Whole = Field(
+        1, ge=1, le=1000, description="runs of a trial, with run.seed, run.seed + 1, ...: their mean counts"
+    )
     search: Literal["tpe", "random", "grid", "cmaes", "nsga2"] | None = Field(
         None, description="Optuna's sampler; grid where every key has one, else tpe, unless set"
     )

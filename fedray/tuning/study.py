@@ -96,10 +96,11 @@ class Study:
 
     def best(self) -> list[FrozenTrial]:
         """The best trial, or the Pareto front of several objectives; empty as long as none has reached anything."""
-        best = self._study.best_trials if self.count(TrialState.COMPLETE) else []
-        finite = [trial for trial in best if all(map(math.isfinite, trial.values))]
-        # of several that are equally good the first
-        return finite[:1] if len(self._study.directions) == 1 else finite
+        if not self.count(TrialState.COMPLETE):
+            return []
+        # Optuna copies all trials for a front
+        best = [self._study.best_trial] if len(self._study.directions) == 1 else self._study.best_trials
+        return [trial for trial in best if all(map(math.isfinite, trial.values))]
 
     def count(self, *states: TrialState) -> int:
         """How many trials are in one of ``states``."""

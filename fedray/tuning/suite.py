@@ -55,7 +55,7 @@ class Suite:
 
 
 class _Seeds(Section):
-    seeds: Whole = Field(3, ge=1)
+    seeds: Whole = Field(3, ge=1, le=1000)
 
 
 def known_suites() -> dict[str, Path]:
