@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -170,7 +171,7 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.profile:
         options.settings.append("engine.profile=true")
-    if options.from_trial:
+    if options.from_trial is not None:
         return _rerun(options)
     config = _load(options)
     if options.print_config:
@@ -207,6 +208,8 @@ def _rerun(options: argparse.Namespace) -> int:
     from fedray.rerun import rerun
     from fedray.tracking.progress import Display
 
+    if options.print_config:
+        raise UserError("--print-config goes without --from-trial: a run's folder has its config.yaml")
     display = Display()
     display.say("fedray: loading ...")
     files = [text for text in options.settings if "=" not in text]
@@ -234,7 +237,8 @@ def _tune(options: argparse.Namespace) -> int:
             raise UserError(f"--suite has its own space files: none beside it, not {files[0]}")
         return _suite(options, overrides)
     if len(files) != 1:
-        raise UserError(f"give one space file, or one of: {', '.join(known_spaces())}")
+        given = f"; not {', '.join(files)}: a key=value with blanks needs quotes in a shell" if files else ""
+        raise UserError(f"give one space file, or one of: {', '.join(known_spaces())}{given}")
     if options.report:
         from fedray.tuning.report import write_report
 
@@ -250,6 +254,7 @@ def _tune(options: argparse.Namespace) -> int:
     for result in results:
         for path in result.best:
             view.say(f"best: {path}")
+    view.say(f"tables and pictures: fedray tune {shlex.join(options.settings)} --report")
     if any(result.interrupted for result in results):
         view.say("to go on, give the same command again")
         return EXIT_INTERRUPTED

@@ -415,9 +415,14 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        lines = list(dict.fromkeys(_explain(model, problem, prefix) for problem in error.errors()))
-        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        raise UserError(where + lines[0] + more) from None
+        lines: dict[Any, str] = {}
+        for problem in error.errors():
+            of_a_key = problem["type"] != "extra_forbidden"
+            # the members of a union have a problem each, with one value
+            value = _located(model, problem["loc"])[0] if of_a_key else problem["loc"]
+            lines.setdefault(value, _explain(model, problem, prefix))
+        first, *others = dict.fromkeys(lines.values())
+        raise UserError(where + first + (f" (and {len(others)} more)" if others else "")) from None
 
 
 def unknown_key(name: str, known: Iterable[str], section: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fedray.config import assign, expand, flat, plain, read_file
 from fedray.errors import UserError
 from fedray.tracking.progress import Display
+from fedray.tuning.spec import RECORD, read_record
 
 if TYPE_CHECKING:
     from fedray.simulation import RunResult
@@ -43,6 +44,10 @@ def rerun(folder: Path, overrides: Iterable[str] = (), display: Display | None =
             raise UserError(
                 f"--from-trial {folder}: {original} has made no round; {original.parent}/error.txt says why"
             )
+        if Path(values["run"]["output"], values["run"]["name"]).resolve() == original.resolve():
+            raise UserError(
+                f"--from-trial {folder}: {original} can't be repeated in its own folder; leave run.output out"
+            )
         result = simulate(values, display=display)
         done.append(Rerun(original, result, *_compared(original, result.folder)))
         if result.summary["status"] == "interrupted":
@@ -51,10 +56,11 @@ def rerun(folder: Path, overrides: Iterable[str] = (), display: Display | None =
 
 
 def _outside(run: Path) -> int:
-    """How many parts of a run's path are not its sweep's: those up to the folder above the outermost sweep."""
-    parents = run.absolute().parents
-    above = [number for number, parent in enumerate(parents) if any(parent.glob("*/sweep.yaml"))]
-    return len(parents) - above[-1] if above else -1
+    """How many parts of a run's path are not its sweep's, whose name may be one of several folders."""
+    for parent in run.absolute().parents:
+        if (parent / RECORD).is_file():
+            return len(parent.parts) - len(Path(read_record(parent)["tune"]["name"]).parts)
+    return -1
 
 
 def runs_in(folder: Path) -> list[Path]:

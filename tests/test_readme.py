@@ -61,6 +61,15 @@ def test_space_file(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "sweeps" / "my_space" / "best.yaml").exists()
+    again = [*program(), "run", "--from-trial", "sweeps/my_space/trials/0000"]
+    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "identical" in done.stdout
+    assert (tmp_path / "runs" / "my_space-0000-seed-0" / "summary.json").exists()
+    onto_itself = ["run.output=sweeps/my_space/trials/0000", "run.name=seed-0", "run.resume=false"]
+    done = subprocess.run([*again, *onto_itself], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "can't be repeated in its own folder" in done.stderr
 
 
 def test_run_file_alone(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Spaces: what is drawn lies in them, and what is wrong with a description is said in one line."""
 
 import math
+from decimal import Decimal
 
 import optuna
 import pytest
@@ -44,6 +45,21 @@ def test_ranges_hold_what_is_drawn(described, seed):
         assert isinstance(value, int) == (kind == "int")
         if "step" in described:
             assert (value - low) % described["step"] == 0
+
+
+@given(st.integers(0, 100), st.integers(1, 30), st.integers(0, 40), st.integers(1, 3), st.integers(0, 9))
+@pytest.mark.filterwarnings("error")
+def test_steps_are_as_one_writes_them(low, step, steps, digits, rest):
+    """Of decimal numbers, from low to the last step that fits."""
+    unit = Decimal(10) ** -digits
+    all_of_them = [float((low + k * step) * unit) for k in range(steps + 2)]
+    described = {"uniform": [all_of_them[0], float((low + (steps + 1) * step + rest % step) * unit)]}
+    described["step"] = float(step * unit)
+    space = read_space({"a": described})
+    assert {values["a"] for values in drawn({"a": described}, trials=20)} <= set(all_of_them)
+    for value in all_of_them:
+        assert space.stored({"a": value}) == {"a": value}
+    assert space.parameters[0].high == all_of_them[-1]
 
 
 @given(st.lists(st.one_of(st.integers(), st.booleans(), st.text(max_size=5), st.none()), min_size=1, max_size=5))
@@ -120,16 +136,27 @@ def test_values_from_outside_the_space_are_not_taken_for_a_first_trial():
         ({"a": {"uniform": [0, 1], "choice": [1]}}, "not uniform and choice"),
         ({"a": {"uniform": [1, 0]}}, "a: uniform needs [low, high], numbers with low < high, not [1, 0]"),
         ({"a": {"uniform": [0, True]}}, "needs [low, high]"),
+        ({"a": {"uniform": [0, math.inf]}}, "needs [low, high]"),
+        ({"a": {"uniform": [0, 1], "step": 2}}, "step must be a number above 0, up to 1, not 2"),
         ({"a": {"int": [1.5, 2]}}, "a: int needs [low, high], whole numbers"),
         ({"a": {"loguniform": [0, 1]}}, "a: on a logarithmic scale low must be above 0, not 0"),
         ({"a": {"uniform": [0, 1], "log": True}}, "log is true or false, and goes with int"),
-        ({"a": {"int": [1, 9], "step": 0.5}}, "step must be a whole number above 0"),
-        ({"a": {"loguniform": [1, 9], "step": 2}}, "step must be a number above 0, on a linear scale"),
+        (
+            {"a": {"int": [1, 9], "step": 0.5}},
+            "step must be a whole number above 0, up to 8, not 0.5",
+        ),
+        (
+            {"a": {"loguniform": [1, 9], "step": 2}},
+            "step goes with a linear scale",
+        ),
         ({"a": {"choice": []}}, "a: choice needs values, each once"),
         ({"a": {"choice": [1, 1.0]}}, "each once"),
         ({"a": {"choice": "abc"}}, "a: choice needs a list, not 'abc'"),
         ({"a": {"grid": [1, 2], "step": 1}}, "step and log go with int and uniform, not with grid"),
         ({"a": {"choice": [1], "when": 3}}, "a: when must be keys with values"),
+        ({"a": {"choice": [1], "when": {"b": {"c": 1}}}}, "a: when needs values for a dotted key"),
+        ({"a": {"choice": [1], "when": {"b": []}}}, "a: when needs values for a dotted key"),
+        ({"a": {"choice": [1, 2]}, "b": {"choice": [1], "when": {"a": [2, 3]}}}, "b: when a=3 can never be"),
         ({"a": {"choice": [1], "when": {"b": 1}}, "b": {"choice": [1]}}, "a: when names b, which must come before it"),
     ],
 )

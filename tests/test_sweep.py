@@ -79,8 +79,8 @@ def ends(sweep, number, accuracy, runs=1):
     ("values", "overrides", "message"),
     [
         ({"baes": {}}, (), "there is no section 'baes' (did you mean 'base'?)"),
-        ({"spaces": {}}, (), "tune.space: there is no space 'wide'"),
-        ({"spaces": []}, (), "tune.space: there is no space 'wide'"),
+        ({"spaces": {}}, (), "spaces: give at least one, as in"),
+        ({"spaces": []}, (), "spaces: give at least one, as in"),
         ({"spaces": 3}, (), "spaces must be a section, not 3"),
         ({}, ("tune.space=wid",), "there is no space 'wid' (did you mean 'wide'?)"),
         ({}, ("tune.trials=0",), "tune.trials must be at least 1, not 0"),
@@ -105,6 +105,25 @@ def ends(sweep, number, accuracy, runs=1):
         ({"spaces": {"wide": {"engine.threads": {"choice": [1, 2]}}}}, (), "engine.threads can't be searched"),
         ({"spaces": {"wide": {"data.source": {"choice": ["a", "b"]}}}}, (), "data.source can't be searched"),
         ({"environments": {"data.partition.alpha": 3}}, (), "data.partition.alpha needs a list of values, not 3"),
+        ({"environments": {"train.lr": [0.1, 0.3]}}, (), "environments: train.lr is searched; it can't be"),
+        (
+            {"spaces": {"wide": {1: {"choice": [1, 2]}}}},
+            ("tune.concurrency=0",),
+            "tune.concurrency must be at least 1, not 0",
+        ),
+        ({}, ("tune=3",), "tune must be a section, not 3"),
+        ({}, ("tune.name=../up",), "must be a folder's name of 100 bytes at most, not '../up'"),
+        ({}, ("tune.name=/up",), "must be a folder's name"),
+        ({}, ("tune.name=.",), "must be a folder's name"),
+        ({}, ('tune.name="a\\0b"',), "must be a folder's name"),
+        ({}, (f"tune.output={'x' * 300}",), "must be a local folder"),
+        ({}, ("tune.storage=sqlite://",), "tune.storage=sqlite:// keeps nothing"),
+        ({}, ("tune.seeds=1e30",), "tune.seeds must be at most 1000"),
+        (
+            {"base": {"run.rounds": "four"}, "spaces": {"wide": {"train.local_steps": {"choice": [1, 2]}}}},
+            (),
+            "run.rounds",
+        ),
         ({"environments": {"data.source": ["a", "b"]}}, (), "data.source can't be searched"),
         ({"first": {"algorithm.mu": 1}}, (), "first must be a list"),
         ({"base": "nowhere.yaml"}, (), "can't read the config file nowhere.yaml"),
@@ -133,6 +152,12 @@ def test_one_line_for_what_is_wrong_in_a_space_file(values, overrides, message):
         (["tune.objective=train_accuracy"], {}, "needs run.eval_train_samples"),
         (["tune.storage=nothing://"], {}, "tune.storage=nothing://"),
         (["tune.resume=true"], {}, "tune.resume=true, but there is no sweep in"),
+        ([f"run.seed={2**63 - 1}"], {}, "leaves no room for further seeds"),
+        (
+            [],
+            {"spaces": {"wide": {"train.lr": {"uniform": [0.1, 1], "when": {"algorithm.muu": 1}}}}},
+            "train.lr: when names algorithm.muu, which is no key here (did you mean 'algorithm.mu'?)",
+        ),
     ],
 )
 def test_one_line_for_what_can_not_be_run(overrides, more, message, tmp_path):
@@ -158,6 +183,8 @@ def test_the_work_stays_the_same_where_local_steps_are_searched():
         assert rounds_of(load(overridden(spec.base, {"train.local_steps": steps}))) * steps == 40
     (spec,) = read_sweeps(described(**space), ["run.iterations=80"])
     assert spec.base["run.iterations"] == 80
+    (spec,) = read_sweeps({**described(**space), "base": {"run.rounds": "1e1", "train.local_steps": "2"}})
+    assert spec.base["run.iterations"] == 20
 
 
 def test_each_environment_is_a_sweep_of_its_own():
@@ -465,6 +492,84 @@ def test_the_study_in_a_storage_of_the_users(tmp_path):
     for other in ("tune.output=" + str(tmp_path / "elsewhere"), "tune.resume=false"):
         with pytest.raises(UserError, match="has a study s already"), opened(tmp_path, url, other):
             pass
+    assert not (tmp_path / "s.bak-1").exists()
+    with opened(tmp_path, url) as sweep:
+        assert sweep.study.count(TrialState.COMPLETE) == 1
+
+
+def test_a_storage_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (spec,) = read_sweeps(described(), ["tune.storage=sqlite:///all.db"])
+    assert spec.tune.storage == f"sqlite:///{tmp_path / 'all.db'}"
+    (spec,) = read_sweeps(described(), ["tune.storage=sqlite:////all.db"])
+    assert spec.tune.storage == "sqlite:////all.db"
+
+
+def test_a_sweep_without_its_study_is_not_begun_again(tmp_path):
+    with opened(tmp_path):
+        pass
+    # killed before its first trial
+    (tmp_path / "s" / "study.journal").unlink()
+    with opened(tmp_path) as sweep:
+        sweep.next()
+        (tmp_path / "s" / "trials" / "0000").mkdir(parents=True)
+        ends(sweep, 0, 0.5)
+    record = (tmp_path / "s" / "sweep.yaml").read_bytes()
+    elsewhere = f"tune.storage=sqlite:///{tmp_path / 'all.db'}"
+    with pytest.raises(UserError, match=r"their study 's' is not in sqlite"), opened(tmp_path, elsewhere):
+        pass
+    assert (tmp_path / "s" / "sweep.yaml").read_bytes() == record
+    whole = (tmp_path / "s" / "study.journal").read_bytes()
+    for damaged, message in (
+        (b"", "their study 'sweep' is not in study.journal"),
+        (whole[: len(whole) // 2] + b"}\n" + whole[len(whole) // 2 :], "can't be read as a study: "),
+        (b"\xff\xfe\n", "can't be read as a study: "),
+        (b"[1]\n", "can't be read as a study: "),
+    ):
+        (tmp_path / "s" / "study.journal").write_bytes(damaged)
+        with pytest.raises(UserError, match=message), opened(tmp_path):
+            pass
+        if damaged:
+            assert (tmp_path / "s" / "study.journal").read_bytes() == damaged
+    (tmp_path / "s" / "study.journal").write_bytes(whole)
+    with opened(tmp_path) as sweep:
+        assert sweep.study.count(TrialState.COMPLETE) == 1
+    for damaged in (b"", record[: len(record) // 2], b"base: {}\nspaces: {}\ntune: {}\n"):
+        (tmp_path / "s" / "sweep.yaml").write_bytes(damaged)
+        with pytest.raises(UserError, match=r"sweep.yaml is "), opened(tmp_path):
+            pass
+        with pytest.raises(UserError, match=r"sweep.yaml is "):
+            read_sweeps(tmp_path / "s")
+
+
+def test_what_is_better_of_an_objective():
+    for name, way in {"validation_accuracy": "max", "train_loss": "min", "bytes": "min", "wall_seconds": "min"}.items():
+        (spec,) = read_sweeps(described(), [f"tune.objective={name}"])
+        assert spec.tune.objective == {name: way}
+    (spec,) = read_sweeps(described(), ["tune.objective={train_loss: max}"])
+    assert spec.tune.objective == {"train_loss": "max"}
+
+
+def test_numbers_of_numpys_and_texts_that_are_numbers():
+    base = {**described()["base"], "data.clients": np.int64(4)}
+    space = {"train.lr": {"loguniform": ["1e-3", np.float64(1)]}, "algorithm.mu": {"choice": ["1e-2", 0.1]}}
+    (spec,) = read_sweeps({"base": base, "spaces": {"wide": space}, "first": [{"train.lr": "1e-2"}]})
+    assert spec.base["data.clients"] == 4
+    assert [(p.low, p.high, p.values) for p in spec.space.parameters] == [(0.001, 1.0, ()), (0, 0, (0.01, 0.1))]
+    assert spec.space.stored({**spec.first[0], "algorithm.mu": 0.01}) == {"train.lr": 0.01, "algorithm.mu": "0.01"}
+    assert yaml.safe_load(yaml.safe_dump(spec.record())) == spec.record()
+
+
+def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
+    values = described(environments={"data.partition.alpha": [0.1, 1]})
+    values["base"] |= {"data.partition.kind": "dirichlet"}
+    specs = read_sweeps(values, [f"tune.output={tmp_path}", "tune.name=s"])
+    for spec in specs:
+        with opened_sweep(spec, Own(small_source())):
+            pass
+    again = read_sweeps(tmp_path / "s")
+    assert [spec.folder for spec in again] == [spec.folder for spec in specs]
+    assert [spec.name for spec in again] == ["s/alpha-0.1", "s/alpha-1"]
 
 
 def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
@@ -560,12 +665,15 @@ def test_the_front_is_what_nothing_dominates(points):
     ("arguments", "message"),
     [
         (["tune"], "give one space file, or one of: adabest"),
-        (["tune", "pfedno"], "there is no space file pfedno (did you mean 'pfedmo'?)"),
+        (["tune", "pfedno"], "there is no space file or sweep pfedno (did you mean 'pfedmo'?)"),
         (["tune", "a", "b"], "give one space file"),
         (["tune", "--suite", "smaple"], "there is no suite smaple (did you mean 'sample'?)"),
         (["tune", "pfedmo", "--suite", "sample"], "--suite has its own space files"),
         (["tune", "pfedmo", "--report", "tune.name=nowhere"], "there is no study"),
         (["run", "--from-trial", "nowhere"], "there is no run in it"),
+        (["run", "--from-trial", ""], "there is no run in it"),
+        (["run", "--from-trial", "nowhere", "--print-config"], "--print-config goes without --from-trial"),
+        (["tune", "pfedmo", "tune.objective={bytes:", "min}"], "a key=value with blanks needs quotes"),
         (["run", "my.yaml", "--from-trial", "nowhere"], "no file beside it, not my.yaml"),
     ],
 )

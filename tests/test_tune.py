@@ -448,7 +448,7 @@ def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
     suite = read_suite(tmp_path / "two.yaml", [f"tune.output={tmp_path}"])
     assert run_suite(suite) == "completed"
     table = suite_table(suite)
-    assert sorted(table["algorithm"]) == ["fedavgm", "pfedmo"]
+    assert sorted(table["algorithm"]) == ["mine", "pfedmo"]
     assert table["trials"].tolist() == [3, 3]
     for spec in suite.specs:
         row = table[table["algorithm"] == spec.base["algorithm.name"]].iloc[0]

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from common import ProcessTree, Results, Usage, median_ratio
+from common import Results, median_ratio
 
 PROGRAM = str(Path(__file__).parents[2] / "fedray" / "run.py")
 ASHA = ["tune.prune.by=asha", "tune.prune.axis=flops"]
@@ -47,7 +47,7 @@ def run(*arguments: str) -> None:
 
 
 def turns(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Each way once per turn, the order turned round every time; its seconds and how busy the machine was."""
+    """Each way once per turn, the order turned round every time; its seconds."""
     first = scratch / "values"
     tune(first, options.trials)
     configs = sorted(first.glob("pfedmo/trials/*/seed-0/config.yaml"))
@@ -58,14 +58,11 @@ def turns(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, dic
         "sweep": lambda folder: tune(folder, options.trials),
         "sweep with ASHA": lambda folder: tune(folder, options.trials, *ASHA),
     }
-    usage = Usage(ProcessTree())
     for turn in range(options.turns):
         for way in list(ways)[:: 1 if turn % 2 == 0 else -1]:
-            usage.start()
             began = time.perf_counter()
             ways[way](scratch / f"{turn}-{way}")
-            seconds = time.perf_counter() - began
-            yield way, {"turn": turn, "seconds": seconds, "foreign": usage.stop()["foreign"]}
+            yield way, {"turn": turn, "seconds": time.perf_counter() - began}
 
 
 def main() -> None:
@@ -73,7 +70,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    results = Results("sweeps", ["way", "turn", "seconds", "foreign"])
+    results = Results("sweeps", ["way", "turn", "seconds"])
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for way, sample in turns(options, Path(scratch)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedray.config import load
 from fedray.engine.ray_start import RayStart
+from fedray.errors import UserError
 from fedray.simulation import interruptible
 from fedray.tuning.spec import SweepSpec, read_sweeps
 from fedray.tuning.view import View
@@ -95,6 +96,8 @@ def own_of(
 
     if data is not None:
         source = own_source(data, test, client_column, label_column)
+    elif test is not None:
+        raise UserError("tune(test=...) needs data=... too")
     else:
         config = load(spec.base)
         # what the config calls it is what a run of its own would call it
@@ -126,6 +129,10 @@ def run_sweeps(
         interrupted = unfinished and _run(sweeps, desks, own, start, view)
         for sweep in sweeps:
             sweep.write_best()
+            if failed := len(sweep.study.failed):
+                view.say(
+                    f"{sweep.name}: {failed} trial{'s' if failed > 1 else ''} failed; to try again: --retry-failed"
+                )
         return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
 
 

@@ -43,10 +43,11 @@ def study_of(spec: SweepSpec) -> optuna.Study:
 def trial_table(folder: Path) -> pd.DataFrame:
     """A row per trial of the sweep in ``folder``.
 
-    ``state`` (complete, diverged, pruned, failed, running), the objectives, what was sampled, ``seconds``, and of its
-    runs, as means over seeds: ``rounds``, and of the first objective ``best`` over the rounds, ``best_round``, ``mean``
-    over the rounds (the area under its curve); ``bytes``, ``flops``, and ``bytes_to_<target>`` for each run.targets (of
-    validation accuracy; empty where it was not reached). ``error``: the last line of what a failed one raised.
+    ``state`` (complete, diverged, pruned, failed, running), the objectives, what was sampled, the ``seconds`` that its
+    runs took together, and as means over them: ``rounds``, and of the first objective ``best`` over the rounds,
+    ``best_round``, ``mean`` over the rounds (the area under its curve); ``bytes``, ``flops``, and ``bytes_to_<target>``
+    for each run.targets (of validation accuracy; empty where it was not reached). ``error``: the last line of what a
+    failed one raised.
     """
     (spec,) = read_sweeps(folder)
     return _table(spec, study_of(spec))
@@ -63,7 +64,7 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
             {"trial": trial.number, "state": state_of(trial)}
             | dict(zip(spec.tune.objective, _finals(trial), strict=False))
             | values_of(trial)
-            | {"seconds": trial.duration.total_seconds() if trial.duration else math.nan}
+            | {"seconds": math.fsum(run.pop("seconds") for run in runs)}
             | pd.DataFrame(runs).mean().to_dict()
             | ({"error": error.splitlines()[-1]} if error else {})
         )
@@ -85,8 +86,8 @@ def _finals(trial: FrozenTrial) -> list[float]:
 def _metrics(trial: Path) -> Iterator[pd.DataFrame]:
     """metrics.csv of each run of a trial that has made a round."""
     for path in sorted(trial.glob("seed-*/metrics.csv")):
-        rows = read_metrics(path.parent)
-        if len(rows):
+        # nothing is in it yet where a process was killed as it made it
+        if path.stat().st_size and len(rows := read_metrics(path.parent)):
             yield rows
 
 
@@ -95,7 +96,8 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, float]:
     numbers, total = rows["round"].to_numpy(), (rows["bytes_down"] + rows["bytes_up"]).to_numpy(float)
     records: list[Any] = rows.to_dict("records")
     values = np.array([value_of(row, objective) for row in records])
-    found = {"rounds": float(numbers[-1]), "bytes": total[-1], "flops": rows["flops"].to_numpy(float)[-1]}
+    found = {"seconds": rows["wall_seconds"].to_numpy(float)[-1], "rounds": float(numbers[-1])}
+    found |= {"bytes": total[-1], "flops": rows["flops"].to_numpy(float)[-1]}
     if not np.isnan(values).all():
         best = np.nanargmax(values) if mode == "max" else np.nanargmin(values)
         found |= {"best": values[best], "best_round": float(numbers[best]), "mean": float(np.nanmean(values))}

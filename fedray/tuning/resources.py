@@ -19,6 +19,9 @@ KINDS = ("CPU", "GPU")
 RELEASE_SECONDS = 3.0
 """How long Ray may take to see that what a sweep before this one had is free again."""
 
+SMALLEST = 0.0001
+"""Ray's unit of resources."""
+
 HERE = 0.001
 """A trial's share of the resource that every node has under its own name: by it trials are kept on the node whose disk
 has the sweep's folder."""
@@ -56,6 +59,10 @@ def bundles_of(engine: EngineConfig) -> Bundles:
     """The bundles of a trial."""
     here = {f"node:{ray.util.get_node_ip_address()}": HERE}
     share = {kind: amount for kind, amount in _share(engine).items() if amount}
+    if any(amount < SMALLEST for amount in share.values()):
+        raise UserError(
+            f"engine.cpus_per_actor={engine.cpus_per_actor:g} is less than Ray can count: use 0 or {SMALLEST:g}"
+        )
     if engine.kind == "local":
         return [{**share, **here}]
     assert isinstance(engine.actors, int)

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from fedray.errors import UserError, near_miss
@@ -55,10 +58,16 @@ class Parameter:
             return json.loads(trial.suggest_categorical(self.key, [json.dumps(value) for value in self.values]))
         if self.kind == "int":
             return trial.suggest_int(self.key, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
-        return trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "loguniform")
+        value = trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "loguniform")
+        return self.at_step(round((value - self.low) / self.step)) if self.step else value
+
+    def at_step(self, number: int) -> float:
+        """``low`` and so many steps, as one writes it: 0.3, not 0.30000000000000004."""
+        return float(_decimal(self.low) + number * _decimal(self.step or 0))
 
     def stored(self, value: Any) -> Any:
         """``value`` as Optuna keeps it; :class:`ValueError` if it is not in the space."""
+        value = _number(value)
         if self.values:
             for known in self.values:
                 if _same(known, value):
@@ -147,13 +156,14 @@ def _parameter(key: str, described: Any) -> Parameter:
     values = described[kind]
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise ValueError(f"{kind} needs a list, not {values!r}")
+    values = [_number(value) for value in values]
     if kind in LISTS:
         if "step" in described or "log" in described:
             raise ValueError(f"step and log go with int and uniform, not with {kind}")
         if not values or any(_same(a, b) for a, b in itertools.combinations(values, 2)):
             raise ValueError(f"{kind} needs values, each once, not {list(values)}")
         return Parameter(key, kind, values=tuple(values), when=when)
-    return _range(key, kind, list(values), described.get("step"), described.get("log", False), when)
+    return _range(key, kind, values, _number(described.get("step")), described.get("log", False), when)
 
 
 def _range(key: str, kind: str, ends: list[Any], step: Any, log: Any, when: Any) -> Parameter:
@@ -164,34 +174,59 @@ def _range(key: str, kind: str, ends: list[Any], step: Any, log: Any, when: Any)
         raise ValueError("log is true or false, and goes with int; loguniform is the other one")
     if (kind == "loguniform" or log) and ends[0] <= 0:
         raise ValueError(f"on a logarithmic scale low must be above 0, not {ends[0]}")
-    if step is not None and (not _is_number(step, whole) or step <= 0 or log or kind == "loguniform"):
-        raise ValueError(f"step must be a{' whole' if whole else ''} number above 0, on a linear scale, not {step!r}")
     low, high = ends
-    if step:
-        # the last step that fits; a little more, as 0.3 / 0.1 is less than 3
-        high = low + int((high - low) / step + 1e-9) * step
-    return Parameter(key, kind, low=low, high=high, step=step, log=log, when=when)
+    if step is None:
+        return Parameter(key, kind, low=low, high=high, log=log, when=when)
+    if log or kind == "loguniform":
+        raise ValueError("step goes with a linear scale")
+    # a little more, as 0.3 - 0.1 is less than 0.2
+    if not _is_number(step, whole) or step <= 0 or not 1 <= (high - low) / step * (1 + 1e-9) < 1e9:
+        raise ValueError(
+            f"step must be a{' whole' if whole else ''} number above 0, up to {high - low:g}, not {step!r}"
+        )
+    parameter = Parameter(key, kind, low=low, step=step, when=when)
+    return replace(parameter, high=parameter.at_step(int((_decimal(high) - _decimal(low)) // _decimal(step))))
+
+
+def _decimal(value: float) -> Decimal:
+    """A number as one writes it."""
+    return Decimal(str(value))
 
 
 def _conditions(described: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     if not isinstance(described, Mapping):
         raise ValueError(f"when must be keys with values, as in {{algorithm.nesterov: [true]}}, not {described!r}")
-    return tuple(
-        (str(key), tuple(values) if isinstance(values, (list, tuple)) else (values,))
-        for key, values in described.items()
-    )
+    conditions = []
+    for key, values in described.items():
+        several = values if isinstance(values, (list, tuple)) else [values]
+        if not several or any(isinstance(value, Mapping) for value in several):
+            raise ValueError(
+                f"when needs values for a dotted key, as in {{train.lr: [0.1, 0.2]}}, not {{{key}: {values!r}}}"
+            )
+        conditions.append((str(key), tuple(_number(value) for value in several)))
+    return tuple(conditions)
 
 
 def _check_order(parameters: Sequence[Parameter], where: str) -> None:
     keys = [parameter.key for parameter in parameters]
     for position, parameter in enumerate(parameters):
-        for key, _ in parameter.when:
+        for key, values in parameter.when:
             if key in keys[position:]:
                 raise UserError(f"{where}: {parameter.key}: when names {key}, which must come before it")
+            for value in values if key in keys else ():
+                try:
+                    parameters[keys.index(key)].stored(value)
+                except ValueError:
+                    raise UserError(f"{where}: {parameter.key}: when {key}={value} can never be") from None
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-3 as a text."""
+    return float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value) else value
 
 
 def _is_number(value: Any, whole: bool) -> bool:
-    return isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    return isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -13,14 +13,15 @@ tune: {space: wide, trials: 30}                   # TuneConfig
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from fedray.config import Auto, Section, Whole, assign, check, expand, flat, plain, read, read_file
+from fedray.config import Auto, Section, Whole, assign, check, expand, flat, load, plain, read, read_file
 from fedray.errors import UserError, near_miss
 from fedray.tuning.space import Space, Values, read_space
 
@@ -85,11 +86,31 @@ class TuneConfig(Section):
     )
     seed: Whole = Field(0, ge=0, lt=2**31, description="seed of the search")
     prune: PruneConfig = Field(default_factory=PruneConfig)
-    concurrency: Whole | Auto = Field("auto", description="trials at once; auto: as many as fit")
+    concurrency: Annotated[Whole, Field(ge=1)] | Auto = Field(
+        "auto", description="trials at once; auto: as many as fit"
+    )
     storage: str | None = Field(None, description="Optuna URL of the study; a journal in the sweep's folder unless set")
     resume: Literal["auto"] | bool = Field(
         "auto", description="auto: go on if it is there and the same; true: go on or fail; false: move the old folder"
     )
+
+    @field_validator("name")
+    @classmethod
+    def _below_the_output(cls, name: str | None) -> str | None:
+        parts = (name or "sweep").split("/")
+        if any(part in ("", ".", "..") or not part.isprintable() or len(part.encode()) > 100 for part in parts):
+            raise ValueError(
+                f"must be a folder's name of 100 bytes at most, not {name!r}; tune.output says where it is"
+            )
+        return name
+
+    @field_validator("output")
+    @classmethod
+    def _folder(cls, output: str) -> str:
+        parts = Path(output).absolute().parts
+        if "://" in output or not output.isprintable() or any(len(part.encode()) > 255 for part in parts):
+            raise ValueError(f"must be a local folder, not {output!r}")
+        return output
 
 
 @dataclass(frozen=True)
@@ -118,7 +139,7 @@ class SweepSpec:
             "base": dict(self.base),
             "spaces": {self.tune.space: dict(self.described)},
             "first": [dict(values) for values in self.first],
-            "tune": {"name": self.name, **tune},
+            "tune": {"name": self.name, **tune, "search": self.search},
         }
 
     @property
@@ -139,29 +160,38 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     """The sweeps that a space file (by path or name, or a mapping) describes: one, or one for each environment.
 
     ``overrides``: ``key=value`` texts, for the base or for ``tune``. What was searched and is given a value is searched
-    no more. Raises :class:`UserError`.
+    no more. A folder is the sweep in it, or those in the folders in it. Raises :class:`UserError`.
     """
-    path = None if isinstance(space, Mapping) else find_file(space, known_spaces(), "space file")
-    values = read_file(path) if path else dict(cast(Mapping[str, Any], space))
-    if path and path.name == RECORD:
-        # a folder that was moved or renamed is the sweep that it holds
-        recorded = Path(values["tune"]["name"])
-        values["tune"]["name"] = str(recorded.with_name(path.absolute().parent.name))
-        values["tune"]["output"] = str(path.absolute().parents[len(recorded.parts)])
+    if not isinstance(space, Mapping) and not (Path(space) / RECORD).is_file():
+        inside = sorted(Path(space).glob(f"*/{RECORD}"))
+        if inside:
+            overrides = list(overrides)
+            return [spec for each in inside for spec in read_sweeps(each, overrides)]
+    path = None if isinstance(space, Mapping) else find_file(space, known_spaces(), "space file or sweep")
+    if path is None:
+        values = _plain_values(space)
+    else:
+        values = _read_moved(path.absolute().parent) if path.name == RECORD else read_file(path)
     where = f"{path}: " if path else ""
     known_sections(values, ("about", "base", "spaces", "environments", "first", "tune"), where)
     given: dict[str, Any] = {}
     for override in overrides:
         assign(given, override)
-    tune = read_tune(values.get("tune"), given.pop("tune", {}), where)
+    tune = read_tune(values.get("tune"), section(given, "tune", ""), where)
+    given.pop("tune", None)
     fixed = flat(given)
     base = overridden(read_base(values.get("base"), path, where), fixed)
     spaces = section(values, "spaces", where)
+    if not spaces:
+        raise UserError(
+            f"{where}spaces: give at least one, as in spaces: {{wide: {{train.lr: {{uniform: [0.01, 1]}}}}}}"
+        )
     if tune.space not in spaces:
         raise UserError(f"tune.space: {where}there is no space {tune.space!r}{near_miss(tune.space, spaces)}")
-    described = {key: text for key, text in section(spaces, tune.space, f"{where}spaces.").items() if key not in fixed}
+    all_described = section(spaces, tune.space, f"{where}spaces.").items()
+    described = {str(key): text for key, text in all_described if key not in fixed}
     name = tune.name or (path.stem if path else base.get("algorithm.name", "sweep"))
-    environments = list(_environments(section(values, "environments", where), fixed, where))
+    environments = list(_environments(section(values, "environments", where), fixed, described, where))
     if len({label for label, _ in environments}) < len(environments):
         raise UserError(f"{where}environments: two of them have the same name: {[label for label, _ in environments]}")
     return [
@@ -176,6 +206,33 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
         )
         for label, environment in environments
     ]
+
+
+def _plain_values(values: Any) -> Any:
+    """A copy of what Python gives for a file, whose numbers may be NumPy's."""
+    if isinstance(values, Mapping):
+        return {key: _plain_values(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_plain_values(value) for value in values]
+    return values.item() if hasattr(values, "item") else values
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What the sweep in ``folder`` was asked to do, as it was written."""
+    values = read_file(folder / RECORD)
+    sections = [values.get(name) for name in ("base", "spaces", "tune")]
+    if not all(isinstance(each, dict) for each in sections) or not values["tune"].get("name"):
+        raise UserError(f"{folder / RECORD} is damaged: it has no base, spaces, tune or tune.name")
+    return values
+
+
+def _read_moved(folder: Path) -> dict[str, Any]:
+    """The record of a sweep as it would be had it been made in ``folder``: that may have been moved or renamed."""
+    values = read_record(folder)
+    recorded = Path(str(values["tune"]["name"]))
+    values["tune"]["name"] = str(recorded.with_name(folder.name))
+    values["tune"]["output"] = str(folder.parents[len(recorded.parts) - 1])
+    return values
 
 
 def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
@@ -210,11 +267,13 @@ def read_tune(of_file: Any, given: Mapping[str, Any], where: str) -> TuneConfig:
     written = expand(section({"tune": of_file}, "tune", where))
     objective = given.get("objective", written.get("objective"))
     if isinstance(objective, str):
-        objective = {objective: "max"}
+        objective = {objective: "max" if objective.endswith("accuracy") else "min"}
     both = expand(flat(_without(written, "objective")) | flat(_without(given, "objective")))
     if objective is not None:
         both["objective"] = objective
     tune = check(TuneConfig, both, where, "tune.")
+    if tune.storage is not None:
+        tune = tune.model_copy(update={"storage": _lasting(tune.storage)})
     for name in tune.objective:
         if name in OF_THE_TEST_SET:
             raise UserError(
@@ -229,6 +288,17 @@ def read_tune(of_file: Any, given: Mapping[str, Any], where: str) -> TuneConfig:
     if not tune.objective:
         raise UserError("tune.objective must name at least one column, as in {validation_accuracy: max}")
     return tune
+
+
+def _lasting(url: str) -> str:
+    """``url``, if it keeps what is written, from wherever it is asked for."""
+    found = re.fullmatch(r"(sqlite[^:]*:///?)(.*)", url)
+    if not found:
+        return url
+    kind, path = found.groups()
+    if path in ("", ":memory:"):
+        raise UserError(f"tune.storage={url} keeps nothing: name a file, as in sqlite:///studies.db")
+    return kind + str(Path(path).absolute())
 
 
 def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -250,13 +320,15 @@ def overridden(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _environments(
-    described: Mapping[str, Any], fixed: Mapping[str, Any], where: str
+    described: Mapping[str, Any], fixed: Mapping[str, Any], searched: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """A label and the keys of each environment; one without any where there are none."""
     free = {str(key): values for key, values in described.items() if key not in fixed}
     for key, values in free.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"{where}environments: {key} needs a list of values, not {values!r}")
+        if key in searched:
+            raise UserError(f"{where}environments: {key} is searched; it can't be an environment too")
     for values in itertools.product(*free.values()):
         environment = dict(zip(free, values, strict=True))
         _same_for_all(environment, f"{where}environments")
@@ -266,12 +338,18 @@ def _environments(
 
 
 def _first(values: Mapping[str, Any], searched: Sequence[str], where: str) -> list[Values]:
-    first = values.get("first") or []
-    if not isinstance(first, list) or not all(isinstance(each, Mapping) for each in first):
-        raise UserError(f"{where}first must be a list of values to try, as in [{{algorithm.mu: 0.1}}]")
+    first = first_of(values, where)
     for key in itertools.chain(*first):
         if key not in searched:
             raise UserError(f"{where}first: {key} is not searched{near_miss(str(key), searched)}")
+    return first
+
+
+def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
+    """What a space file wants to be tried first."""
+    first = values.get("first") or []
+    if not isinstance(first, list) or not all(isinstance(each, Mapping) for each in first):
+        raise UserError(f"{where}first must be a list of values to try, as in [{{algorithm.mu: 0.1}}]")
     return [dict(each) for each in first]
 
 
@@ -279,8 +357,11 @@ def _with_equal_work(base: dict[str, Any], described: Mapping[str, Any]) -> dict
     """Where local steps are searched, all trials make the same number of iterations, not of rounds."""
     if "train.local_steps" not in described or base.get("run.iterations") is not None:
         return base
-    rounds, steps = base.get("run.rounds") or 50, base.get("train.local_steps") or 20
-    return overridden(base, {"run.iterations": rounds * steps})
+    from fedray.resolve import LOCAL_STEPS, ROUNDS
+
+    config = load(base)
+    iterations = (config.run.rounds or ROUNDS) * (config.train.local_steps or LOCAL_STEPS)
+    return overridden(base, {"run.iterations": iterations})
 
 
 def checked(spec: SweepSpec) -> SweepSpec:
@@ -290,6 +371,11 @@ def checked(spec: SweepSpec) -> SweepSpec:
             instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
             raise UserError(f"{spec.name}: {key} is set by the sweep" + (f"; use {instead}" if instead else ""))
     _same_for_all(spec.described, spec.name)
+    for key in ("algorithm.name", "model.name"):
+        if str(spec.base.get(key)).startswith("__main__:"):
+            raise UserError(
+                f"{spec.name}: {key}={spec.base[key]} is not to be found in a trial's process: put it in a module"
+            )
     if spec.search == "grid" and not spec.space.is_grid:
         raise UserError(f"tune.search=grid: {spec.name}: every key needs a list (grid or choice); use tpe")
     return spec

@@ -151,12 +151,17 @@ class Study:
         self._study.tell(trial, state=TrialState.FAIL)
         del self._running[number]
 
-    def retry_failed(self) -> int:
-        """Queue the values of each trial that failed once more, unless that was done before; how many there are."""
+    @property
+    def failed(self) -> list[FrozenTrial]:
+        """Trials that failed, and were not tried again."""
         again = {trial.user_attrs.get("retries") for trial in self.trials}
-        failed = [
+        return [
             t for t in self.trials if t.state == TrialState.FAIL and t.number not in again and VALUES in t.user_attrs
         ]
+
+    def retry_failed(self) -> int:
+        """Queue the values of each trial that failed once more; how many there are."""
+        failed = self.failed
         for trial in failed:
             self._study.enqueue_trial(trial.params, user_attrs={"retries": trial.number})
         return len(failed)
@@ -208,8 +213,26 @@ def journal(path: Path) -> BaseStorage:
     """A study's storage in a file, for one process at a time: :func:`owned` keeps the others out."""
     # left by a process that was killed while it wrote
     Path(f"{path}.lock").unlink(missing_ok=True)
-    _cut_torn_line(path)
-    return JournalStorage(JournalFileBackend(str(path)))
+    with _readable(path):
+        _cut_torn_line(path)
+    return _journal(path)
+
+
+def _journal(path: Path) -> BaseStorage:
+    with _readable(path):
+        storage = JournalStorage(JournalFileBackend(str(path)))
+        optuna.get_all_study_names(storage)
+    return storage
+
+
+@contextlib.contextmanager
+def _readable(where: object) -> Iterator[None]:
+    """What Optuna raises for a storage that it can't read is of any type, and the user's to mend."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(f"{where} can't be read as a study: {type(error).__name__}: {reason}") from None
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -226,7 +249,7 @@ def read_study(path: Path, name: str) -> optuna.Study:
     """The study in a file that another process may be writing: it is not to be changed."""
     if not path.exists():
         raise UserError(f"there is no study {path}")
-    return loaded(JournalStorage(JournalFileBackend(str(path))), name, path)
+    return loaded(_journal(path), name, path)
 
 
 def loaded(storage: BaseStorage, name: str, where: object) -> optuna.Study:
@@ -244,8 +267,7 @@ def is_there(storage: BaseStorage, name: str) -> bool:
 
 def opened(url: str) -> BaseStorage:
     """The storage at an Optuna URL."""
-    try:
-        return get_storage(url)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"tune.storage={url}: {reason}") from None
+    with _readable(f"tune.storage={url}"):
+        storage = get_storage(url)
+        optuna.get_all_study_names(storage)
+    return storage

@@ -26,6 +26,7 @@ from fedray.tuning.spec import (
     SPACES,
     SweepSpec,
     find_file,
+    first_of,
     known_sections,
     known_spaces,
     overridden,
@@ -75,7 +76,8 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     given: dict[str, Any] = {}
     for override in overrides:
         assign(given, override)
-    own_name = given.get("tune", {}).pop("name", None) or path.stem
+    own_name = given["tune"].pop("name", None) if section(given, "tune", "") else None
+    own_name = own_name or path.stem
     common = _Common(
         read_base(values.get("base"), path, where), section(values, "space", where), section(values, "tune", where)
     )
@@ -106,10 +108,11 @@ def _of_algorithm(name: str, prefix: str, common: _Common, given: Mapping[str, A
         each: {**_own(section(section(values, "spaces", where), each, where)), **common.space}
         for each in section(values, "spaces", where)
     }
+    first = first_of(values, where)
     whole = {
         "base": {**_own(read_base(values.get("base"), path, where)), **common.base},
         "spaces": spaces,
-        "first": [_own(each) for each in values.get("first") or []],
+        "first": [_own(each) for each in first],
         "tune": {**common.tune, "name": prefix + path.stem},
     }
     (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in flat(given).items()])
@@ -118,7 +121,7 @@ def _of_algorithm(name: str, prefix: str, common: _Common, given: Mapping[str, A
 
 def _own(values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that only the algorithm has."""
-    return {key: value for key, value in values.items() if key.startswith("algorithm.")}
+    return {key: value for key, value in values.items() if str(key).startswith("algorithm.")}
 
 
 def _with_common_public_set(specs: Sequence[SweepSpec]) -> list[SweepSpec]:
@@ -139,7 +142,7 @@ class Winners:
 
     def __init__(self, sweep: Sweep, folder: Path, seeds: int, view: View) -> None:
         self.sweep, self.folder, self.view = sweep, folder, view
-        first = int(sweep.base.get("run.seed") or 0) + sweep.spec.tune.seeds
+        first = load(sweep.base).run.seed + sweep.spec.tune.seeds
         self.left = list(range(first, first + seeds))
         self.failures = 0
 

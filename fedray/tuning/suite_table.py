@@ -22,7 +22,7 @@ from fedray.tuning.view import described
 
 
 def suite_table(suite: Suite) -> pd.DataFrame:
-    """A row per algorithm, the best first.
+    """A row per algorithm (or kind of it: the name of its space file), the best first.
 
     How many ``trials`` ended how; the ``winner`` and its ``validation``. Of its runs on fresh seeds: ``accuracy`` (of
     the test set, at the end; 0 for one that diverged) with the ``margin`` of its 95 % interval, ``bytes`` of a run, and
@@ -36,7 +36,7 @@ def suite_table(suite: Suite) -> pd.DataFrame:
     rows = []
     for spec, best in found:
         states = Counter(map(state_of, _ended(study_of(spec))))
-        row = {"algorithm": spec.base.get("algorithm.name", "pfedmo"), "trials": sum(states.values())}
+        row = {"algorithm": _label(spec), "trials": sum(states.values())}
         row |= {state: states[state] for state in ("complete", "pruned", "diverged", "failed")}
         if best is not None and finals[spec.name]:
             mean, margin = mean_and_margin(finals[spec.name])
@@ -70,7 +70,7 @@ def _for_people(table: pd.DataFrame) -> pd.DataFrame:
         return shown
     shown["validation, %"] = 100 * table["validation"]
     shown["test accuracy, %"] = [
-        "" if math.isnan(mean) else f"{100 * mean:.2f} ± {100 * margin:.2f}"
+        "" if math.isnan(mean) else f"{100 * mean:.2f}" + ("" if math.isnan(margin) else f" ± {100 * margin:.2f}")
         for mean, margin in zip(table["accuracy"], table["margin"], strict=True)
     ]
     target = f"{100 * table['target'].iloc[0]:.2f} %"
@@ -83,6 +83,11 @@ def _for_people(table: pd.DataFrame) -> pd.DataFrame:
             shown[title] = table[name] / unit
     shown["with"] = table["with"]
     return shown
+
+
+def _label(spec: SweepSpec) -> str:
+    """The algorithm, or what its space file calls a kind of it."""
+    return spec.name.rpartition("/")[2]
 
 
 def _winner(spec: SweepSpec) -> FrozenTrial | None:
@@ -146,11 +151,12 @@ def _draw(suite: Suite, path: Path) -> None:
             continue
         together = pd.concat(curves, axis=1).sort_index()
         mean = together.mean(axis=1)
-        (line,) = axes.plot(mean.index, 100 * mean, label=spec.base.get("algorithm.name", "pfedmo"))
+        (line,) = axes.plot(mean.index, 100 * mean, label=_label(spec))
         low, high = together.min(axis=1), together.max(axis=1)
         axes.fill_between(mean.index, 100 * low, 100 * high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xlabel="local iterations", ylabel="test accuracy, %", title=suite.name)
-    axes.legend()
+    if axes.lines:
+        axes.legend()
     save_figure(figure, path)
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import yaml
 from optuna.storages import BaseStorage
 
-from fedray.config import expand, flat, load, read_file
+from fedray.config import expand, flat, load
 from fedray.data.federated import FederatedData
-from fedray.errors import UserError
+from fedray.errors import UserError, near_miss
 from fedray.resolve import Own, resolve
 from fedray.tracking.folder import differing_keys, write_whole
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import STEPS, budget_of, mean, value_of
 from fedray.tuning.pruning import pruner_of
 from fedray.tuning.space import Values
-from fedray.tuning.spec import RECORD, SweepSpec, TuneConfig, overridden
+from fedray.tuning.spec import RECORD, SweepSpec, TuneConfig, overridden, read_record
 from fedray.tuning.study import ENDED, JOURNAL, Study, is_there, journal, opened, owned, values_of
 from fedray.tuning.trial import Assignment, Message, Round, RunEnd
 from fedray.tuning.view import View
@@ -101,7 +101,7 @@ class Sweep:
     def assignment(self, number: int, values: Values) -> Assignment:
         tune = self.spec.tune
         base = overridden(self.base, values) | dict(self.engine)
-        first_seed = int(base.get("run.seed") or 0)
+        first_seed = load(base).run.seed
         runs = [
             base
             | {"run.output": str(self.spec.trial_folder(number)), "run.name": f"seed-{seed}", "run.seed": seed}
@@ -188,10 +188,11 @@ class Sweep:
 
 
 def trials_of(spec: SweepSpec, base: Mapping[str, Any]) -> int:
-    """How many trials a sweep has whose resolved base is ``base``."""
-    if spec.tune.trials is not None:
-        return spec.tune.trials
-    return len(spec.space.grid(base)) if spec.search == "grid" else TRIALS
+    """How many trials a sweep has whose resolved base is ``base``; of a grid, not more than there are combinations."""
+    if spec.search == "grid":
+        combinations = len(spec.space.grid(base))
+        return min(spec.tune.trials or combinations, combinations)
+    return spec.tune.trials or TRIALS
 
 
 @contextlib.contextmanager
@@ -204,20 +205,23 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
     base = {**BASE, **spec.base}
     experiment, data = resolve(load(base), own)
     _check_objectives(spec, data)
+    _check_conditions(spec, flat(experiment.config.model_dump(mode="json")))
     _check_values(spec, base, own)
+    _check_seeds(spec, experiment.config.run.seed)
     with owned(spec.folder):
         begun = _prepare(spec)
         tune, prune = spec.tune, spec.tune.prune
         resolved = flat(experiment.config.model_dump(mode="json"))
         total = trials_of(spec, resolved)
         first, notes = _first(spec, resolved)
-        storage = storage_of(spec)
-        if not begun and is_there(storage, study_name(spec)):
-            raise UserError(
-                f"tune.storage={tune.storage} has a study {spec.name} already, which is not of {spec.folder}: choose "
-                "another tune.name"
-            )
-        write_whole(spec.folder / RECORD, yaml.safe_dump(spec.record(), sort_keys=False))
+        try:
+            spec.folder.mkdir(parents=True, exist_ok=True)
+            storage = storage_of(spec)
+            if begun:
+                _check_study(spec, storage)
+            write_whole(spec.folder / RECORD, yaml.safe_dump(spec.record(), sort_keys=False))
+        except OSError as error:
+            raise UserError(f"can't write to {spec.folder}: {error.strerror}") from None
         study = Study(
             storage=storage,
             name=study_name(spec),
@@ -275,6 +279,15 @@ def _check_objectives(spec: SweepSpec, data: FederatedData) -> None:
         raise UserError("tune.objective: validation_accuracy needs data.validation_samples, a tenth of all unless set")
 
 
+def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
+    known = [*resolved, *spec.space.keys()]
+    for parameter in spec.space.parameters:
+        for key, _ in parameter.when:
+            if key not in known:
+                where = f"{spec.name}: spaces.{spec.tune.space}: {parameter.key}"
+                raise UserError(f"{where}: when names {key}, which is no key here{near_miss(key, known)}")
+
+
 def _check_values(spec: SweepSpec, base: Mapping[str, Any], own: Own) -> None:
     """All ends of ranges and listed values must make a configuration, before anything is run."""
     for values in (*spec.space.extremes(base), *spec.first):
@@ -285,14 +298,33 @@ def _check_values(spec: SweepSpec, base: Mapping[str, Any], own: Own) -> None:
             raise UserError(f"{spec.name}: spaces.{spec.tune.space} with {shown}: {error}") from None
 
 
+def _check_study(spec: SweepSpec, storage: BaseStorage) -> None:
+    if any(spec.folder.glob("trials/*")) and not is_there(storage, study_name(spec)):
+        raise UserError(
+            f"{spec.folder} has trials, but their study {study_name(spec)!r} is not in {spec.tune.storage or JOURNAL}: "
+            "use tune.resume=false to start over (the old one is kept)"
+        )
+
+
+def _check_seeds(spec: SweepSpec, first: int) -> None:
+    if first >= 2**62:
+        raise UserError(f"{spec.name}: run.seed={first} leaves no room for further seeds: use less than 2**62")
+
+
 def _prepare(spec: SweepSpec) -> bool:
     """Make the sweep's folder, or see that it can go on; whether it had begun before."""
     folder, resume = spec.folder, spec.tune.resume
+    begun = resume is not False and (folder / RECORD).exists()
+    if not begun and spec.tune.storage and is_there(opened(spec.tune.storage), study_name(spec)):
+        raise UserError(
+            f"tune.storage={spec.tune.storage} has a study {spec.name} already, and {folder} is not to go on with it: "
+            "choose another tune.name"
+        )
     if resume is False and folder.exists():
         number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
         folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))
-    if (folder / RECORD).exists():
-        differ = _differing(read_file(folder / RECORD), spec.record())
+    if begun:
+        differ = _differing(read_record(folder), spec.record())
         if differ:
             raise UserError(
                 f"{folder} holds another sweep ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): use "
@@ -303,10 +335,6 @@ def _prepare(spec: SweepSpec) -> bool:
         raise UserError(f"tune.resume=true, but there is no sweep in {folder}; use tune.resume=auto")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a sweep's folder: choose another tune.name or tune.output")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"can't write to {folder}: {error.strerror}") from None
     return False
 
 

@@ -18,6 +18,9 @@ from fedray.tuning.study import ENDED, values_of
 if TYPE_CHECKING:
     from fedray.tuning.sweep import Progress, Sweep
 
+LINE_SECONDS = 60
+"""Where there is no table, how long nothing may be said of trials that get on."""
+
 
 class View:
     """Shows the sweeps that are started."""
@@ -38,9 +41,11 @@ class View:
     def start(self, sweeps: Sequence[Sweep]) -> None:
         """The trials begin."""
         self.sweeps, self._began = sweeps, time.monotonic()
+        self._shown = self._began
         if not self.quiet and self.console.is_terminal:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
+            self._shown = 0.0
             self.progress()
 
     def stop(self) -> None:
@@ -52,9 +57,15 @@ class View:
     def progress(self) -> None:
         """A running trial has got on."""
         now = time.monotonic()
-        if self._live and now - self._shown > 0.2:
-            self._shown = now
+        if now - self._shown < (0.2 if self._live else LINE_SECONDS):
+            return
+        self._shown = now
+        if self._live:
             self._live.update(self._table(), refresh=True)
+        else:
+            for sweep in self.sweeps:
+                if parts := [f"{number} {sweep.done(trial):.0%}" for number, trial in sorted(sweep.running.items())]:
+                    self.say(f"{sweep.name} {_counts(sweep)}: running {', '.join(parts)}{self._left_in_words()}")
 
     def ended(self, sweep: Sweep, number: int, trial: Progress, how: str) -> None:
         """A trial has ended: complete, pruned, diverged or failed."""
@@ -62,18 +73,21 @@ class View:
         if self._live:
             self._shown = 0.0
             return self.progress()
+        self._shown = time.monotonic()
         value = f" {sweep.objectives[0]} {trial.value:.4f}" if math.isfinite(trial.value) else ""
-        counts = f"{sweep.study.count(*ENDED)}/{sweep.study.wanted(sweep.total)}"
-        left = self._left()
-        self.say(
-            f"{sweep.name} {counts}: trial {number} {how}{value} ({described(trial.values)})"
-            + (f"  {clock(left)} left" if left is not None else "")
-        )
+        with_values = f"{how}{value} ({described(trial.values)})"
+        self.say(f"{sweep.name} {_counts(sweep)}: trial {number} {with_values}{self._left_in_words()}")
 
     def _left(self) -> float | None:
         """Seconds, at the pace so far."""
-        left = sum(len(sweep.running) + sweep.study.left(sweep.total) for sweep in self.sweeps)
-        return left * (time.monotonic() - self._began) / self._ended if self._ended and left else None
+        begun = [sweep.done(trial) for sweep in self.sweeps for trial in sweep.running.values()]
+        done = self._ended + sum(begun)
+        left = sum(sweep.study.left(sweep.total) for sweep in self.sweeps) + sum(1 - part for part in begun)
+        return left * (time.monotonic() - self._began) / done if done and left else None
+
+    def _left_in_words(self) -> str:
+        left = self._left()
+        return f"  {clock(left)} left" if left is not None else ""
 
     def _table(self) -> Group:
         table = Table(box=None, pad_edge=False)
@@ -86,7 +100,7 @@ class View:
             study = sweep.study
             table.add_row(
                 sweep.name,
-                f"{study.count(*ENDED)}/{study.wanted(sweep.total)}",
+                _counts(sweep),
                 str(study.count(TrialState.PRUNED)),
                 str(study.count(TrialState.FAIL)),
                 *best_of(sweep),
@@ -94,10 +108,11 @@ class View:
             for number, trial in sorted(sweep.running.items()):
                 value = f"{trial.value:.4f}" if math.isfinite(trial.value) else ""
                 running.add_row(sweep.name, str(number), f"{sweep.done(trial):.0%}", value, described(trial.values))
-        left = self._left()
-        return Group(
-            table, *([running] if running.row_count else []), f"{clock(left)} left" if left is not None else ""
-        )
+        return Group(table, *([running] if running.row_count else []), self._left_in_words().strip())
+
+
+def _counts(sweep: Sweep) -> str:
+    return f"{sweep.study.count(*ENDED)}/{sweep.study.wanted(sweep.total)}"
 
 
 def best_of(sweep: Sweep) -> tuple[str, str, str]:
