@@ -451,7 +451,7 @@ def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
     assert sorted(table["algorithm"]) == ["mine", "pfedmo"]
     assert table["trials"].tolist() == [3, 3]
     for spec in suite.specs:
-        row = table[table["algorithm"] == spec.base["algorithm.name"]].iloc[0]
+        row = table[table["algorithm"] == spec.name.rpartition("/")[2]].iloc[0]
         runs = sorted((tmp_path / spec.name / "winners").glob("trial-*/seed-*"))
         # the trials had seed 0
         assert [path.name for path in runs] == ["seed-1", "seed-2"]
