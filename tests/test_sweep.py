@@ -25,7 +25,7 @@ from fedray.tuning.axis import STEPS, budget_of, reached, value_of
 from fedray.tuning.intervals import mean_and_margin
 from fedray.tuning.report import pareto
 from fedray.tuning.resources import _fitting
-from fedray.tuning.spec import known_spaces, overridden, read_sweeps
+from fedray.tuning.spec import check_together, known_spaces, overridden, read_sweeps
 from fedray.tuning.suite import known_suites, read_suite
 from fedray.tuning.sweep import opened_sweep, trials_of
 from fedray.tuning.trial import Round, RunEnd, TrialEnd, carry_out
@@ -570,6 +570,14 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
     again = read_sweeps(tmp_path / "s")
     assert [spec.folder for spec in again] == [spec.folder for spec in specs]
     assert [spec.name for spec in again] == ["s/alpha-0.1", "s/alpha-1"]
+    check_together(again)
+    (other,) = read_sweeps(described(), ["data.source=mnist", f"tune.output={tmp_path}", "tune.name=s/other"])
+    with opened_sweep(other, Own(small_source())):
+        pass
+    with pytest.raises(
+        UserError, match=r"s/alpha-0.1 and s/other can't be run together, as data.source differs: name one"
+    ):
+        check_together(read_sweeps(tmp_path / "s"))
 
 
 def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):

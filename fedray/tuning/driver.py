@@ -12,7 +12,7 @@ from fedray.config import load
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
 from fedray.simulation import interruptible
-from fedray.tuning.spec import SweepSpec, read_sweeps
+from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def tune(
     """
     view = view or View(quiet=True)
     specs = read_sweeps(space, overrides)
+    check_together(specs)
     with started(specs, view) as start:
         own = own_of(specs[0], data, test, client_column, label_column, model, loss, metrics)
         return run_sweeps(specs, own, start, view, retry_failed)

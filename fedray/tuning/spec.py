@@ -381,6 +381,14 @@ def checked(spec: SweepSpec) -> SweepSpec:
     return spec
 
 
+def check_together(specs: Sequence[SweepSpec]) -> None:
+    """Refuse sweeps whose trials have different data or resources: in a folder there may be sweeps of any kind."""
+    for spec in specs[1:]:
+        for key in {**specs[0].base, **spec.base}:
+            if key.startswith(OF_ALL_TRIALS) and specs[0].base.get(key) != spec.base.get(key):
+                raise UserError(f"{specs[0].name} and {spec.name} can't be run together, as {key} differs: name one")
+
+
 def _same_for_all(keys: Iterable[str], where: str) -> None:
     for key in keys:
         if key.startswith(OF_ALL_TRIALS):
