@@ -142,7 +142,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tune_epilog() -> str:
-    from fedray.tuning.spec import TuneConfig, known_spaces
+    from fedray.tuning.settings import TuneConfig
+    from fedray.tuning.spec import known_spaces
 
     known = f"Spaces: {', '.join(known_spaces())}"
     return "\n".join(["Keys:", *_key_lines(TuneConfig, "tune."), "", known, "", RESULTS])

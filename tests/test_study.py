@@ -11,8 +11,8 @@ import pytest
 from optuna.trial import TrialState
 
 from fedray.errors import UserError
+from fedray.tuning.settings import TuneConfig
 from fedray.tuning.space import read_space
-from fedray.tuning.spec import TuneConfig
 from fedray.tuning.study import Study, journal, opened, owned
 
 SPACE = read_space({"a.x": {"uniform": [0, 1]}, "a.k": {"choice": ["p", "q"]}})

@@ -10,7 +10,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from fedray.tuning.axis import STEPS
-from fedray.tuning.spec import PruneConfig
+from fedray.tuning.settings import PruneConfig
 
 
 def pruner_of(prune: PruneConfig, seeds: int) -> BasePruner:

@@ -13,16 +13,14 @@ tune: {space: wide, trials: 30}                   # TuneConfig
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field, field_validator
-
-from fedray.config import Auto, Section, Whole, assign, check, expand, flat, load, plain, read, read_file
+from fedray.config import assign, expand, flat, load, plain, read, read_file
 from fedray.errors import UserError, near_miss
+from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 
 SPACES = Path(__file__).parent.parent / "tune_spaces"
@@ -30,14 +28,6 @@ SPACES = Path(__file__).parent.parent / "tune_spaces"
 
 RECORD = "sweep.yaml"
 """What a sweep was asked to do, in its folder: a space file of its own."""
-
-OBJECTIVES = (
-    "validation_accuracy", "train_loss", "train_accuracy", "bytes", "bytes_down", "bytes_up", "flops",
-    "virtual_seconds", "wall_seconds",
-)  # fmt: skip
-"""What can be optimised: columns of metrics.csv, and ``bytes``, both ways together."""
-
-OF_THE_TEST_SET = ("test_accuracy", "test_loss", "personalized_accuracy", "representation_accuracy")
 
 DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
 """Keys that a sweep sets for each trial."""
@@ -52,65 +42,6 @@ ALTERNATIVES = (
     ("train.cohort_size", "train.participation"),
 )
 """Pairs of keys of which a configuration has one."""
-
-
-class PruneConfig(Section):
-    """When trials that do badly are given up."""
-
-    by: Literal["none", "asha", "median", "hyperband"] = Field(
-        "none", description="asha (successive halving), median (of the others), or hyperband"
-    )
-    axis: Literal["rounds", "bytes", "flops"] = Field(
-        "rounds", description="what trials are compared at equal amounts of, in percent of the base config's whole run"
-    )
-    grace: Whole = Field(10, ge=1, le=100, description="percent of the axis before the first decision")
-    reduction: Whole = Field(3, ge=2, description="asha, hyperband: one of so many goes on from each rung")
-    startup: Whole = Field(5, ge=1, description="median: trials before the first decision")
-
-
-class TuneConfig(Section):
-    """How a space is searched."""
-
-    name: str | None = Field(None, description="name of the sweep's folder; the space file's unless set")
-    output: str = Field("sweeps/", description="folder in which the sweep's folder is made")
-    space: str = Field("wide", description="which of the file's spaces")
-    objective: dict[str, Literal["max", "min"]] = Field(
-        {"validation_accuracy": "max"}, description="columns of metrics.csv (or bytes); several give a Pareto front"
-    )
-    trials: Whole | None = Field(None, ge=1, le=10**6, description="trials in all; 30, or the whole grid, unless set")
-    seeds: Whole = Field(
-        1, ge=1, le=1000, description="runs of a trial, with run.seed, run.seed + 1, ...: their mean counts"
-    )
-    search: Literal["tpe", "random", "grid", "cmaes", "nsga2"] | None = Field(
-        None, description="Optuna's sampler; grid where every key has one, else tpe, unless set"
-    )
-    seed: Whole = Field(0, ge=0, lt=2**31, description="seed of the search")
-    prune: PruneConfig = Field(default_factory=PruneConfig)
-    concurrency: Annotated[Whole, Field(ge=1)] | Auto = Field(
-        "auto", description="trials at once; auto: as many as fit"
-    )
-    storage: str | None = Field(None, description="Optuna URL of the study; a journal in the sweep's folder unless set")
-    resume: Literal["auto"] | bool = Field(
-        "auto", description="auto: go on if it is there and the same; true: go on or fail; false: move the old folder"
-    )
-
-    @field_validator("name")
-    @classmethod
-    def _below_the_output(cls, name: str | None) -> str | None:
-        parts = (name or "sweep").split("/")
-        if any(part in ("", ".", "..") or not part.isprintable() or len(part.encode()) > 100 for part in parts):
-            raise ValueError(
-                f"must be a folder's name of 100 bytes at most, not {name!r}; tune.output says where it is"
-            )
-        return name
-
-    @field_validator("output")
-    @classmethod
-    def _folder(cls, output: str) -> str:
-        parts = Path(output).absolute().parts
-        if "://" in output or not output.isprintable() or any(len(part.encode()) > 255 for part in parts):
-            raise ValueError(f"must be a local folder, not {output!r}")
-        return output
 
 
 @dataclass(frozen=True)
@@ -168,10 +99,7 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
             overrides = list(overrides)
             return [spec for each in inside for spec in read_sweeps(each, overrides)]
     path = None if isinstance(space, Mapping) else find_file(space, known_spaces(), "space file or sweep")
-    if path is None:
-        values = _plain_values(space)
-    else:
-        values = _read_moved(path.absolute().parent) if path.name == RECORD else read_file(path)
+    values = _read(path) if path else _plain_values(space)
     where = f"{path}: " if path else ""
     known_sections(values, ("about", "base", "spaces", "environments", "first", "tune"), where)
     given: dict[str, Any] = {}
@@ -181,15 +109,7 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     given.pop("tune", None)
     fixed = flat(given)
     base = overridden(read_base(values.get("base"), path, where), fixed)
-    spaces = section(values, "spaces", where)
-    if not spaces:
-        raise UserError(
-            f"{where}spaces: give at least one, as in spaces: {{wide: {{train.lr: {{uniform: [0.01, 1]}}}}}}"
-        )
-    if tune.space not in spaces:
-        raise UserError(f"tune.space: {where}there is no space {tune.space!r}{near_miss(tune.space, spaces)}")
-    all_described = section(spaces, tune.space, f"{where}spaces.").items()
-    described = {str(key): text for key, text in all_described if key not in fixed}
+    described = _described(section(values, "spaces", where), tune.space, fixed, where)
     name = tune.name or (path.stem if path else base.get("algorithm.name", "sweep"))
     environments = list(_environments(section(values, "environments", where), fixed, described, where))
     if len({label for label, _ in environments}) < len(environments):
@@ -206,6 +126,28 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
         )
         for label, environment in environments
     ]
+
+
+def _described(spaces: Mapping[str, Any], name: str, fixed: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What is searched in the space ``name``."""
+    if not spaces:
+        example = "spaces: {wide: {train.lr: {uniform: [0.01, 1]}}}"
+        raise UserError(f"{where}spaces: give at least one, as in {example}")
+    if name not in spaces:
+        raise UserError(f"tune.space: {where}there is no space {name!r}{near_miss(name, spaces)}")
+    return {str(key): text for key, text in section(spaces, name, f"{where}spaces.").items() if key not in fixed}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A space file; a sweep's own as it would be had that been made where its folder was moved to."""
+    if path.name != RECORD:
+        return read_file(path)
+    folder = path.absolute().parent
+    values = read_record(folder)
+    recorded = Path(str(values["tune"]["name"]))
+    values["tune"]["name"] = str(recorded.with_name(folder.name))
+    values["tune"]["output"] = str(folder.parents[len(recorded.parts) - 1])
+    return values
 
 
 def _plain_values(values: Any) -> Any:
@@ -226,15 +168,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     return values
 
 
-def _read_moved(folder: Path) -> dict[str, Any]:
-    """The record of a sweep as it would be had it been made in ``folder``: that may have been moved or renamed."""
-    values = read_record(folder)
-    recorded = Path(str(values["tune"]["name"]))
-    values["tune"]["name"] = str(recorded.with_name(folder.name))
-    values["tune"]["output"] = str(folder.parents[len(recorded.parts) - 1])
-    return values
-
-
 def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
     """The file called ``name``: one of ``known``, or a path; in a sweep's folder, the sweep's own."""
     path = Path(name)
@@ -252,57 +185,6 @@ def known_sections(values: Mapping[str, Any], known: Sequence[str], where: str) 
     for key in values:
         if key not in known:
             raise UserError(f"{where}there is no section {key!r}{near_miss(str(key), known)}")
-
-
-def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """A mapping within ``values``, empty if it is not there."""
-    found = values.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise UserError(f"{where}{key} must be a section, not {found!r}")
-    return found
-
-
-def read_tune(of_file: Any, given: Mapping[str, Any], where: str) -> TuneConfig:
-    """The section ``tune`` of a file, under what was given on the command line."""
-    written = expand(section({"tune": of_file}, "tune", where))
-    objective = given.get("objective", written.get("objective"))
-    if isinstance(objective, str):
-        objective = {objective: "max" if objective.endswith("accuracy") else "min"}
-    both = expand(flat(_without(written, "objective")) | flat(_without(given, "objective")))
-    if objective is not None:
-        both["objective"] = objective
-    tune = check(TuneConfig, both, where, "tune.")
-    if tune.storage is not None:
-        tune = tune.model_copy(update={"storage": _lasting(tune.storage)})
-    for name in tune.objective:
-        if name in OF_THE_TEST_SET:
-            raise UserError(
-                f"tune.objective: {name} is of the test set, which is for the winners alone; use validation_accuracy"
-            )
-        if name not in OBJECTIVES:
-            raise UserError(f"tune.objective: there is no column {name!r}{near_miss(name, OBJECTIVES)}")
-    if len(tune.objective) > 1 and tune.prune.by != "none":
-        raise UserError(f"tune.prune.by={tune.prune.by} goes with one objective, not with {len(tune.objective)}")
-    if len(tune.objective) > 1 and tune.search == "cmaes":
-        raise UserError("tune.search=cmaes goes with one objective; use tpe or nsga2")
-    if not tune.objective:
-        raise UserError("tune.objective must name at least one column, as in {validation_accuracy: max}")
-    return tune
-
-
-def _lasting(url: str) -> str:
-    """``url``, if it keeps what is written, from wherever it is asked for."""
-    found = re.fullmatch(r"(sqlite[^:]*:///?)(.*)", url)
-    if not found:
-        return url
-    kind, path = found.groups()
-    if path in ("", ":memory:"):
-        raise UserError(f"tune.storage={url} keeps nothing: name a file, as in sqlite:///studies.db")
-    return kind + str(Path(path).absolute())
-
-
-def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != key}
 
 
 def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pydantic import Field
 from fedray.config import Section, Whole, assign, check, flat, load, read_file
 from fedray.errors import UserError
 from fedray.tuning.driver import own_of, run_sweeps, started
+from fedray.tuning.settings import section
 from fedray.tuning.spec import (
     SPACES,
     SweepSpec,
@@ -32,7 +33,6 @@ from fedray.tuning.spec import (
     overridden,
     read_base,
     read_sweeps,
-    section,
 )
 from fedray.tuning.study import values_of
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd

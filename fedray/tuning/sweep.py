@@ -20,8 +20,9 @@ from fedray.tracking.folder import differing_keys, write_whole
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import STEPS, budget_of, mean, value_of
 from fedray.tuning.pruning import pruner_of
+from fedray.tuning.settings import TuneConfig
 from fedray.tuning.space import Values
-from fedray.tuning.spec import RECORD, SweepSpec, TuneConfig, overridden, read_record
+from fedray.tuning.spec import RECORD, SweepSpec, overridden, read_record
 from fedray.tuning.study import ENDED, JOURNAL, Study, is_there, journal, opened, owned, values_of
 from fedray.tuning.trial import Assignment, Message, Round, RunEnd
 from fedray.tuning.view import View
