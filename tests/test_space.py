@@ -58,7 +58,7 @@ def test_steps_are_as_one_writes_them(low, step, steps, digits, rest):
     space = read_space({"a": described})
     assert {values["a"] for values in drawn({"a": described}, trials=20)} <= set(all_of_them)
     for value in all_of_them:
-        assert space.stored({"a": value}) == {"a": value}
+        assert space.stored({"a": value}, {}) == {"a": value}
     assert space.parameters[0].high == all_of_them[-1]
 
 
@@ -119,11 +119,35 @@ def test_a_grid_has_each_combination_once():
 
 def test_values_from_outside_the_space_are_not_taken_for_a_first_trial():
     space = read_space({"a": {"uniform": [0, 1], "step": 0.25}, "b": {"int": [1, 9]}, "c": {"choice": [None, 1, True]}})
-    assert space.stored({"a": 0.5, "b": 2, "c": None}) == {"a": 0.5, "b": 2, "c": "null"}
-    assert space.stored({"a": 0.5, "b": 2, "c": True, "other": 1}) == {"a": 0.5, "b": 2, "c": "true"}
+    assert space.stored({"a": 0.5, "b": 2, "c": None}, {}) == {"a": 0.5, "b": 2, "c": "null"}
+    assert space.stored({"a": 0.5, "b": 2, "c": True, "other": 1}, {"c": None}) == {"a": 0.5, "b": 2, "c": "true"}
     for wrong in ({"a": 0.3}, {"a": 2.0}, {"b": 2.5}, {"b": True}, {"c": 2}):
         with pytest.raises(ValueError, match="is not in it"):
-            space.stored({"a": 0.5, "b": 2, "c": 1} | wrong)
+            space.stored(wrong, {"a": 0.5, "b": 2, "c": 1})
+
+
+def test_what_does_not_count_is_not_taken_for_a_condition():
+    """b is what it is in the base as long as a is not 1, whatever is said of it."""
+    described = {
+        "a": {"choice": [0, 1]},
+        "b": {"choice": [0.1, 1], "when": {"a": 1}},
+        "c": {"choice": [0, 5], "when": {"b": [0.1]}},
+    }
+    space = read_space(described)
+    base = {"a": 0, "b": 0.1, "c": 0}
+    assert space.stored({"a": 0, "b": 1}, base) == {"a": "0", "c": "0"}
+    assert space.stored({"a": 1, "b": 1}, base) == {"a": "1", "b": "1"}
+    every = space.grid(base)
+    assert all({**every[0]} != other for other in every[1:])
+    # each value is met with what the others must be
+    assert {"a": 1, "b": 0.1, "c": 5} in list(space.extremes({"a": 0, "b": 1, "c": 0}))
+
+
+def test_large_and_small_steps():
+    space = read_space({"a": {"uniform": [0, 1e6], "step": 0.01}, "b": {"int": [3, 10**17], "step": 10**10}})
+    assert space.stored({"a": 543205.34, "b": 3 + 10**16}, {}) == {"a": 543205.34, "b": 3 + 10**16}
+    assert space.parameters[1].high == 3 + (10**7 - 1) * 10**10
+    assert read_space({"a": {"int": [1, "1e2"]}}).parameters[0].high == 100
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_a_space_file_is_of_its_algorithm_and_begins_with_the_base(name):
             defaults = {f"algorithm.{key}": value for key, value in hyper.items()} | {"train.server_lr": 1.0}
             defaults |= {"train.weight_decay": 0.0} | spec.base | (spec.first[0] if spec.first else {})
             if space == "wide":
-                assert set(spec.space.stored(defaults)) == set(spec.described)
+                assert set(spec.space.stored({}, defaults)) == set(spec.described)
             assert rounds_of(load(spec.base)) >= 25
 
 
@@ -550,13 +550,46 @@ def test_what_is_better_of_an_objective():
     assert spec.tune.objective == {"train_loss": "max"}
 
 
+def test_the_order_of_objectives_and_the_kind_of_numbers_make_another_sweep(tmp_path):
+    one = "tune.objective={train_loss: min, validation_accuracy: max}"
+    with opened(tmp_path, one):
+        pass
+    other = "tune.objective={validation_accuracy: max, train_loss: min}"
+    with pytest.raises(UserError, match=r"\(tune.objective differs\)"), opened(tmp_path, other):
+        pass
+    with opened(tmp_path, "tune.name=t", spaces={"wide": {"algorithm.mu": {"choice": [0, 1]}}}):
+        pass
+    floats = {"wide": {"algorithm.mu": {"choice": [0.0, 1.0]}}}
+    with pytest.raises(UserError, match=r"\(spaces differs\)"), opened(tmp_path, "tune.name=t", spaces=floats):
+        pass
+
+
+def test_what_can_not_be_run_together_fails_as_a_trial(tmp_path):
+    space = {"train.cohort_size": {"choice": [None, 2]}, "train.participation": {"choice": [None, 0.5]}}
+    with opened(tmp_path, "tune.search=grid", spaces={"wide": space}) as sweep:
+        for number in range(4):
+            assignment = sweep.next()
+            assert assignment.key == str(number)
+            assert assignment.runs[0]["run.seed"] == 0
+
+
+def test_a_suite_has_no_algorithm_of_its_own(tmp_path):
+    for base in ({"algorithm.name": "fedprox"}, {"algorithm": {"name": "fedprox"}}):
+        (tmp_path / "s.yaml").write_text(yaml.safe_dump({"base": base, "algorithms": ["fedavg"]}))
+        with pytest.raises(UserError, match=r"algorithm.name is each algorithm's own"):
+            read_suite(tmp_path / "s.yaml")
+    with pytest.raises(UserError, match=r"algorithm.name is each algorithm's own"):
+        read_suite("sample", ["algorithm.name=fedprox"])
+
+
 def test_numbers_of_numpys_and_texts_that_are_numbers():
     base = {**described()["base"], "data.clients": np.int64(4)}
-    space = {"train.lr": {"loguniform": ["1e-3", np.float64(1)]}, "algorithm.mu": {"choice": ["1e-2", 0.1]}}
+    choice = np.array([0.01, 0.1])
+    space = {"train.lr": {"loguniform": ["1e-3", np.float64(1)]}, "algorithm.mu": {"choice": choice}}
     (spec,) = read_sweeps({"base": base, "spaces": {"wide": space}, "first": [{"train.lr": "1e-2"}]})
     assert spec.base["data.clients"] == 4
     assert [(p.low, p.high, p.values) for p in spec.space.parameters] == [(0.001, 1.0, ()), (0, 0, (0.01, 0.1))]
-    assert spec.space.stored({**spec.first[0], "algorithm.mu": 0.01}) == {"train.lr": 0.01, "algorithm.mu": "0.01"}
+    assert spec.space.stored(spec.first[0], {"algorithm.mu": 0.01}) == {"train.lr": 0.01, "algorithm.mu": "0.01"}
     assert yaml.safe_load(yaml.safe_dump(spec.record())) == spec.record()
 
 
@@ -571,6 +604,9 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
     assert [spec.folder for spec in again] == [spec.folder for spec in specs]
     assert [spec.name for spec in again] == ["s/alpha-0.1", "s/alpha-1"]
     check_together(again)
+    (tmp_path / "s").rename(tmp_path / "moved")
+    assert [spec.folder.parent for spec in read_sweeps(tmp_path / "moved")] == [tmp_path / "moved"] * 2
+    (tmp_path / "moved").rename(tmp_path / "s")
     (other,) = read_sweeps(described(), ["data.source=mnist", f"tune.output={tmp_path}", "tune.name=s/other"])
     with opened_sweep(other, Own(small_source())):
         pass

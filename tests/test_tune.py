@@ -469,3 +469,7 @@ def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     assert run_suite(suite) == "completed"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")} == times
+    # a winner's run that was interrupted does not count yet
+    (stopped,) = (tmp_path / suite.specs[0].name / "winners").glob("trial-*/seed-2/summary.json")
+    stopped.write_text(stopped.read_text().replace('"completed"', '"interrupted"'))
+    assert sorted(suite_table(suite)["seeds"]) == [1, 2]

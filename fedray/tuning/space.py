@@ -63,7 +63,8 @@ class Parameter:
 
     def at_step(self, number: int) -> float:
         """``low`` and so many steps, as one writes it: 0.3, not 0.30000000000000004."""
-        return float(_decimal(self.low) + number * _decimal(self.step or 0))
+        value = _decimal(self.low) + number * _decimal(self.step or 0)
+        return int(value) if self.kind == "int" else float(value)
 
     def stored(self, value: Any) -> Any:
         """``value`` as Optuna keeps it; :class:`ValueError` if it is not in the space."""
@@ -73,8 +74,10 @@ class Parameter:
                 if _same(known, value):
                     return json.dumps(known)
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high:
-            steps = (value - self.low) / (self.step or 1)
-            if (self.step is None and self.kind != "int") or abs(steps - round(steps)) < 1e-9:
+            nearest = self.at_step(round((value - self.low) / self.step)) if self.step else value
+            if math.isclose(value, nearest, rel_tol=1e-9, abs_tol=1e-12) and (
+                self.kind != "int" or value == int(value)
+            ):
                 return int(value) if self.kind == "int" else float(value)
         raise ValueError(f"{self.key}={value} is not in it")
 
@@ -96,16 +99,34 @@ class Space:
                 chosen[parameter.key] = parameter.suggest(trial)
         return chosen
 
-    def stored(self, values: Mapping[str, Any]) -> Values:
-        """``values`` as Optuna keeps them, to be tried next; :class:`ValueError` if one is outside the space."""
-        return {p.key: p.stored(values.get(p.key)) for p in self.parameters if p.active(values)}
+    def stored(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> Values:
+        """``values``, and ``base`` for what is not among them, as Optuna keeps them, to be tried next.
+
+        :class:`ValueError` if one is outside the space.
+        """
+        chosen, found = dict(base), {}
+        for parameter in self.parameters:
+            if parameter.active(chosen):
+                value = _number(values.get(parameter.key, base.get(parameter.key)))
+                chosen[parameter.key], found[parameter.key] = value, parameter.stored(value)
+        return found
 
     def extremes(self, base: Mapping[str, Any]) -> Iterator[Values]:
         """Values that must be possible: each key's ends, or all of a list, where the others are as in ``base``."""
         for parameter in self.parameters:
-            others = {key: values[0] for key, values in parameter.when if not parameter.active(base)}
             for value in parameter.values or (parameter.low, parameter.high):
-                yield {**others, parameter.key: int(value) if parameter.kind == "int" else value}
+                yield {**self._needed(parameter, base), parameter.key: value}
+
+    def _needed(self, parameter: Parameter, base: Mapping[str, Any]) -> Values:
+        """What other keys must be, where ``base`` has something else, for ``parameter`` to be searched."""
+        needed: Values = {}
+        if not parameter.active(base):
+            for key, values in parameter.when:
+                for other in self.parameters:
+                    if other.key == key:
+                        needed |= self._needed(other, base)
+                needed[key] = values[0]
+        return needed
 
     @property
     def is_grid(self) -> bool:
@@ -157,6 +178,8 @@ def _parameter(key: str, described: Any) -> Parameter:
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise ValueError(f"{kind} needs a list, not {values!r}")
     values = [_number(value) for value in values]
+    if kind == "int":
+        values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     if kind in LISTS:
         if "step" in described or "log" in described:
             raise ValueError(f"step and log go with int and uniform, not with {kind}")

@@ -119,7 +119,7 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
             SweepSpec(
                 f"{name}/{label}" if label else name,
                 tune,
-                _with_equal_work({**base, **environment}, described),
+                _with_equal_work(overridden(base, environment), described),
                 described,
                 _first(values, [*described, *fixed], where),
             )
@@ -144,9 +144,8 @@ def _read(path: Path) -> dict[str, Any]:
         return read_file(path)
     folder = path.absolute().parent
     values = read_record(folder)
-    recorded = Path(str(values["tune"]["name"]))
-    values["tune"]["name"] = str(recorded.with_name(folder.name))
-    values["tune"]["output"] = str(folder.parents[len(recorded.parts) - 1])
+    depth = len(Path(str(values["tune"]["name"])).parts)
+    values["tune"] |= {"name": "/".join(folder.parts[-depth:]), "output": str(folder.parents[depth - 1])}
     return values
 
 
@@ -154,9 +153,9 @@ def _plain_values(values: Any) -> Any:
     """A copy of what Python gives for a file, whose numbers may be NumPy's."""
     if isinstance(values, Mapping):
         return {key: _plain_values(value) for key, value in values.items()}
-    if isinstance(values, (list, tuple)):
+    if isinstance(values, Sequence) and not isinstance(values, str):
         return [_plain_values(value) for value in values]
-    return values.item() if hasattr(values, "item") else values
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -193,6 +192,11 @@ def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
         return flat(expand(section({"base": base}, "base", where)))
     beside = path.parent / base if path else Path(base)
     return flat(read(beside if beside.is_file() else base)[0])
+
+
+def first_seed(settings: Mapping[str, Any]) -> int:
+    """run.seed of a configuration with dotted keys, which need not be possible otherwise."""
+    return load({"run.seed": settings.get("run.seed") or 0}).run.seed
 
 
 def overridden(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,6 +246,8 @@ def _with_equal_work(base: dict[str, Any], described: Mapping[str, Any]) -> dict
     from fedray.resolve import LOCAL_STEPS, ROUNDS
 
     config = load(base)
+    if config.train.local_epochs is not None:
+        raise UserError("train.local_steps is searched, but the base has train.local_epochs: give it train.local_steps")
     iterations = (config.run.rounds or ROUNDS) * (config.train.local_steps or LOCAL_STEPS)
     return overridden(base, {"run.iterations": iterations})
 

@@ -76,11 +76,11 @@ class Study:
         )
         self._running: dict[int, Trial] = {}
         self._left = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-        grid = [{**base, **values} for values in space.grid(base)] if sampler == "grid" else []
+        grid = space.grid(base) if sampler == "grid" else []
         # a process that was killed may have queued a part
         queued = [trial.system_attrs.get("fixed_params") for trial in self.trials]
         for values in (*first, *grid):
-            if (stored := space.stored(values)) not in queued:
+            if (stored := space.stored(values, base)) not in queued:
                 queued.append(stored)
                 self._study.enqueue_trial(stored)
 

@@ -28,6 +28,7 @@ from fedray.tuning.spec import (
     SweepSpec,
     find_file,
     first_of,
+    first_seed,
     known_sections,
     known_spaces,
     overridden,
@@ -81,6 +82,8 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     common = _Common(
         read_base(values.get("base"), path, where), section(values, "space", where), section(values, "tune", where)
     )
+    if "algorithm.name" in common.base or "algorithm.name" in flat(given):
+        raise UserError(f"{where}algorithm.name is each algorithm's own: leave it out of what a suite has in common")
     specs = [_of_algorithm(str(each), f"{own_name}/", common, given, path) for each in algorithms]
     if len({spec.name for spec in specs}) < len(specs):
         raise UserError(f"{where}algorithms: two of them have the same name: {[spec.name for spec in specs]}")
@@ -142,8 +145,7 @@ class Winners:
 
     def __init__(self, sweep: Sweep, folder: Path, seeds: int, view: View) -> None:
         self.sweep, self.folder, self.view = sweep, folder, view
-        first = load(sweep.base).run.seed + sweep.spec.tune.seeds
-        self.left = list(range(first, first + seeds))
+        self.left = list(fresh_seeds(sweep.spec, seeds))
         self.failures = 0
 
     def run_folder(self, seed: int) -> Path:
@@ -153,7 +155,7 @@ class Winners:
         if self.sweep.finished and not self.sweep.study.best():
             self.left = []
         if self.sweep.finished:
-            self.left = [seed for seed in self.left if not _is_finished(self.run_folder(seed))]
+            self.left = [seed for seed in self.left if not is_finished(self.run_folder(seed))]
 
     @property
     def exhausted(self) -> bool:
@@ -186,12 +188,19 @@ class Winners:
         self.view.say(f"{self.sweep.name}: winner on seed {key} failed: {error.strip().splitlines()[-1]}")
 
 
+def fresh_seeds(spec: SweepSpec, seeds: int) -> range:
+    """Seeds that no trial of a sweep has."""
+    first = first_seed(spec.base) + spec.tune.seeds
+    return range(first, first + seeds)
+
+
 def winner_folder(folder: Path, trial: int) -> Path:
     """Where the runs of a trial are that has won: another trial may win when a suite goes on with more of them."""
     return folder / "winners" / f"trial-{trial:04d}"
 
 
-def _is_finished(run: Path) -> bool:
+def is_finished(run: Path) -> bool:
+    """Whether the run in a folder has come to its end."""
     path = run / "summary.json"
     return path.exists() and json.loads(path.read_text())["status"] in ("completed", "diverged")
 

@@ -17,7 +17,7 @@ from fedray.tuning.intervals import mean_and_margin
 from fedray.tuning.report import STATES, markdown, save_figure, state_of, study_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.study import values_of
-from fedray.tuning.suite import Suite, winner_folder
+from fedray.tuning.suite import Suite, fresh_seeds, is_finished, winner_folder
 from fedray.tuning.view import described
 
 
@@ -30,8 +30,8 @@ def suite_table(suite: Suite) -> pd.DataFrame:
     run.targets, else FedAvg's accuracy here, else the lowest.
     """
     found = [(spec, _winner(spec)) for spec in suite.specs]
-    runs = {spec.name: _runs(spec, best) for spec, best in found}
-    finals = {spec.name: _finals(spec, best) for spec, best in found}
+    runs = {spec.name: _runs(spec, best, suite.seeds) for spec, best in found}
+    finals = {spec.name: _finals(spec, best, suite.seeds) for spec, best in found}
     target = _target(suite, finals)
     rows = []
     for spec, best in found:
@@ -58,17 +58,21 @@ def write_suite(suite: Suite) -> list[Path]:
     table = suite_table(suite)
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
     write_whole(paths[0], table.to_csv(index=False))
-    write_whole(paths[1], markdown(_for_people(table)))
+    (objective,) = suite.specs[0].tune.objective
+    write_whole(paths[1], markdown(_for_people(table, objective)))
     _draw(suite, paths[2])
     return paths
 
 
-def _for_people(table: pd.DataFrame) -> pd.DataFrame:
+def _for_people(table: pd.DataFrame, objective: str) -> pd.DataFrame:
     """Percent, megabytes, and intervals beside their means."""
     shown = table[["algorithm", "trials", "complete", "pruned", "diverged", "failed"]].copy()
     if "accuracy" not in table:
         return shown
-    shown["validation, %"] = 100 * table["validation"]
+    if objective == "validation_accuracy":
+        shown["validation, %"] = 100 * table["validation"]
+    else:
+        shown[objective] = table["validation"]
     shown["test accuracy, %"] = [
         "" if math.isnan(mean) else f"{100 * mean:.2f}" + ("" if math.isnan(margin) else f" ± {100 * margin:.2f}")
         for mean, margin in zip(table["accuracy"], table["margin"], strict=True)
@@ -99,19 +103,20 @@ def _ended(study: Any) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state in STATES]
 
 
-def _folders(spec: SweepSpec, best: FrozenTrial | None) -> list[Path]:
+def _folders(spec: SweepSpec, best: FrozenTrial | None, seeds: int) -> list[Path]:
     """The winner's runs that have ended."""
     if best is None:
         return []
-    return [path.parent for path in sorted(winner_folder(spec.folder, best.number).glob("seed-*/summary.json"))]
+    folders = [winner_folder(spec.folder, best.number) / f"seed-{seed}" for seed in fresh_seeds(spec, seeds)]
+    return [folder for folder in folders if is_finished(folder)]
 
 
-def _runs(spec: SweepSpec, best: FrozenTrial | None) -> list[pd.DataFrame]:
-    return [read_metrics(folder) for folder in _folders(spec, best)]
+def _runs(spec: SweepSpec, best: FrozenTrial | None, seeds: int) -> list[pd.DataFrame]:
+    return [read_metrics(folder) for folder in _folders(spec, best, seeds)]
 
 
-def _finals(spec: SweepSpec, best: FrozenTrial | None) -> list[float]:
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in _folders(spec, best)]
+def _finals(spec: SweepSpec, best: FrozenTrial | None, seeds: int) -> list[float]:
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in _folders(spec, best, seeds)]
     return [0.0 if each["status"] == "diverged" else each["final_accuracy"] for each in summaries]
 
 
@@ -146,7 +151,7 @@ def _draw(suite: Suite, path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(8, 5))
     for spec in suite.specs:
-        curves = [_curve(rows) for rows in _runs(spec, _winner(spec))]
+        curves = [_curve(rows) for rows in _runs(spec, _winner(spec), suite.seeds)]
         if not curves:
             continue
         together = pd.concat(curves, axis=1).sort_index()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from fedray.tuning.axis import STEPS, budget_of, mean, value_of
 from fedray.tuning.pruning import pruner_of
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.space import Values
-from fedray.tuning.spec import RECORD, SweepSpec, overridden, read_record
+from fedray.tuning.spec import RECORD, SweepSpec, first_seed, overridden, read_record
 from fedray.tuning.study import ENDED, JOURNAL, Study, is_there, journal, opened, owned, values_of
 from fedray.tuning.trial import Assignment, Message, Round, RunEnd
 from fedray.tuning.view import View
@@ -102,12 +103,12 @@ class Sweep:
     def assignment(self, number: int, values: Values) -> Assignment:
         tune = self.spec.tune
         base = overridden(self.base, values) | dict(self.engine)
-        first_seed = load(base).run.seed
+        first = first_seed(base)
         runs = [
             base
             | {"run.output": str(self.spec.trial_folder(number)), "run.name": f"seed-{seed}", "run.seed": seed}
             | {"run.resume": "auto", "run.eval_test": False}
-            for seed in range(first_seed, first_seed + tune.seeds)
+            for seed in range(first, first + tune.seeds)
         ]
         return Assignment(str(number), runs, self.objectives[0], tune.prune.axis, self.budget)
 
@@ -245,8 +246,8 @@ def _first(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Values], 
     notes: list[str] = []
     for values in ({}, *spec.first):
         try:
-            spec.space.stored({**resolved, **values})
-            found.append({**resolved, **values})
+            spec.space.stored(values, resolved)
+            found.append(dict(values))
         except ValueError as error:
             what = ", ".join(f"{key}={value}" for key, value in values.items()) or "the base configuration"
             notes.append(f"{spec.name}: {what} is outside the space, and not tried first: {error}")
@@ -342,8 +343,13 @@ def _prepare(spec: SweepSpec) -> bool:
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The keys in which two sweeps differ that can't be taken for one."""
     a, b = (dict(each["tune"]) for each in (old, new))
-    tune = [f"tune.{key}" for key in TuneConfig.model_fields if key not in EFFORT and a.get(key) != b.get(key)]
-    others = [key for key in ("spaces", "first") if old.get(key) != new.get(key)]
+    # as texts: 1 is not 1.0 for Optuna, nor are keys in another order the same
+    tune = [
+        f"tune.{key}"
+        for key in TuneConfig.model_fields
+        if key not in EFFORT and json.dumps(a.get(key)) != json.dumps(b.get(key))
+    ]
+    others = [key for key in ("spaces", "first") if json.dumps(old.get(key)) != json.dumps(new.get(key))]
     # a run may be made longer, the trials of a sweep not
     rounds = ["run.rounds"] if old["base"].get("run.rounds") != new["base"].get("run.rounds") else []
     return [*tune, *others, *rounds, *differing_keys(expand(old["base"]), expand(new["base"]))]
