@@ -65,10 +65,8 @@ class TuneConfig(Section):
     @classmethod
     def _below_the_output(cls, name: str | None) -> str | None:
         parts = (name or "sweep").split("/")
-        if any(part in ("", ".", "..") or not part.isprintable() or len(part.encode()) > 100 for part in parts):
-            raise ValueError(
-                f"must be a folder's name of 100 bytes at most, not {name!r}; tune.output says where it is"
-            )
+        if any(part in ("", ".", "..") or not part.isprintable() for part in parts):
+            raise ValueError(f"must be a folder's name, not {name!r}; tune.output says where it is")
         return name
 
     @field_validator("output")

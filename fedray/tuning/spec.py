@@ -35,6 +35,8 @@ DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
 OF_ALL_TRIALS = ("data.source", "data.root", "engine.")
 """Keys, or sections, that can't be searched: all trials have the same data and run on the same resources."""
 
+LONGEST_NAME = 150
+"""Bytes of a sweep's folder's name: the names of its runs begin with it."""
 
 ALTERNATIVES = (
     ("run.rounds", "run.iterations"),
@@ -144,7 +146,7 @@ def _read(path: Path) -> dict[str, Any]:
         return read_file(path)
     folder = path.absolute().parent
     values = read_record(folder)
-    depth = len(Path(str(values["tune"]["name"])).parts)
+    depth = min(len(Path(str(values["tune"]["name"])).parts), len(folder.parts) - 1)
     values["tune"] |= {"name": "/".join(folder.parts[-depth:]), "output": str(folder.parents[depth - 1])}
     return values
 
@@ -259,6 +261,11 @@ def checked(spec: SweepSpec) -> SweepSpec:
             instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
             raise UserError(f"{spec.name}: {key} is set by the sweep" + (f"; use {instead}" if instead else ""))
     _same_for_all(spec.described, spec.name)
+    for part in spec.name.split("/"):
+        if len(part.encode()) > LONGEST_NAME:
+            raise UserError(
+                f"{part[:40]}... is longer than {LONGEST_NAME} bytes, as a sweep's name or an environment's"
+            )
     for key in ("algorithm.name", "model.name"):
         if str(spec.base.get(key)).startswith("__main__:"):
             raise UserError(
