@@ -558,7 +558,8 @@ LAYERS = [
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),
-    ("testing", "tuning", "rerun"),
+    ("testing", "tuning"),
+    ("rerun",),
     ("cli",),
     ("run",),
 ]
