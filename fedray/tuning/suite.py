@@ -77,8 +77,8 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     given: dict[str, Any] = {}
     for override in overrides:
         assign(given, override)
-    own_name = given["tune"].pop("name", None) if section(given, "tune", "") else None
-    own_name = own_name or path.stem
+    given["tune"] = dict(section(given, "tune", ""))
+    own_name = given["tune"].pop("name", None) or path.stem
     common = _Common(
         read_base(values.get("base"), path, where), section(values, "space", where), section(values, "tune", where)
     )

@@ -206,14 +206,14 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
     spec = with_validation(spec, own)
     base = {**BASE, **spec.base}
     experiment, data = resolve(load(base), own)
+    resolved = flat(experiment.config.model_dump(mode="json"))
     _check_objectives(spec, data)
-    _check_conditions(spec, flat(experiment.config.model_dump(mode="json")))
+    _check_conditions(spec, resolved)
     _check_values(spec, base, own)
     _check_seeds(spec, experiment.config.run.seed)
     with owned(spec.folder):
         begun = _prepare(spec)
         tune, prune = spec.tune, spec.tune.prune
-        resolved = flat(experiment.config.model_dump(mode="json"))
         total = trials_of(spec, resolved)
         first, notes = _first(spec, resolved)
         try:
