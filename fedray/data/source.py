@@ -37,6 +37,11 @@ class Source:
     x_public: np.ndarray | None = None
     y_public: np.ndarray | None = None
 
+    @property
+    def public_by_default(self) -> int:
+        """How many public samples ``auto`` stands for: the source's own, else a tenth of the training samples."""
+        return len(self.y_train) // 10 if self.y_public is None else len(self.y_public)
+
 
 class SourceEntry(NamedTuple):
     """A source by name: its loader as ``module:function`` (imported when used), what it is, and its terms."""
