@@ -163,7 +163,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     }  # fmt: skip
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
-    advice = algorithm.advice(training.momentum, cohort_size, data.active)
+    advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
     notes = (*data.notes, *(f"warning: {line}" for line in advice))
     experiment = Experiment(
         resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
@@ -209,7 +209,9 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
     asked = config.data.public_samples
     if config.data.public_to == "clients":
         if algorithm.needs_public:
-            raise UserError(f"data.public_to=clients: {config.algorithm.name} trains a model on the public set; use server")
+            raise UserError(
+                f"data.public_to=clients: {config.algorithm.name} trains a model on the public set; use server"
+            )
         if asked in ("auto", 0):
             raise UserError("data.public_to=clients: there is no public set to deal out; give data.public_samples")
     if asked == "auto":

@@ -280,6 +280,8 @@ def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
         }
         assert spec.base["data.public_samples"] == 36
         config = load(spec.base)
+        assert (config.train.weighting, config.model.head) == ("samples", "none")
+        assert (config.train.momentum, config.train.weight_decay) == (0, 0)
         assert rounds_of(config) * (config.train.local_steps or 0) == rounds_of(load(first.base)) * 10
 
 

@@ -13,11 +13,12 @@ import pandas as pd
 from optuna.trial import FrozenTrial
 
 from fedray.tracking.folder import read_metrics, write_whole
+from fedray.tuning.finals import Final, fresh_seeds, is_finished
 from fedray.tuning.intervals import mean_and_margin
 from fedray.tuning.report import STATES, markdown, save_figure, state_of, study_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.study import values_of
-from fedray.tuning.suite import Suite, fresh_seeds, is_finished, winner_folder
+from fedray.tuning.suite import Suite
 from fedray.tuning.view import described
 
 
@@ -107,7 +108,7 @@ def _folders(spec: SweepSpec, best: FrozenTrial | None, seeds: int) -> list[Path
     """The winner's runs that have ended."""
     if best is None:
         return []
-    folders = [winner_folder(spec.folder, best.number) / f"seed-{seed}" for seed in fresh_seeds(spec, seeds)]
+    folders = [Final(spec).folder(best.number) / f"seed-{seed}" for seed in fresh_seeds(spec, seeds)]
     return [folder for folder in folders if is_finished(folder)]
 
 
