@@ -127,7 +127,7 @@ def test_one_architecture_weighting_and_public_set_for_all(tmp_path):
         assert (config.model.head, config.train.weighting, config.data.public_samples) == ("moon", "samples", 36)
     assert len({parameters(spec) for spec in suite.specs}) == 1
     assert said(suite, "model.head=moon for all", "moon can't do without")
-    assert said(suite, "train.weighting=samples for all", "scaffold have uniform")
+    assert said(suite, "train.weighting=samples for all", "uniform weights for scaffold")
     assert said(suite, "data.public_samples=36 for all", "pfedmo")
 
 

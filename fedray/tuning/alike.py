@@ -58,7 +58,7 @@ def _head(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]
 
 def _weighting(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]:
     others = [label for label, each in algorithms.items() if each.weighting != "samples"]
-    return "samples", f"where the papers of {', '.join(others)} have uniform weights" if others else ""
+    return "samples", f"where papers have uniform weights for {', '.join(others)}" if others else ""
 
 
 def _public(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[int, str]:

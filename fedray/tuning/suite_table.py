@@ -17,7 +17,7 @@ from fedray.tuning.intervals import with_interval
 from fedray.tuning.report import STATES, markdown, save_figure, state_of, study_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.study import values_of
-from fedray.tuning.suite import Suite
+from fedray.tuning.suite import OF_OPTIMIZERS, Suite
 from fedray.tuning.suite_facts import facts_of
 from fedray.tuning.suite_rows import Row, Run, compare_rows, read_runs
 from fedray.tuning.view import described
@@ -43,9 +43,10 @@ def suite_rows(suite: Suite) -> list[Row]:
     final of the suite; and one for the representation model alone of each that logs its accuracy, in the same runs.
 
     Facts are how many ``trials`` ended how, the ``winner`` with its ``validation`` (where it was tuned as it is run),
-    what it was run ``with``, and those of :func:`fedray.tuning.suite_facts.facts_of`.
+    what it was run ``with`` that others were not, and those of :func:`fedray.tuning.suite_facts.facts_of`.
     """
     rows = []
+    differ = [key for key in OF_OPTIMIZERS if len({spec.base.get(key) for spec in suite.specs}) > 1]
     for final in suite.finals:
         best = _winner(final.spec)
         folders = _folders(final, best, suite.seeds)
@@ -54,7 +55,8 @@ def suite_rows(suite: Suite) -> list[Row]:
         facts |= {state: states[state] for state in ("complete", "pruned", "diverged", "failed")}
         facts |= facts_of(folders[0]) if folders else {}
         if best is not None:
-            facts |= {"winner": best.number, "with": described(values_of(best))}
+            own = {key: final.spec.base[key] for key in differ if key in final.spec.base}
+            facts |= {"winner": best.number, "with": described(own | values_of(best))}
         tuned = {"validation": best.value} if best is not None and not final.changed else {}
         rows.append(Row(final.label, folders, facts=facts | tuned))
         if any(read_metrics(folder)[REPRESENTATION].notna().any() for folder in folders):
@@ -155,7 +157,7 @@ def _notes(table: pd.DataFrame, baseline: str) -> str:
         "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and "
         "`> R` says that the median is above what a whole run takes.",
         "Public samples used are those with labels on which the server trained, or clients that were dealt them: none "
-        "where they were only held out. The representation model alone is read off the same runs, and shows their cost.",
+        "where they were only held out. A representation model alone is read off the same runs and shows their cost.",
         "Rows are sorted by mean accuracy over the runs that ended, and where that is the same, by how few diverged.",
     ]
     return "\n" + " ".join(lines) + "\n"
