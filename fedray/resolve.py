@@ -193,7 +193,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
     advice = algorithm.advice(training.momentum, cohort_size, data.active)
-    notes = (*data.notes, *(f"warning: {line}" for line in advice), *facts.notes(name))
+    notes = (*data.notes, *(f"warning: {line}" for line in advice), *facts.notes)
     experiment = Experiment(
         resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
         vectorize, chunk, notes,

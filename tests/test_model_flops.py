@@ -187,7 +187,7 @@ def test_a_layer_that_counts_zero_is_named():
     )
     lines = [line for line in experiment.notes if "FLOPs" in line]
     assert len(lines) == 1
-    assert "model Paired: FLOPs of layers.pair (Bilinear) are not counted" in lines[0]
+    assert "FLOPs of the model's layers.pair (Bilinear) are not counted" in lines[0]
 
 
 @pytest.mark.parametrize("make", [lambda: nn.utils.parametrizations.weight_norm(nn.Linear(12, 8)),
@@ -228,3 +228,25 @@ def test_a_model_is_tried_as_it_is_trained_and_left_as_it_was(kind):
     after = module.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+class SkippedAtRandom(nn.Module):
+    """Stochastic depth: whether a layer is run is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.last = nn.ModuleList([nn.Linear(12, 12) for _ in range(16)]), nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x) if torch.rand(()) < 0.5 else x
+        return self.last(x)
+
+
+def test_a_model_that_skips_layers_at_random_counts_the_same_each_time():
+    """What clients are trained in depends on it, and is the same in every process."""
+    module, counts = SkippedAtRandom(), set()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        counts.add(facts(module, (12,)).flops)
+    assert len(counts) == 1

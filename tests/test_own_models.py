@@ -75,6 +75,49 @@ def test_a_metric_does_not_take_the_place_of_fedrays_own(name, tmp_path):
         run(tmp_path, {"metrics": {name: lambda logits, targets: targets == 0}})
 
 
+# ---------------------------------------------------------------- logits
+
+
+class Two(Normed):
+    """An auxiliary classifier that only training has."""
+
+    def forward(self, x: Tensor) -> Any:
+        logits = super().forward(x)
+        return (logits, logits) if self.training else logits
+
+
+class Averaged(Normed):
+    """One answer for the whole batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Two, r"model Two, in training mode, must give logits \[b, 4\], a tensor, not tuple"),
+        (Averaged, r"model Averaged must give logits \[b, 4\], not \[1 for b = 2, 4\]"),
+    ],
+)
+def test_logits_are_checked_in_both_modes(model, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, {"model": model})
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "moon"])
+def test_a_model_that_normalises_by_the_batch_in_evaluation_too(algorithm, tmp_path):
+    class ByBatch(Normed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(7, track_running_stats=False)
+
+    equal = {"train__local_steps": 2, "train__local_epochs": None}
+    equal |= {"data__partition__kind": "iid", "data__partition__alpha": None}
+    result = run(tmp_path, {"model": ByBatch}, algorithm__name=algorithm, **equal)
+    assert result.summary["status"] == "completed"
+
+
 # ---------------------------------------------------------------- model_sha256
 
 

@@ -145,6 +145,18 @@ def test_a_model_that_mixes_samples_is_trained_one_client_after_another(model, t
         run(tmp_path / "stack", model, True)
 
 
+def test_a_loss_that_mixes_samples_is_found_too(tmp_path):
+    """Each sample's logits are compared with those of the whole batch."""
+
+    def contrastive(logits: Tensor, targets: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(logits - logits.mean(0), targets, reduction="none")
+
+    train, test = data()
+    with pytest.raises(UserError, match="padding"):
+        simulate({**RUN, "engine.vectorize": True, "run.output": str(tmp_path)}, data=train, test=test, model=Base,
+                 loss=contrastive)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("model", "reason"), [(Dropping, "random"), (Tracking, "buffers")], ids=["dropout", "running statistics"]
 )

@@ -61,7 +61,7 @@ def _should_count(layer: nn.Module) -> bool:
 
 
 def _shown(name: str, layer: nn.Module) -> str:
-    return f"{name or 'the model itself'} ({type(layer).__name__})"
+    return f"{name or 'own parameters'} ({type(layer).__name__})"
 
 
 def _hooks(name: str, layer: nn.Module, total: Callable[[], int], by_layer: dict[str, int]) -> list[Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core.model import Loss, predicting_head
+from fedray.core.seeds import Purpose, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.importing import blamed
@@ -35,13 +36,14 @@ class ModelFacts:
     prediction_flops: float = 0.0
     uncounted: tuple[str, ...] = ()
 
-    def notes(self, name: str) -> list[str]:
-        """Lines that the owner of the model ``name`` should know."""
+    @property
+    def notes(self) -> list[str]:
+        """Lines that the owner of the model should know."""
         if not self.uncounted:
             return []
-        more = f" and {len(self.uncounted) - NAMED} more layers" if len(self.uncounted) > NAMED else ""
+        more = f" and {len(self.uncounted) - NAMED} more" if len(self.uncounted) > NAMED else ""
         return [
-            f"warning: model {name}: FLOPs of {', '.join(self.uncounted[:NAMED])}{more} are not counted: costs and "
+            f"warning: FLOPs of the model's {', '.join(self.uncounted[:NAMED])}{more} are not counted: costs and "
             "engine.vectorize=auto take them for zero"
         ]
 
@@ -55,7 +57,7 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
     layout = Layout(module)
     if not layout.parameters:
         raise UserError(f"model {name} has no trainable parameters")
-    with _left_alone(module), torch.no_grad():
+    with _left_alone(module):
         with blamed(f"model {name} can't take inputs of shape {list(example.shape[1:])}"):
             logits = module.eval()(example)
         _check_logits(logits, len(example), classes, name)
@@ -79,8 +81,9 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
 
 @contextlib.contextmanager
 def _left_alone(module: nn.Module) -> Iterator[None]:
-    """Afterwards the module's buffers and torch's generator are as they were."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    """Within it torch's generator draws the same whenever it is entered, for layers that are skipped at random, and no
+    gradients are taken; afterwards the module's buffers and the generator are as they were."""
+    with torch_rng(0, Purpose.DROPOUT), torch.no_grad():
         before = {name: value.clone() for name, value in module.named_buffers()}
         try:
             yield

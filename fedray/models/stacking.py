@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedray.core.batches import Batch
 from fedray.core.model import FlatModel, LoopModel, Loss, VmapModel
+from fedray.core.seeds import Purpose, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import first_sentence
 
@@ -38,7 +39,7 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
     stack, loop = (kind(copy.deepcopy(module), loss) for kind in (VmapModel, LoopModel))
     at = _several(stack, clients)
     # what a failing pass has drawn leaves no trace
-    with torch.random.fork_rng(devices=[]):
+    with torch_rng(0, Purpose.DROPOUT):
         try:
             together = stack.gradients(at, batch, None).value
             stack.forward(at, batch.x)
