@@ -37,12 +37,22 @@ def learning_curves(trials: pd.DataFrame, folders: list[Path], axis: str, object
     counts the trials that have no rank, as they diverged, failed or are running.
     """
     import matplotlib.pyplot as plt
-    from matplotlib.lines import Line2D
 
     states = list(trials["state"])
     drawn = [place for place, state in enumerate(states) if state in DRAWN]
     if not drawn or objective.partition("_")[0] == axis:
         return None
+    # Optuna's pictures change the style of all that are drawn after them
+    with plt.style.context("default"):
+        return _drawn(trials, folders, drawn, axis, objective, name)
+
+
+def _drawn(trials: pd.DataFrame, folders: list[Path], drawn: list[int], axis: str, objective: str, name: str) -> Any:
+    """The figure; ``drawn`` are the places of the trials that have a curve."""
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+
+    states = list(trials["state"])
     figure, axes = plt.subplots(figsize=(8, 5))
     colours = plt.get_cmap("viridis")
     scale = plt.Normalize(1, max(2, len(drawn) / 0.9))
