@@ -43,7 +43,7 @@ class TuneConfig(Section):
 
     name: str | None = Field(None, description="name of the sweep's folder; the space file's unless set")
     output: str = Field("sweeps/", description="folder in which the sweep's folder is made")
-    space: str | None = Field(None, description="which of the file's spaces; unless set, the only one, or wide of several")
+    space: str | None = Field(None, description="which of the file's spaces; unless set, the only one, else wide")
     objective: dict[str, Literal["max", "min"]] = Field(
         {"validation_accuracy": "max"}, description="columns of metrics.csv (or bytes); several give a Pareto front"
     )
