@@ -146,7 +146,7 @@ def swept(tmp_path_factory):
     with opened(folder, values, "tune.trials=3", "tune.search=random", "tune.seed=3") as sweep:
         for number in range(2):
             assignment = sweep.next()
-            carry_out(assignment, {"data": small_source()}, lambda message, n=number: sweep.hear(str(n), message))
+            carry_out(assignment, Own(small_source()), lambda message, n=number: sweep.hear(str(n), message))
             sweep.hear(str(number), TrialEnd("ValueError: no") if number else TrialEnd(None))
         sweep.next()
     (spec,) = read_sweeps(folder / "s")
