@@ -14,8 +14,8 @@ import numpy as np
 from scipy.stats import t, ttest_rel
 
 LEAST_RUNS = 3
-"""Runs below which no interval is given. The interval of two runs is 12.7 times as wide as the distance between them, so
-that the two values say more than it does."""
+"""Runs below which no interval is given: of two runs it is 12.7 times as wide as the distance between them, so that the
+two values say more."""
 
 
 def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:

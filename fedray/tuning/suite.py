@@ -158,7 +158,8 @@ def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple
     def own(keys: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in keys.items() if common.leaves(str(key))}
 
-    spaces = {each: section(section(values, "spaces", where), each, where) for each in section(values, "spaces", where)}
+    described = section(values, "spaces", where)
+    spaces = {str(each): section(described, each, where) for each in described}
     whole = {
         "base": {**own(read_base(values.get("base"), path, where)), **common.base},
         "spaces": {each: {**own(space), **common.space} for each, space in spaces.items()},
@@ -166,7 +167,7 @@ def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple
         "tune": {**common.tune, "name": prefix + path.stem},
     }
     (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in common.given.items()])
-    return spec, [key for key in spaces[spec.tune.space] if key not in spec.described]
+    return spec, [key for key in spaces[str(spec.tune.space)] if key not in spec.described]
 
 
 def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
