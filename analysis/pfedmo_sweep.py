@@ -47,6 +47,10 @@ CLAIMS = {
 }
 """Moved alone, from the paper's gamma = 0.5, pi = 0.5, tau = 40."""
 
+MOMENTS = (80, 400)
+"""Iterations after which the accuracies are compared: early, and at the end. Every tau in :data:`CLAIMS` divides them,
+so that all values are compared after exactly the same work."""
+
 PUBLIC = 6000
 """The tenth of MNIST on which pFedMo's server trains, and which FedAvg's clients do without or are dealt."""
 
@@ -152,7 +156,7 @@ def fedavg_space() -> dict[str, Any]:
 
 
 def claims(output: Path, seeds: int) -> pd.DataFrame:
-    """Validation accuracy with one key moved: after a quarter of the work, and at the end, over seeds."""
+    """Validation accuracy with one key moved, after each of :data:`MOMENTS`, over seeds."""
     base = {"algorithm.gamma": 0.5, "algorithm.pi": 0.5, "train.local_steps": 40}
     rows = []
     for key, values in CLAIMS.items():
@@ -166,14 +170,12 @@ def claims(output: Path, seeds: int) -> pd.DataFrame:
                 read_metrics(path)
                 for path in sorted((result.folder / "trials" / f"{trial['trial']:04d}").glob("seed-*"))
             ]
-            early = [_at(rows_of, 100) for rows_of in runs]
-            late = [rows_of["validation_accuracy"].iloc[-1] for rows_of in runs]
             row = {"key": key, "value": trial[key]}
-            for moment, found in (("T=100", early), ("T=400", late)):
-                mean, margin = mean_and_margin(found)
-                row |= {f"{moment}, %": 100 * mean, f"{moment}, +-": 100 * margin}
+            for moment in MOMENTS:
+                mean, margin = mean_and_margin([_at(rows_of, moment) for rows_of in runs])
+                row |= {f"T={moment}, %": 100 * mean, f"T={moment}, 95 % interval, +-": 100 * margin}
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).sort_values(["key", "value"], ignore_index=True)
 
 
 def base_of_paper() -> dict[str, Any]:
@@ -181,21 +183,21 @@ def base_of_paper() -> dict[str, Any]:
 
 
 def _at(rows: pd.DataFrame, iterations: int) -> float:
-    """The accuracy at the last round up to that many iterations."""
-    return float(rows[rows["iterations"] <= iterations]["validation_accuracy"].iloc[-1])
+    """The accuracy after exactly that many iterations."""
+    (accuracy,) = rows[rows["iterations"] == iterations]["validation_accuracy"]
+    return float(accuracy)
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
     figure, axes = plt.subplots(1, len(CLAIMS), figsize=(14, 4), sharey=True)
     for axis, key in zip(axes, CLAIMS, strict=True):
-        rows = table[table["key"] == key]
-        for moment in ("T=100", "T=400"):
-            axis.errorbar(
-                rows["value"], rows[f"{moment}, %"], rows[f"{moment}, +-"], marker="o", capsize=3, label=moment
-            )
+        rows = table[table["key"] == key].sort_values("value")
+        for moment in MOMENTS:
+            percent, margin = rows[f"T={moment}, %"], rows[f"T={moment}, 95 % interval, +-"]
+            axis.errorbar(rows["value"], percent, margin, marker="o", capsize=3, label=f"T = {moment}")
         axis.set(xlabel=key)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("validation accuracy, % (95 % interval)")
+    axes[0].set_ylabel("validation accuracy, %\n(mean and 95 % interval)")
     axes[0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)
