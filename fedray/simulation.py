@@ -55,6 +55,19 @@ class RunResult:
         return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
 
     @property
+    def evaluation(self) -> pd.DataFrame:
+        """evaluation.parquet: a row per evaluated round and client, of a run that scores clients on their test shares.
+
+        That is one with personal models, ``run.finetune_steps`` or ``run.eval_clients``; UserError for others.
+        """
+        import pandas as pd
+
+        path = self.folder / "evaluation.parquet"
+        if not path.exists():
+            raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
+        return pd.read_parquet(path).sort_values(["round", "client"], ignore_index=True)
+
+    @property
     def profile(self) -> pd.DataFrame:
         """profile.csv, of a run with ``engine.profile``: what each round's time went into, in seconds."""
         import pandas as pd

@@ -207,7 +207,7 @@ def test_what_the_splits_are_evaluated_on(tmp_path):
 def test_evaluation_in_blocks_weighs_every_sample_alike(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole", "pfedmo")
     monkeypatch.setattr("fedray.engine.evaluation.EVAL_BLOCK", 7)
-    monkeypatch.setattr("fedray.engine.worker.EVAL_BATCH", {"cpu": 3})
+    monkeypatch.setattr("fedray.engine.evaluator.EVAL_BATCH", {"cpu": 3})
     blocks = run(tmp_path / "blocks", "pfedmo")
     for name in ("test_accuracy", "test_loss", "representation_accuracy", "personalized_accuracy"):
         np.testing.assert_allclose(whole.metrics[name], blocks.metrics[name], rtol=1e-6)

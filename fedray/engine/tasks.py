@@ -85,26 +85,56 @@ class EvalTask:
     stop: int
 
 
-@dataclass(frozen=True)
-class PersonalTask:
-    """Evaluate the personal models of clients, each on its own test share."""
+GLOBAL = "global"
+"""The name of the evaluated model among those that are broadcast for evaluation."""
 
-    round: int
-    start: int
-    ids: Sequence[int]
-    gaps: Sequence[int]
-    broadcast: Handle
-    scalars: Mapping[str, Sequence[float]]
-    states: Sequence[Handle | None] = ()
+PERSONAL_PREFIX = "personal:"
+"""Before the names of what personal models are made of, which no model's own name has."""
 
 
 @dataclass
 class EvalResult:
-    """For each model (or client): the sums over samples of the loss, of right answers, and of the user's metrics."""
+    """For each model: the sums over samples of the loss, of right answers, and of the user's metrics."""
 
     sums: list[dict[str, float]]
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-Task: TypeAlias = PhaseTask | EvalTask | PersonalTask
+@dataclass(frozen=True)
+class ScoreTask:
+    """Score several models on the own test share of each of some clients.
+
+    ``broadcast`` and ``models`` are as in :class:`EvalTask`. Beside those models, which are the same for all clients,
+    there is the algorithm's ``personal`` model of each client, made of what is broadcast under
+    :data:`PERSONAL_PREFIX`, and with ``finetune_steps`` the global model after so many local steps at ``lr``. The rest
+    is as in :class:`PhaseTask`, with positions among all clients that are scored.
+    """
+
+    round: int
+    lr: float
+    blocks: Sequence[tuple[int, int]]
+    ids: Sequence[int]
+    gaps: Sequence[int]
+    broadcast: Handle
+    models: Sequence[str]
+    personal: bool
+    finetune_steps: int
+    scalars: Mapping[str, Sequence[float]]
+    states: Sequence[Handle | None] = ()
+
+    @property
+    def start(self) -> int:
+        """The position of the first client, which no other task has."""
+        return self.blocks[0][0]
+
+
+@dataclass
+class ScoreResult:
+    """For each model by name: how many samples of its own test share it gets right for each client of the task."""
+
+    correct: dict[str, list[float]]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+Task: TypeAlias = PhaseTask | EvalTask | ScoreTask
 AnyTask = TypeVar("AnyTask", bound=Task)
