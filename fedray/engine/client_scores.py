@@ -1,7 +1,9 @@
 """How good models are for single clients: accuracies on the clients' own test shares, at a round's end.
 
 Every model is scored on the same shares, so that the numbers can be compared: the global model, the algorithm's
-monitors, its personal models, and the global model after some steps of local training on each client.
+monitors, its personal models, and the global model after some steps of local training on each client. Which samples the
+models get right that are the same for all clients, the evaluation of the whole test set has found already: only the
+clients' own models are further work.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedray.algorithms import Broadcast, Cohort, Server
 from fedray.data.federated import FederatedData
@@ -53,6 +56,11 @@ class Scoring:
         return cls(experiment.algorithm.has_personal_model(), run.finetune_steps, tuple(chosen.tolist()))
 
     @property
+    def wanted(self) -> bool:
+        """Whether any client is scored."""
+        return self.of_cohort or bool(self.chosen)
+
+    @property
     def of_cohort(self) -> bool:
         """Whether the clients of each cohort are scored."""
         return self.personal or self.finetune_steps > 0
@@ -69,12 +77,13 @@ class Scoring:
 
 
 class ClientScores:
-    """The scores of a round: ``tasks`` may be run at any time and in any order, then there are ``row`` and ``rows``."""
+    """The scores of a round: once :meth:`take` had the results of all ``tasks``, and :meth:`take_right` every model of
+    the evaluation of the test set, there are ``row`` and ``rows``."""
 
     def __init__(
         self, scoring: Scoring, experiment: Experiment, server: Server, data: FederatedData, monitors: Sequence[str]
     ) -> None:
-        self.scoring, self.experiment, self.monitors = scoring, experiment, list(monitors)
+        self.scoring, self.experiment, self.data = scoring, experiment, data
         self.round, self.lr = server.round, server.lr
         self.cohort = frozenset(server.cohort.ids if scoring.of_cohort else ())
         ids = sorted({*self.cohort, *scoring.chosen})
@@ -88,11 +97,11 @@ class ClientScores:
     def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
         """The work, in parts for ``slots`` workers; ``handle`` holds what they need."""
         members, experiment, steps = self.members, self.experiment, self.scoring.finetune_steps
-        if not members.ids:
+        if not (self.scoring.of_cohort and members.ids):
             return []
         batch = experiment.training.batch_size
         work = [
-            1 + len(self.accuracies) * self.shares[client] + 3 * steps * min(batch or size, size)
+            1 + (self.scoring.personal + (steps > 0)) * self.shares[client] + 3 * steps * min(batch or size, size)
             for client, size in zip(members.ids, members.sizes, strict=True)
         ]
         tasks = []
@@ -108,7 +117,6 @@ class ClientScores:
                     ids=ids,
                     gaps=[members.gaps[place] for place in places],
                     broadcast=handle,
-                    models=[GLOBAL, *self.monitors],
                     personal=self.scoring.personal,
                     finetune_steps=steps,
                     scalars=scalars,
@@ -116,6 +124,12 @@ class ClientScores:
                 )
             )
         return tasks
+
+    def take_right(self, model: str, right: NDArray[np.bool_]) -> None:
+        """Which samples of the whole test set a model gets right that is the same for all clients."""
+        self.accuracies[model] = {
+            client: float(right[self.data.client_test(client)].mean()) for client in self.members.ids
+        }
 
     def take(self, task: ScoreTask, result: ScoreResult) -> None:
         """The result of one of the tasks."""
@@ -159,14 +173,15 @@ class ClientScores:
 
 def _members(server: Server, data: FederatedData, ids: list[int]) -> Cohort:
     """The clients ``ids`` as a cohort of the server's round."""
-    now, last = server.cohort, server.column("last")
-    gaps = {client: server.round - int(seen) for client, seen in last.items()}
-    gaps |= dict(zip(now.ids, now.gaps, strict=True))
-    sizes = data.sizes()[ids]
+    if not ids:
+        return Cohort()
+    last, sizes = server.column("last"), data.sizes()[ids]
+    gaps = {client: server.round - int(last[client]) for client in ids if client in last}
+    gaps |= dict(zip(server.cohort.ids, server.cohort.gaps, strict=True))
     return Cohort(
         ids=ids,
         sizes=sizes.tolist(),
-        weights=weights_of(sizes, server.weighting) if ids else [],
+        weights=weights_of(sizes, server.weighting),
         steps=[1] * len(ids),
         gaps=[gaps.get(client, 0) for client in ids],
     )

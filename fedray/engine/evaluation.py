@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedray.algorithms import Server
@@ -56,7 +57,7 @@ class Evaluation:
             personal = with_buffers(self.scores.broadcast.shared, server)
             shared |= {PERSONAL_PREFIX + name: value for name, value in personal.items()}
         handle = pool.publish(shared)
-        self.tasks: list[EvalTask | ScoreTask] = _blocks(handle, self.splits)
+        self.tasks: list[EvalTask | ScoreTask] = _blocks(handle, self.splits, scoring.wanted)
         self.tasks += self.scores.tasks(handle, states, pool.slots)
         self.found: dict[tuple[str, int], EvalResult] = {}
 
@@ -73,8 +74,11 @@ class Evaluation:
         for split, (samples, names) in self.splits.items():
             if not samples:
                 continue
-            blocks = [self.found[split, start].sums for start in range(0, samples, EVAL_BLOCK)]
+            found = [self.found[split, start] for start in range(0, samples, EVAL_BLOCK)]
+            blocks = [result.sums for result in found]
             for position, name in enumerate(names):
+                if split == "test" and self.scores.scoring.wanted:
+                    self.scores.take_right(name, np.concatenate([result.right[position] for result in found]))
                 means = {
                     key: math.fsum(block[position][key] for block in blocks) / samples for key in blocks[0][position]
                 }
@@ -104,9 +108,11 @@ def further_columns(experiment: Experiment, scoring: Scoring, monitors: Sequence
     return [name for name in wanted if name not in COLUMNS]
 
 
-def _blocks(handle: object, splits: Mapping[str, tuple[int, Sequence[str]]]) -> list[EvalTask | ScoreTask]:
+def _blocks(
+    handle: object, splits: Mapping[str, tuple[int, Sequence[str]]], each_test: bool
+) -> list[EvalTask | ScoreTask]:
     return [
-        EvalTask(handle, names, split, start, min(start + EVAL_BLOCK, samples))
+        EvalTask(handle, names, split, start, min(start + EVAL_BLOCK, samples), each_test and split == "test")
         for split, (samples, names) in splits.items()
         for start in range(0, samples, EVAL_BLOCK)
     ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedray.core.clock import Clock
@@ -39,9 +40,10 @@ class Evaluator:
             own = self.data.validation if task.split == "validation" else self.data.train_subset
             samples, indices = self.worker.train, own[task.start : task.stop]
         with self._draws(0, SERVER, task.start):
-            return EvalResult(
-                [self._evaluate(models[name], models.get(f"{name}/buffers"), samples, indices) for name in task.models]
-            )
+            found = [
+                self._evaluate(models[name], models.get(f"{name}/buffers"), samples, indices) for name in task.models
+            ]
+        return EvalResult([sums for sums, _ in found], [right for _, right in found] if task.each else [])
 
     def _draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
         """For a module that draws even in evaluation mode."""
@@ -50,42 +52,47 @@ class Evaluator:
         return torch_rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
-    def _evaluate(self, model: Tensor, buffers: Tensor | None, samples: Samples, indices: Any) -> dict[str, float]:
+    def _evaluate(
+        self, model: Tensor, buffers: Tensor | None, samples: Samples, indices: Any
+    ) -> tuple[dict[str, float], NDArray[np.bool_]]:
+        """The sums over some samples, and which of them the model gets right."""
         self.model.mode(training=False)
         self.model.load(model, buffers)
         sums = dict.fromkeys(("loss", "correct", *self.experiment.metrics), 0.0)
+        found = np.empty(len(indices), np.bool_)
         size = EVAL_BATCH[self.worker.device.type]
         for start in range(0, len(indices), size):
             x, y = samples.gather(indices[start : start + size])
             logits = self.model.outputs(x, features=False).logits
+            right = logits.argmax(1) == y
+            found[start : start + size] = right.cpu().numpy()
             sums["loss"] += float(self.experiment.loss(logits, y).double().sum())
-            sums["correct"] += float((logits.argmax(1) == y).sum())
+            sums["correct"] += float(right.sum())
             for name, metric in self.experiment.metrics.items():
                 sums[name] += float(metric(logits, y).double().sum())
-        return sums
+        return sums, found
 
     def score(self, task: ScoreTask) -> ScoreResult:
-        """How many samples of its own test share each client's models, and those of all, get right."""
-        models = self.worker.shared(task.broadcast)
+        """How many samples of its own test share each client's own models get right."""
+        shared = self.worker.shared(task.broadcast)
         correct: dict[str, list[float]] = {}
         row = 0
         for _, size in self.worker.stacks(task.blocks):
             rows = slice(row, row + size)
             row += size
-            # of each client's own models: [C, width], and buffers [C, buffer_width] if there are any
-            own: dict[str, tuple[Tensor, Tensor | None]] = {}
+            made: dict[str, tuple[Tensor, Tensor | None]] = {}
             if task.personal:
-                own["personal"] = self._personal(task, rows, models)
+                made["personal"] = self._personal(task, rows, shared)
             if task.finetune_steps:
-                own["finetuned"] = self._finetuned(task, rows, models)
+                made["finetuned"] = self._finetuned(task, rows, shared)
             for place, client in enumerate(task.ids[rows]):
-                indices = self.data.client_test(client)
-                of_all = {name: (models[name], models.get(f"{name}/buffers")) for name in task.models}
-                of_client = {name: (w[place], None if b is None else b[place]) for name, (w, b) in own.items()}
-                for name, (model, buffers) in (of_all | of_client).items():
+                own = self.data.client_test(client)
+                for name, (models, buffers) in made.items():
                     with self._draws(task.round, client, NO_STEP):
-                        right = self._evaluate(model, buffers, self.worker.test, indices)["correct"]
-                    correct.setdefault(name, []).append(right)
+                        sums, _ = self._evaluate(
+                            models[place], None if buffers is None else buffers[place], self.worker.test, own
+                        )
+                    correct.setdefault(name, []).append(sums["correct"])
         return ScoreResult(correct)
 
     def _own_context(
@@ -109,20 +116,20 @@ class Evaluator:
         return ctx
 
     @torch.no_grad()
-    def _personal(self, task: ScoreTask, rows: slice, models: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """The algorithm's personal models of some clients of a task."""
+    def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Personal models ``[C, width]`` of some clients of a task, and their buffers ``[C, buffer_width]`` if any."""
         prefix = PERSONAL_PREFIX
-        shared = {name.removeprefix(prefix): value for name, value in models.items() if name.startswith(prefix)}
+        shared = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
         state = self.worker.client_states(task.states[rows]) if task.states else None
         ctx = self._own_context(task, rows, shared, 1, lr=0.0, state=state)
         model = self.worker.algorithm.personal_model(ctx)
         return model, ctx.buffers
 
-    def _finetuned(self, task: ScoreTask, rows: slice, models: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """The global model after local SGD on the data of each of some clients of a task, whatever the algorithm."""
-        shared = {"x": models[GLOBAL]}
-        if f"{GLOBAL}/buffers" in models:
-            shared["buffers"] = models[f"{GLOBAL}/buffers"]
+    def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The same of the global model after local SGD on each client's own data, whatever the algorithm."""
+        shared = {"x": found[GLOBAL]}
+        if f"{GLOBAL}/buffers" in found:
+            shared["buffers"] = found[f"{GLOBAL}/buffers"]
         ctx = self._own_context(task, rows, shared, task.finetune_steps, lr=task.lr)
         carry = {"y": ctx.start("x")}
         for batch in ctx.batches():

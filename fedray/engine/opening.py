@@ -69,7 +69,7 @@ def opened(
             machine,
             simulation.further_columns,
             saved.round if saved else 0,
-            with_scores=bool(simulation.scoring.columns([])),
+            with_scores=simulation.scoring.wanted,
         )
         simulation.recorder = recorder
         stack.callback(recorder.close)

@@ -75,7 +75,8 @@ class PhaseResult:
 class EvalTask:
     """Evaluate the models of ``broadcast`` on samples start .. stop - 1 of the split ``split``.
 
-    ``broadcast`` holds models by name, with the buffers of model ``name`` under ``name/buffers``.
+    ``broadcast`` holds models by name, with the buffers of model ``name`` under ``name/buffers``. With ``each`` the
+    result says of each sample whether a model gets it right.
     """
 
     broadcast: Handle
@@ -83,6 +84,7 @@ class EvalTask:
     split: str
     start: int
     stop: int
+    each: bool = False
 
 
 GLOBAL = "global"
@@ -94,20 +96,21 @@ PERSONAL_PREFIX = "personal:"
 
 @dataclass
 class EvalResult:
-    """For each model: the sums over samples of the loss, of right answers, and of the user's metrics."""
+    """For each model: the sums over samples of the loss, of right answers, and of the user's metrics; and if the task
+    asks for it, which samples it gets right, bool."""
 
     sums: list[dict[str, float]]
+    right: list[NDArray[np.bool_]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Score several models on the own test share of each of some clients.
+    """Score the models that clients have of their own, for some clients, each on its own test share.
 
-    ``broadcast`` and ``models`` are as in :class:`EvalTask`. Beside those models, which are the same for all clients,
-    there is the algorithm's ``personal`` model of each client, made of what is broadcast under
-    :data:`PERSONAL_PREFIX`, and with ``finetune_steps`` the global model after so many local steps at ``lr``. The rest
-    is as in :class:`PhaseTask`, with positions among all clients that are scored.
+    These are the algorithm's ``personal`` model, made of what is in ``broadcast`` under :data:`PERSONAL_PREFIX`, and
+    with ``finetune_steps`` the global model, which ``broadcast`` holds as in :class:`EvalTask`, after so many local
+    steps at ``lr``. The rest is as in :class:`PhaseTask`, with positions among all clients that are scored.
     """
 
     round: int
@@ -116,7 +119,6 @@ class ScoreTask:
     ids: Sequence[int]
     gaps: Sequence[int]
     broadcast: Handle
-    models: Sequence[str]
     personal: bool
     finetune_steps: int
     scalars: Mapping[str, Sequence[float]]
