@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from fedray.config import flat
-from fedray.tracking.folder import COLUMNS, ParquetRows, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.folder import COLUMNS, INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
 
@@ -39,6 +39,7 @@ class Recorder:
         self.folder, self.machine = folder, dict(machine)
         path = folder.path
         folder.write("config.yaml", settings)
+        folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
         (path / "summary.json").unlink(missing_ok=True)
         self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
         log_clients = folder.config.run.log_clients
