@@ -456,15 +456,19 @@ def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
         assert [path.name for path in runs] == ["seed-1", "seed-2"]
         finals = [read_metrics(path)["test_accuracy"].iloc[-1] for path in runs]
         assert row["accuracy"] == pytest.approx(sum(finals) / 2)
-        assert row["margin"] == pytest.approx(12.706204736 * abs(finals[0] - finals[1]) / 2)
+        assert row["accuracies"] == tuple(finals)
         configs = [flat(read_file(path / "config.yaml")) for path in runs]
         best = study_of(spec).best_trial
         assert all({key: config[key] for key in best.params if key != "train.local_steps"}.items()
                    <= best.params.items() for config in configs)  # fmt: skip
         assert {config["data.public_samples"] for config in configs} == {36}
+    first, other = (table[table["algorithm"] == name].iloc[0] for name in ("mine", "pfedmo"))
+    differences = [b - a for a, b in zip(first["accuracies"], other["accuracies"], strict=True)]
+    assert other["differences"] == tuple(differences)
     text = write_suite(suite)[1].read_text()
-    assert text.count("\n") == 4
-    assert "± " in text
+    assert text.count("\n") == 6
+    assert ", ".join(f"{100 * value:.2f}" for value in first["accuracies"]) in text
+    assert pd.read_csv(tmp_path / "two" / "suite.csv")["accuracies"].str.split().map(len).tolist() == [2, 2]
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     assert run_suite(suite) == "completed"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")} == times

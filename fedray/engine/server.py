@@ -130,7 +130,7 @@ class Simulation:
 
         A round is reported once it is evaluated: with ``overlap``, when the next one has been trained.
         """
-        self.began = time.perf_counter()
+        self.began, self.profile = time.perf_counter(), Profile()
         status, last = "completed", self.server.round
         for number in range(self.server.round + 1, self.experiment.rounds + 1):
             if self.stopping.is_set():
