@@ -91,6 +91,12 @@ class RunConfig(Section):
     eval_every: Whole = Field(1, ge=0, description="rounds between evaluations; 0 evaluates after the last round only")
     eval_test: bool = Field(True, description="evaluate the test set; sweeps do without, and touch it for winners only")
     eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on that many training samples")
+    eval_clients: Whole | Literal["all"] = Field(
+        0, description="score the global model on the own test share of so many clients, the same in every evaluation"
+    )
+    finetune_steps: Whole = Field(
+        0, ge=0, description="score the global model after so many local SGD steps on each client of the cohort"
+    )
     targets: list[Annotated[Real, Field(gt=0, le=1)]] = Field(
         [], description="accuracies whose first round is reported"
     )
@@ -99,7 +105,7 @@ class RunConfig(Section):
     resume: Literal["auto"] | bool = Field(
         "auto", description="auto: resume if unfinished and the same; true: resume or fail; false: move the old folder"
     )
-    log_clients: bool = Field(True, description="write per-client rows to clients.parquet")
+    log_clients: bool = Field(True, description="write per-client rows to clients.parquet and evaluation.parquet")
     given: list[Literal["data", "model", "loss", "metrics"]] = Field(
         [],
         description="what simulate() or tune() was given from Python, without which this is another run; set by them",
@@ -121,6 +127,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> RunConfig:
+        if isinstance(self.eval_clients, int) and self.eval_clients < 0:
+            raise ValueError(f"run.eval_clients must be 'all' or at least 0, not {self.eval_clients}")
         if self.rounds is not None and self.iterations is not None:
             raise ValueError("give run.rounds or run.iterations, not both")
         return self
@@ -175,6 +183,9 @@ class DataConfig(Section):
         "server", description="clients: deal the public set out to them, on top of their own samples"
     )
     validation_samples: Whole = Field(0, ge=0, description="held out of the training set for validation_accuracy")
+    least_test_samples: Whole = Field(
+        0, ge=0, description="least size of a client's test share; smaller ones are drawn anew, and may overlap"
+    )
     augment: Literal["none", "crop_flip"] = Field("none", description="crop_flip: random crop (pad 4) and mirror")
 
     @model_validator(mode="after")

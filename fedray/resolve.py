@@ -20,8 +20,9 @@ from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
-from fedray.data.federated import FederatedData, federate, with_public_dealt, with_test_shares, with_train_subset
+from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
 from fedray.data.source import Source, load_source
+from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError, first_sentence, near_miss
 from fedray.importing import blamed
 from fedray.inputs import inputs_of
@@ -144,8 +145,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     data = federate(source, config.data, data_seed, public)
     if config.data.public_to == "clients":
         data = with_public_dealt(data, data_seed)
-    if algorithm.has_personal_model():
-        data = with_test_shares(data, data_seed)
+    data, share_notes = _with_test_shares(config, algorithm, data, data_seed)
     if config.run.eval_train_samples:
         data = with_train_subset(data, config.run.eval_train_samples, data_seed)
     cohort_size = _cohort_size(config, data)
@@ -195,7 +195,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
     advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
-    notes = (*data.notes, *(f"warning: {line}" for line in advice), *facts.notes)
+    notes = (*data.notes, *share_notes, *(f"warning: {line}" for line in advice), *facts.notes)
     experiment = Experiment(
         resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
         vectorize, chunk, notes,
@@ -261,6 +261,25 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
     if algorithm.needs_public and asked == 0 and source.x_public is None:
         raise UserError(f"data.public_samples=0: {config.algorithm.name} trains a model on a public set; use auto")
     return asked
+
+
+def _with_test_shares(
+    config: Config, algorithm: Algorithm, data: FederatedData, seed: int
+) -> tuple[FederatedData, list[str]]:
+    """``data`` with the clients' test shares if anything is scored on them, and what is worth saying about that."""
+    run, least, notes = config.run, config.data.least_test_samples, []
+    if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
+        if least:
+            notes.append(
+                f"data.least_test_samples={least} changes nothing, as no client is scored on its own test share: "
+                "run.eval_clients and run.finetune_steps ask for that"
+            )
+        return data, notes
+    draw_eval_clients(data, seed, run.eval_clients)
+    asked = [f"run.{key}={getattr(run, key)}" for key in ("eval_clients", "finetune_steps") if getattr(run, key)]
+    if asked and not run.eval_test:
+        notes.append(f"{' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
+    return with_test_shares(data, seed, least), notes
 
 
 def _cohort_size(config: Config, data: FederatedData) -> int:

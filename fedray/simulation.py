@@ -56,6 +56,27 @@ class RunResult:
         return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
 
     @property
+    def evaluation(self) -> pd.DataFrame:
+        """evaluation.parquet: a row per evaluated round and client that was scored on its own test share.
+
+        UserError if ``has_evaluation`` is false.
+        """
+        import pandas as pd
+
+        if not self.has_evaluation:
+            raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
+        return pd.read_parquet(self._evaluation).sort_values(["round", "client"], ignore_index=True)
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether single clients were scored: with personal models, ``run.finetune_steps`` or ``run.eval_clients``."""
+        return any(self._evaluation.glob("part-*.parquet"))
+
+    @property
+    def _evaluation(self) -> Path:
+        return self.folder / "evaluation.parquet"
+
+    @property
     def profile(self) -> pd.DataFrame:
         """profile.csv, of a run with ``engine.profile``: what each round's time went into, in seconds."""
         import pandas as pd

@@ -221,7 +221,10 @@ class Algorithm:
         return server.vectors.get("buffers")
 
     def monitors(self, server: Server) -> Mapping[str, Tensor]:
-        """Further models ``[width]`` whose test accuracy is logged, by name."""
+        """Further models ``[width]`` by name: the test accuracy of each is the column ``<name>_accuracy``.
+
+        The names must be the same in every round, from :meth:`init_server` on.
+        """
         return {}
 
     def has_personal_model(self) -> bool:

@@ -34,6 +34,9 @@ class Purpose(IntEnum):
     PROBE = 8
     CLIENT_INIT = 9
     HEAD_INIT = 10
+    EVALUATION = 11
+    """Which clients are evaluated, and which test samples they share with others."""
+    FINETUNE = 12
 
 
 class _Unseeded(ISeedSequence):

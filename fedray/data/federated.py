@@ -10,7 +10,7 @@ import numpy as np
 
 from fedray.config import DataConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.data.deal import Split, by_owner, class_pools, largest_remainder
+from fedray.data.deal import Split, by_owner, compressed
 from fedray.data.partition import partition
 from fedray.data.source import Source
 from fedray.errors import UserError
@@ -68,9 +68,9 @@ class FederatedData:
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def client_test(self, i: int) -> np.ndarray:
-        """The sorted indices into x_test of client i's share; :func:`with_test_shares` first."""
+        """The sorted indices into x_test of client i's share; see :mod:`fedray.data.test_shares`."""
         if self.test_indices is None or self.test_offsets is None:
-            raise ValueError("these data have no test shares; call with_test_shares first")
+            raise ValueError("these data have no test shares; call fedray.data.test_shares.with_test_shares first")
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
     def examples(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +129,7 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     rest = np.setdiff1d(np.arange(total), np.concatenate([public, validation]), assume_unique=True)
     owners = None if source.client_train is None else source.client_train[rest]
     split, notes = partition(y[rest], source.classes, data, stream(seed, Purpose.PARTITION), owners)
-    places, offsets = _compressed(split)
+    places, offsets = compressed(split)
     indices = rest[places]
     ids = np.arange(len(split))
     test: Split | None = None
@@ -137,7 +137,7 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         ids = np.unique(source.client_train[indices])
         if source.client_test is not None:
             test = _owned(source.client_test, ids)
-    test_indices, test_offsets = (None, None) if test is None else _compressed(test)
+    test_indices, test_offsets = (None, None) if test is None else compressed(test)
     return FederatedData(
         x=x,
         y=y,
@@ -172,35 +172,6 @@ def _owned(owners: np.ndarray, ids: np.ndarray) -> Split:
     return by_owner(np.where(ids[place] == owners, place, -1), len(ids))
 
 
-def _compressed(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """(indices, offsets) of a split, int64."""
-    offsets = np.cumsum([0, *map(len, split)], dtype=np.int64)
-    return np.concatenate([_none(), *split]), offsets
-
-
-def with_test_shares(data: FederatedData, seed: int) -> FederatedData:
-    """``data`` with a test share for each client: as it is if the source said which, else by class.
-
-    The test samples of a class go to the clients in proportion to their training samples of it (largest remainder,
-    ties at random); those of a class that no client has go to nobody.
-    """
-    if data.test_indices is not None:
-        return data
-    rng = stream(seed, Purpose.PARTITION, 1)
-    clients = data.clients
-    holder = np.repeat(np.arange(clients), data.sizes())
-    held = class_pools(data.y[data.indices], data.classes)
-    owner = np.full(len(data.y_test), -1)
-    for samples, tests in zip(held, class_pools(data.y_test, data.classes), strict=True):
-        counts = np.bincount(holder[samples], minlength=clients)
-        if len(samples) and len(tests):
-            order = rng.permutation(clients)
-            share = largest_remainder(counts[order] * (len(tests) / len(samples)), len(tests))
-            owner[rng.permutation(tests)] = np.repeat(order, share)
-    indices, offsets = _compressed(by_owner(owner, clients))
-    return replace(data, test_indices=indices, test_offsets=offsets)
-
-
 def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
     """``data`` whose public samples belong to the clients: the same labelled samples in all, and none for the server.
 
@@ -210,7 +181,7 @@ def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
     parts = dict(zip(holders, np.array_split(order, len(holders)), strict=True))
-    indices, offsets = _compressed(
+    indices, offsets = compressed(
         [np.sort(np.concatenate([data.client(i), parts.get(i, _none())])) for i in range(data.clients)]
     )
     note = f"the public set of {len(data.public)} samples is dealt out to the {len(holders)} clients that have samples"

@@ -65,8 +65,16 @@ def opened(
         folder.prepare()
         checkpoints.discard(folder.checkpoints)
         machine = {"bits_promised": same_kind(machines), "processes": machines}
-        columns = [f"test_{name}" for name in experiment.metrics]
-        recorder = Recorder(folder, dump(experiment.config), machine, columns, saved.round if saved else 0)
+        simulation = Simulation(experiment, data, worker, pool, concurrent)
+        recorder = Recorder(
+            folder,
+            dump(experiment.config),
+            machine,
+            simulation.further_columns,
+            saved.round if saved else 0,
+            with_scores=simulation.scoring.wanted,
+        )
+        simulation.recorder = recorder
         stack.callback(recorder.close)
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
         for line in (*warnings, *experiment.notes):
@@ -75,7 +83,6 @@ def opened(
             recorder.note(
                 "warning: the nodes differ in device, instruction set or torch version: bits are not promised"
             )
-        simulation = Simulation(experiment, data, worker, pool, recorder, concurrent)
         if saved is not None:
             simulation.restore(saved)
         yield simulation

@@ -1,4 +1,5 @@
-"""Keeps the records of a run: metrics.csv, clients.parquet, TensorBoard, log.txt, config.yaml, summary.json."""
+"""Keeps the records of a run: metrics.csv, clients.parquet, evaluation.parquet, TensorBoard, log.txt, config.yaml and
+summary.json."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from fedray.config import flat
-from fedray.tracking.folder import COLUMNS, INPUTS, ClientsFile, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.folder import COLUMNS, INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
 
@@ -23,10 +24,17 @@ class Recorder:
     """Writes the run folder of a run whose rounds up to ``after`` are there already.
 
     ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv.
+    ``with_scores``: clients are scored on their own test shares.
     """
 
     def __init__(
-        self, folder: RunFolder, settings: str, machine: Mapping[str, Any], extra_columns: Sequence[str], after: int
+        self,
+        folder: RunFolder,
+        settings: str,
+        machine: Mapping[str, Any],
+        extra_columns: Sequence[str],
+        after: int,
+        with_scores: bool = False,
     ) -> None:
         self.folder, self.machine = folder, dict(machine)
         path = folder.path
@@ -34,7 +42,9 @@ class Recorder:
         folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
         (path / "summary.json").unlink(missing_ok=True)
         self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
-        self._clients = ClientsFile(folder.clients, after) if folder.config.run.log_clients else None
+        log_clients = folder.config.run.log_clients
+        self._clients = ParquetRows(folder.clients, after) if log_clients else None
+        self._scores = ParquetRows(folder.evaluation, after) if log_clients and with_scores else None
         self._profile: RoundsFile | None = None
         if folder.config.engine.profile or (after and (path / "profile.csv").exists()):
             self._profile = RoundsFile(path / "profile.csv", ["round", *PURPOSES], after)
@@ -61,6 +71,11 @@ class Recorder:
         }
         self._events.round(row, scores, histograms="test_accuracy" in row)
 
+    def scores(self, rows: Mapping[str, Any]) -> None:
+        """How good the models are for single clients, as lists by column; kept if clients are scored."""
+        if self._scores:
+            self._scores.append(rows)
+
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
         """What the time went into, from the end of the round before to the end of this one; kept if asked for."""
         if self._profile:
@@ -72,6 +87,8 @@ class Recorder:
         self._metrics.sync()
         if self._clients:
             self._clients.flush()
+        if self._scores:
+            self._scores.flush()
         self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:

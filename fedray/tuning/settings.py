@@ -18,7 +18,11 @@ OBJECTIVES = (
 )  # fmt: skip
 """What can be optimised: columns of metrics.csv, and ``bytes``, both ways together."""
 
-OF_THE_TEST_SET = ("test_accuracy", "test_loss", "personalized_accuracy", "representation_accuracy")
+OF_THE_TEST_SET = (
+    "test_accuracy", "test_loss", "personalized_accuracy", "representation_accuracy", "global_on_shares_accuracy",
+    "representation_on_shares_accuracy", "finetuned_accuracy", "averaged_accuracy", "server_accuracy",
+    "clients_accuracy_mean", "clients_accuracy_worst_tenth", "clients_accuracy_std",
+)  # fmt: skip
 
 
 class PruneConfig(Section):
