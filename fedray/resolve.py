@@ -18,6 +18,7 @@ from fedray.config import Config, check, plain, unknown_key
 from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
+from fedray.core.rounding import whole
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
 from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
@@ -217,7 +218,7 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
 def _cohort_size(config: Config, data: FederatedData) -> int:
     present = data.active
     if config.train.participation is not None:
-        return min(max(1, int(config.train.participation * data.clients)), present)
+        return max(1, whole(config.train.participation * present))
     if config.train.cohort_size is None:
         return present
     if config.train.cohort_size > present:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedray.core.rounding import whole
 from fedray.data.federated import FederatedData
 from fedray.resolve import Experiment
 from fedray.tracking import costs
@@ -17,8 +18,7 @@ STEPS = 20
 def reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
     """The step, at most :data:`STEPS`, of a trial whose last row of metrics.csv is ``row``."""
     cost = row["bytes_down"] + row["bytes_up"] if axis == "bytes" else row["round" if axis == "rounds" else axis]
-    # a little more, as 0.3 / 0.1 is less than 3
-    return min(STEPS, int(STEPS * cost / budget + 1e-9))
+    return min(STEPS, whole(STEPS * cost / budget))
 
 
 def value_of(row: Mapping[str, Any], objective: str) -> float:

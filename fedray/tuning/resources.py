@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from fedray.config import EngineConfig
+from fedray.core.rounding import whole
 from fedray.errors import UserError
 
 Bundles = list[dict[str, float]]
@@ -50,7 +51,7 @@ def engine_of_trials(engine: EngineConfig, given: Mapping[str, Any], concurrency
         raise UserError("engine.actors=per_client: in a sweep, give a number of client actors")
     if engine.actors == "auto":
         cpus, each = ray.cluster_resources().get("CPU", 0), engine.cpus_per_actor
-        fill = int(cpus / (concurrency or 1) / each) if each else 1
+        fill = whole(cpus / (concurrency or 1) / each) if each else 1
         settings["engine.actors"] = 1 if several and "engine.kind" not in given else max(1, fill)
     return settings
 
@@ -90,7 +91,7 @@ def at_once(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[in
     while any(free.get(kind, 0) + 1e-9 < total.get(kind, 0) for kind in KINDS) and time.monotonic() < deadline:
         time.sleep(0.1)
         free = ray.available_resources()
-    idle = [int(free.get(kind, 0) / need[kind] + 1e-9) for kind in KINDS if need[kind]]
+    idle = [whole(free.get(kind, 0) / need[kind]) for kind in KINDS if need[kind]]
     # another program may be using the rest of the cluster
     possible = max(1, min([fits, *idle] if idle else [asked or int(total.get("CPU", 1))]))
     if asked is None:
