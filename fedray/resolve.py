@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import Config, check, plain, unknown_key
+from fedray.config import Config, check, flat, plain, unknown_key
 from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
@@ -28,6 +28,8 @@ from fedray.importing import blamed
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import ProjectionHead, add_head
 from fedray.models.inspection import ModelFacts, inspect_model, stackable
+from fedray.placement import AutoDevice, device_here, place
+from fedray.readings import filled, implied_values, notes_on
 
 VMAP_CHUNK = 64
 """The most clients of a batched stack under ``engine.chunk: auto``; fewer, so that a cohort makes at least two stacks.
@@ -61,7 +63,8 @@ class Experiment:
     """All that a run does, but its data: small, and the same in every process.
 
     ``config`` is resolved: what a default or ``auto`` stood for has been filled in. ``notes`` are lines worth telling
-    the user before it starts.
+    the user before it starts. ``given``: the dotted keys that the user set; ``implied``: what keys stand for where they
+    are null.
     """
 
     config: Config
@@ -78,6 +81,8 @@ class Experiment:
     vectorize: bool
     chunk: int | None
     notes: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
+    implied: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def precision(self) -> str:
@@ -104,8 +109,10 @@ class Experiment:
         return module
 
 
-def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, FederatedData]:
-    """The experiment of ``config``, and its data, partitioned.
+def resolve(
+    config: Config, own: Own | None = None, auto_device: AutoDevice = device_here
+) -> tuple[Experiment, FederatedData]:
+    """The experiment of ``config``, and its data, partitioned. ``auto_device`` says what ``engine.device: auto`` is.
 
     Raises :class:`UserError` for whatever in the sections doesn't fit together or doesn't exist.
     """
@@ -136,37 +143,41 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     facts = inspect_model(first, loss, torch.zeros(2, *shape), data.classes, name)
     training = _training(config)
     size = training.batch_size or int(data.sizes().max())
-    device = _device(config)
+    source_name = source.name if own.source else config.data.source
+    run_name = config.run.name or plain(f"{config.algorithm.name}-{source_name}")
+    device, engine, placed = place(config.engine, Path(config.run.output) / run_name, auto_device)
     vectorize, chunk = _stacks(
         config, device, facts.flops * size, cohort_size, lambda: stackable(first, loss, torch.zeros(2, *shape))
     )
     rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
-    source_name = source.name if own.source else config.data.source
-    algorithm_name = config.algorithm.name
+    implied = implied_values(config.data, algorithm, cohort_size, data.active, training)
+    if left_out := filled(algorithm.hyper, implied, "algorithm."):
+        algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
+    options = filled(config.data.partition, implied, "data.partition.")
     updates: dict[str, dict[str, Any]] = {
-        "run": {
-            "rounds": rounds, "iterations": None,
-            "name": config.run.name or plain(f"{algorithm_name}-{source_name}"),
-        },
+        "run": {"rounds": rounds, "iterations": None, "name": run_name},
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
             "seed": data_seed, "public_samples": len(data.public), "clients": data.clients, "source": source_name,
+            "partition": config.data.partition.model_copy(update=options),
         },
         "model": {"name": name, "head": head, **_options(config)},
         "train": {
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
             "weighting": weighting,
         },
-        "engine": {"device": device, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
+        "engine": {**engine, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
     }  # fmt: skip
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
     advice = algorithm.advice(training.momentum, cohort_size, data.active)
-    notes = (*data.notes, *(f"warning: {line}" for line in advice))
+    read = notes_on(config, rounds, training.local_steps or 0, source, data)
+    notes = (*data.notes, *read, *placed, *(f"warning: {line}" for line in advice))
+    given = frozenset(flat(config.model_dump(mode="json", exclude_unset=True)))
     experiment = Experiment(
         resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
-        vectorize, chunk, notes,
+        vectorize, chunk, notes, given, implied,
     )  # fmt: skip
     experiment.build_model()
     return experiment, data
@@ -334,20 +345,6 @@ def _training(config: Config) -> LocalTraining:
         grad_clip=train.grad_clip,
         augment=config.data.augment == "crop_flip",
     )
-
-
-def _device(config: Config) -> str:
-    engine, device = config.engine, config.engine.device
-    if device == "auto":
-        wants_gpu = engine.gpus_per_actor or engine.actors_per_gpu
-        if engine.kind == "local":
-            wants_gpu = torch.cuda.is_available()
-        device = "cuda" if wants_gpu else "cpu"
-    if device == "cuda" and engine.kind == "local" and not torch.cuda.is_available():
-        raise UserError("engine.device=cuda: there is no usable GPU here; use cpu")
-    if device == "cuda" and engine.kind == "ray" and not (engine.gpus_per_actor or engine.actors_per_gpu):
-        raise UserError("engine.device=cuda: with Ray, give each actor its share too, as in engine.actors_per_gpu=1")
-    return device
 
 
 def _stacks(

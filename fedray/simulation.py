@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedray.core.model import Loss
     from fedray.data.federated import FederatedData
     from fedray.engine.server import Report
+    from fedray.placement import Device
     from fedray.resolve import Experiment
 
     Callback = Callable[[Report], Any]
@@ -109,7 +111,8 @@ def simulate(
             from fedray.data.own import own_source
 
             source = own_source(data, test, client_column, label_column)
-        experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}))
+        auto_device = partial(_auto_device, settings, start)
+        experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}), auto_device)
         return _run(experiment, federated, callbacks, display, start)
 
 
@@ -120,6 +123,20 @@ def _will_run_on_ray(settings: Config) -> bool:
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 
+def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
+    """What ``engine.device: auto`` stands for: where the run in ``folder`` began, as other devices give other bits; for
+    a new one a GPU, if this machine, or the Ray cluster, has any."""
+    from fedray.placement import device_here
+    from fedray.tracking.folder import device_of
+
+    begun = device_of(folder) if settings.run.resume is not False else None
+    if begun is not None:
+        return begun
+    if settings.engine.kind == "local":
+        return device_here(folder)
+    return "cuda" if start.gpus() else "cpu"
+
+
 def _run(
     experiment: Experiment, federated: FederatedData, callbacks: Sequence[Callback], display: Display, start: RayStart
 ) -> RunResult:
@@ -128,7 +145,7 @@ def _run(
 
     for line in experiment.notes:
         display.say(line)
-    folder = RunFolder(experiment.config)
+    folder = RunFolder(experiment.config, experiment.implied)
     result = RunResult(folder.path, experiment.module)
     if folder.look().status == "finished":
         display.say(f"{folder.path} is finished already")

@@ -555,6 +555,7 @@ LAYERS = [
     ("models", "data"),
     ("algorithms",),
     ("tracking",),
+    ("placement", "readings"),
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),

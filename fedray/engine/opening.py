@@ -34,7 +34,7 @@ def opened(
     ``make_pool`` gives the pool and a description of each computing process; ``node`` is the name of this one's node.
     Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
     """
-    folder = RunFolder(experiment.config)
+    folder = RunFolder(experiment.config, experiment.implied)
     with folder.locked(), contextlib.ExitStack() as stack:
         found = folder.look()
         warnings: list[str] = []
@@ -47,11 +47,8 @@ def opened(
                 )
             if saved is None and found.summary is not None and found.summary["rounds"]:
                 raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
-            if saved is not None and saved.round > experiment.rounds:
-                raise UserError(
-                    f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
-                )
-            _same_data(folder, saved, data)
+            if saved is not None:
+                _check_checkpoint(folder, saved, experiment, data)
         states = StateFolder.of_run(experiment.config, node, node)
         worker = Worker(experiment, data, states, experiment.server_device)
         pool, machines = make_pool(worker)
@@ -78,8 +75,22 @@ def opened(
         yield simulation
 
 
-def _same_data(folder: RunFolder, saved: checkpoints.Checkpoint | None, data: FederatedData) -> None:
-    if saved is not None and saved.record["fingerprint"] != data.fingerprint:
+def _check_checkpoint(
+    folder: RunFolder, saved: checkpoints.Checkpoint, experiment: Experiment, data: FederatedData
+) -> None:
+    """Raises :class:`UserError` if ``experiment`` can't go on from ``saved``."""
+    if saved.round > experiment.rounds:
+        raise UserError(
+            f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
+        )
+    if saved.record["fingerprint"] != data.fingerprint:
         raise UserError(
             f"{folder.path} was made with other data or another partition: use run.resume=false to start over"
+        )
+    following = saved.round + 1
+    needed = range(max(1, following - experiment.algorithm.past_rounds), following)
+    if missing := set(needed) - saved.past.keys():
+        raise UserError(
+            f"the checkpoint of round {saved.round} in {folder.path} lacks the model of round {min(missing)}, as another "
+            "version of fedray wrote it: use run.resume=false to start over"
         )

@@ -273,7 +273,11 @@ class RayPool:
         self._expect(create_actor(self.experiment, self.data, self.states.node))
 
     def keep(self, name: str, vectors: State) -> Handle:
-        return ray.put(vectors)
+        # what clients need must be within reach of every node; what the server alone needs is a file beside it
+        return ray.put(vectors) if self.experiment.algorithm.needs_past else self.states.write(name, vectors)
+
+    def fetch(self, handle: Handle) -> State:
+        return self.states.read(handle) if isinstance(handle, StateFile) else _get(handle)
 
     def store(self, handle: Handle, target: Path) -> None:
         if isinstance(handle, StateFile) and handle.node == self.states.node:

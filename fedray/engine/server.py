@@ -91,6 +91,7 @@ class Simulation:
             server_lr=self.config.train.server_lr,
             public_context=worker.public_context,
             probe=self._probe,
+            past=self._past_model,
             batch_size=experiment.training.batch_size,
             public_samples=len(data.public),
             weighting=experiment.weighting,
@@ -201,15 +202,14 @@ class Simulation:
         server.cohort = cohort = self._cohort(number)
         self.work = [load_of(size, self.experiment.training).seen for size in cohort.sizes]
         server.client_scalars = {}
-        if self.algorithm.needs_past:
+        if self.algorithm.needs_past or self.algorithm.past_rounds:
             self.past[number] = self.pool.keep(f"model-{number}", {"x": server["x"].cpu().numpy().copy()})
         background = self._start_background() if self.algorithm.background_before else None
         results = self._phases(background)
         last = server.column("last")
         last |= dict.fromkeys(cohort.ids, number)
-        if self.algorithm.needs_past:
-            for old in self.past.keys() - {int(number) for number in last.values()}:
-                self.pool.drop([self.past.pop(old)])
+        for old in self.past.keys() - self._past_needed():
+            self.pool.drop([self.past.pop(old)])
         self.pool.drop([self.states[client] for client in results.states if client in self.states])
         self.states |= results.states
         seen = sum(self.work)
@@ -234,6 +234,17 @@ class Simulation:
                 self.algorithm, server, self.data, self.pool, self.states, self.config.run.eval_test
             )
         return _Finished(row, log, evaluation)
+
+    def _past_needed(self) -> set[int]:
+        """The rounds at whose start the model was what clients, or the server's rules, will ask for after this one."""
+        clients = self.server.column("last").values() if self.algorithm.needs_past else ()
+        following = self.server.round + 1
+        return {int(number) for number in clients} | set(range(following - self.algorithm.past_rounds, following))
+
+    def _past_model(self, number: int) -> Tensor:
+        if number not in self.past:
+            raise ValueError(f"server.past({number}) is not one of past_rounds={self.algorithm.past_rounds}")
+        return torch.tensor(self.pool.fetch(self.past[number])["x"], device=self.worker.device)
 
     def _cohort(self, number: int) -> Cohort:
         config, training = self.config, self.experiment.training

@@ -49,10 +49,10 @@ class Found:
 
 
 class RunFolder:
-    """``run.output/run.name``."""
+    """``run.output/run.name``. ``implied``: by dotted key, what null stands for in this run."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, implied: Mapping[str, Any] | None = None) -> None:
+        self.config, self.implied = config, implied or {}
         assert config.run.name is not None
         self.path = Path(config.run.output) / config.run.name
         self.checkpoints = self.path / "checkpoints"
@@ -75,7 +75,7 @@ class RunFolder:
         summary = self._summary()
         rounds = old["run"]["rounds"]
         wanted = self.config.run.rounds or 0
-        differ = differing_keys(old, self.config.model_dump(mode="json"))
+        differ = differing_keys(old, self.config.model_dump(mode="json"), self.implied)
         if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
             differ.append("run.rounds")
         if differ:
@@ -160,13 +160,15 @@ def write_whole(path: Path, text: str) -> None:
     staging.rename(path)
 
 
-def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differing_keys(
+    old: Mapping[str, Any], new: Mapping[str, Any], implied: Mapping[str, Any] | None = None
+) -> list[str]:
     """The dotted keys whose values differ, of those that can change a result.
 
-    A key that did not exist when ``old`` was written had its default.
+    A key that did not exist when ``old`` was written had its default; ``implied`` says what null stands for.
     """
     defaults = {key: default for key, default, *_ in documented_keys()}
-    a, b = defaults | flat(old), defaults | flat(new)
+    a, b = (_without_nulls(defaults | flat(each), implied or {}) for each in (old, new))
     vectorized = b.get("engine.vectorize") is True
 
     def matters(key: str) -> bool:
@@ -176,6 +178,19 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         return key not in IGNORED
 
     return [key for key in sorted({*a, *b}) if matters(key) and a.get(key) != b.get(key)]
+
+
+def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: implied.get(key) if value is None else value for key, value in values.items()}
+
+
+def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
+    """The device of the run in ``folder``; None if there is none, or one that :meth:`RunFolder.look` refuses."""
+    try:
+        device = yaml.safe_load((folder / "config.yaml").read_text())["engine"]["device"]
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        return None
+    return device if device in ("cpu", "cuda") else None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
