@@ -518,13 +518,17 @@ def test_other_damage_in_a_run_folder(finished, capsys):
 
 def test_two_runs_in_one_folder():
     folder = RunFolder(load({"run.name": "run"}))
-    again = RunFolder(folder.config).locked(patience=0.3)
+    said: list[str] = []
+    again = RunFolder(folder.config).locked(said.append, patience=0.3)
+    ours = rf"process {os.getpid()} on .*"
     with (
-        folder.locked(),
-        pytest.raises(UserError, match=r"is being written by another run; choose another run\.name"),
+        folder.locked(said.append),
+        pytest.raises(UserError, match=rf"is being written by another run; choose another run\.name \({ours}\)"),
         again,
     ):
         pass
+    (line,) = said
+    assert re.fullmatch(rf"runs/run is in use by {ours}; waiting up to 0\.3 s for it to end \.\.\.", line)
 
 
 def test_divergence_keeps_what_there_is(capsys):

@@ -1,4 +1,4 @@
-"""What a run says of keys that it does not read as one may expect, and what it spells out of those that are left out."""
+"""What a run says of keys that it reads otherwise than one may expect, and what it spells out where they are null."""
 
 from pathlib import Path
 

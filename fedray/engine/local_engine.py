@@ -22,7 +22,10 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
         return LocalPool(worker), [describe(experiment.device)]
 
     engine = experiment.config.engine
-    with settled(engine.threads, engine.portable_bits), opened(experiment, data, make_pool, False) as simulation:
+    with (
+        settled(engine.threads, engine.portable_bits),
+        opened(experiment, data, make_pool, False, driver.say) as simulation,
+    ):
         simulation.stopping = driver.stopping
         driver.started(simulation.server.round)
         for report in simulation.rounds():

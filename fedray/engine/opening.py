@@ -27,15 +27,17 @@ def opened(
     data: FederatedData,
     make_pool: Callable[[Worker], tuple[Pool, list[dict[str, Any]]]],
     concurrent: bool,
+    say: Callable[[str], None] = lambda line: None,
     node: str = "",
 ) -> Iterator[Simulation]:
     """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards.
 
-    ``make_pool`` gives the pool and a description of each computing process; ``node`` is the name of this one's node.
+    ``make_pool`` gives the pool and a description of each computing process; ``say`` shows a line;
+    ``node`` is the name of this one's node.
     Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
     """
     folder = RunFolder(experiment.config, experiment.implied)
-    with folder.locked(), contextlib.ExitStack() as stack:
+    with folder.locked(say), contextlib.ExitStack() as stack:
         found = folder.look()
         warnings: list[str] = []
         saved = None
@@ -91,6 +93,6 @@ def _check_checkpoint(
     needed = range(max(1, following - experiment.algorithm.past_rounds), following)
     if missing := set(needed) - saved.past.keys():
         raise UserError(
-            f"the checkpoint of round {saved.round} in {folder.path} lacks the model of round {min(missing)}, as another "
-            "version of fedray wrote it: use run.resume=false to start over"
+            f"the checkpoint of round {saved.round} in {folder.path} lacks the model of round {min(missing)}, as "
+            "another version of fedray wrote it: use run.resume=false to start over"
         )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +18,7 @@ import yaml
 
 from fedray.config import Config, documented_keys, flat
 from fedray.errors import UserError
+from fedray.tracking.lock import PATIENCE, locked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,28 +105,14 @@ class RunFolder:
         raise UserError(f"{path} is damaged: use run.resume=false to start over")
 
     @contextlib.contextmanager
-    def locked(self, patience: float = 20.0) -> Iterator[None]:
-        """Hold the folder against other processes; :class:`UserError` if one keeps it for ``patience`` seconds.
-
-        The processes of a killed run may need a moment to end, hence the patience.
-        """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = (self.path.parent / f".{self.path.name}.lock").open("w")
-        except OSError as error:
-            raise UserError(f"can't write to run.output={self.config.run.output}: {error.strerror}") from None
-        with lock:
-            deadline = time.monotonic() + patience
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise UserError(
-                            f"{self.path} is being written by another run; choose another run.name"
-                        ) from None
-                    time.sleep(0.2)
+    def locked(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
+        """Hold the folder against other processes, as :func:`fedray.tracking.lock.locked` does."""
+        with contextlib.ExitStack() as stack:
+            try:
+                busy = "is being written by another run; choose another run.name"
+                stack.enter_context(locked(self.path, busy, say, patience))
+            except OSError as error:
+                raise UserError(f"can't write to run.output={self.config.run.output}: {error.strerror}") from None
             yield
 
     def prepare(self) -> None:

@@ -118,7 +118,7 @@ def run_sweeps(
     from fedray.tuning.sweep import opened_sweep
 
     with contextlib.ExitStack() as stack:
-        sweeps = [stack.enter_context(opened_sweep(spec, own)) for spec in specs]
+        sweeps = [stack.enter_context(opened_sweep(spec, own, view.say)) for spec in specs]
         for sweep in sweeps:
             sweep.show = view
             if retry_failed and (again := sweep.study.retry_failed()):
