@@ -18,8 +18,13 @@ AutoDevice = Callable[[Path], Device]
 
 
 def device_here(folder: Path) -> Device:
-    """``auto`` on one machine: its GPU if torch can use it. A Ray cluster is asked by the driver instead."""
+    """``auto`` on one machine: its GPU, if torch can use it."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
+    """``auto`` on a Ray cluster that counts so many GPUs, on whichever nodes: only for this one can torch be asked."""
+    return "cuda" if gpus and (torch.cuda.is_available() or not is_this_machine) else "cpu"
 
 
 def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device, dict[str, Any], tuple[str, ...]]:

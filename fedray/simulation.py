@@ -126,7 +126,7 @@ def _will_run_on_ray(settings: Config) -> bool:
 def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
     """What ``engine.device: auto`` stands for: where the run in ``folder`` began, as other devices give other bits; for
     a new one a GPU, if this machine, or the Ray cluster, has any."""
-    from fedray.placement import device_here
+    from fedray.placement import device_here, device_of_cluster
     from fedray.tracking.folder import device_of
 
     begun = device_of(folder) if settings.run.resume is not False else None
@@ -134,7 +134,7 @@ def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
         return begun
     if settings.engine.kind == "local":
         return device_here(folder)
-    return "cuda" if start.gpus() else "cpu"
+    return device_of_cluster(start.gpus(), is_this_machine=start.ready())
 
 
 def _run(

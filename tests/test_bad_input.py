@@ -561,7 +561,8 @@ def test_what_the_cluster_lacks(capsys, ray_cluster):
     line = refused(capsys, *ray, "engine.actors=2", "engine.cpus_per_actor=50")
     assert re.search("engine.actors=2 of 50 CPU each; the cluster has 4 CPU .*did not start in 2 s", line)
     assert "engine.server_cpus=64" in refused(capsys, *ray, "engine.server_cpus=64", "engine.cpus_per_actor=0.1")
-    assert "engine.actors_per_gpu=1" in refused(capsys, *ray, "engine.device=cuda")
+    line = refused(capsys, *ray, "engine.device=cuda")
+    assert re.search("1 CPU and 1 GPU each; the cluster has 4 CPU .*, 0 GPU .*in 2 s; engine.device=cpu needs no", line)
     assert not Path("runs/run").exists()
 
 

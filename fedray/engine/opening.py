@@ -11,7 +11,7 @@ from typing import Any
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.pool import Pool
-from fedray.engine.process import same_kind
+from fedray.engine.process import require_device, same_kind
 from fedray.engine.server import Simulation
 from fedray.engine.states import StateFolder
 from fedray.engine.worker import Worker
@@ -51,6 +51,7 @@ def opened(
                 raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
             if saved is not None:
                 _check_checkpoint(folder, saved, experiment, data)
+        require_device(experiment.server_device)
         states = StateFolder.of_run(experiment.config, node, node)
         worker = Worker(experiment, data, states, experiment.server_device)
         pool, machines = make_pool(worker)

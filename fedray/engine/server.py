@@ -25,6 +25,7 @@ from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.cohorts import draw_cohort, positions, shares, weights_of
+from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluation import Evaluation, with_buffers
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
@@ -186,6 +187,7 @@ class Simulation:
         with self.profile.of_pool(self.pool.slots) as busy:
             for task, result in self.pool.map(tasks, sticky):
                 busy(result.seconds)
+                self.recorder.withdraw_promise(result.nondeterministic)
                 yield task, result
 
     def _finite(self) -> bool:
@@ -423,6 +425,7 @@ class Simulation:
         save_file(tensors, path)
         checkpoints.sync(path)
         path.rename(path.with_name("model.safetensors"))
+        self.recorder.withdraw_promise(nondeterministic_operations())
         self.recorder.finish(
             status,
             parameters=layout.parameters,

@@ -25,6 +25,7 @@ from fedray.core.seeds import SERVER, Purpose, torch_rng
 from fedray.core.tree import TreeSum, reduce_rows, subtree
 from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData
+from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.memory import Footprint, footprint, is_out_of_memory, too_large
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import EvalResult, EvalTask, Handle, PersonalTask, PhaseResult, PhaseTask, Task
@@ -80,7 +81,7 @@ class Worker:
                 result = self.evaluate(task)
             else:
                 result = self.personal(task)
-        result.seconds = self.clock.take()
+        result.seconds, result.nondeterministic = self.clock.take(), nondeterministic_operations()
         return result
 
     def shared(self, handle: Handle) -> dict[str, Tensor]:
@@ -149,8 +150,7 @@ class Worker:
     def _too_large(self, task: PhaseTask, clients: int, error: BaseException) -> str:
         own = self.data.client(task.ids[0])
         batch = own[: self.experiment.training.batch_size or len(own)]
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return too_large(self.model, clients, self.train.gather(batch)[0], self._state_width(), reason)
+        return too_large(self.model, clients, self.train.gather(batch)[0], self._state_width(), _reason(error))
 
     def footprint(self) -> Footprint:
         """What this process takes of its GPU with a chunk of the largest clients."""
@@ -158,7 +158,13 @@ class Worker:
         largest = self.data.client(int(self.data.sizes().argmax()))
         own = largest[: self.experiment.training.batch_size or len(largest)]
         x, y = self.train.gather(np.broadcast_to(own, (clients, len(own))))
-        return footprint(self.model, Batch(x, y, 0), self._state_width())
+        try:
+            return footprint(self.model, Batch(x, y, 0), self._state_width())
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            found = too_large(self.model, clients, x[0], self._state_width(), _reason(error))
+            raise UserError(f"{found}, and engine.device=cpu does without a GPU") from None
 
     def _given(self, task: PhaseTask, rows: slice, state: Mapping[str, Tensor]) -> list[StateFile]:
         """The new states ``[C, ...]`` of a stack, written."""
@@ -335,6 +341,10 @@ class Worker:
             with self._draws(task.round, client, NO_STEP):
                 sums.append(self._evaluate(model[0], buffers, self.test, indices))
         return EvalResult(sums)
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def tensor_over(array: Any) -> Tensor:

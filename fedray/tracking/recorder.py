@@ -50,6 +50,14 @@ class Recorder:
         self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
         self._log.flush()
 
+    def withdraw_promise(self, operations: Sequence[str]) -> None:
+        """Operations that may give other bits another time: the summary promises none any more, and names them."""
+        for operation in operations:
+            known = self.machine.get("nondeterministic", [])
+            if operation not in known:
+                self.machine |= {"bits_promised": False, "nondeterministic": [*known, operation]}
+                self.note(f"warning: bits are not promised: {operation}")
+
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
         """One finished round: its row, and its clients' rows as lists by column."""
         self._metrics.append(row)

@@ -142,18 +142,20 @@ def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RaySta
     started_here = start.ready()
     from fedray.engine.ray_engine import ship_own_code
     from fedray.engine.stored import store_source
-    from fedray.tuning.resources import at_once, bundles_of, engine_of_trials
+    from fedray.tuning.resources import at_once, bundles_of, engine_of_trials, unused_gpus
     from fedray.tuning.runner import Interrupted, run_trials
     from fedray.tuning.several import Several
 
     asked = sweeps[0].spec.tune.concurrency
     limit = None if asked == "auto" else asked
-    settings = engine_of_trials(load(sweeps[0].base).engine, sweeps[0].base, limit)
+    engine_asked = load(sweeps[0].base).engine
+    settings = engine_of_trials(engine_asked, sweeps[0].base, limit)
     engine = load({**sweeps[0].base, **settings}).engine
     bundles = bundles_of(engine)
     concurrency, line = at_once(bundles, limit, started_here)
-    if line:
-        view.say(line)
+    for line in (line, unused_gpus(engine_asked, start.gpus())):
+        if line:
+            view.say(line)
     for sweep in sweeps:
         sweep.engine = settings
         if not sweep.finished:

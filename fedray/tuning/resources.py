@@ -42,6 +42,11 @@ def engine_of_trials(engine: EngineConfig, given: Mapping[str, Any], concurrency
         raise UserError(f"engine.server_gpus={engine.server_gpus:g}: in a sweep the servers have no GPU; use 0")
     if kind == "local" and engine.portable_bits:
         raise UserError("engine.portable_bits=true: in a sweep use engine.kind=ray with it")
+    if engine.device == "cuda" and not _share(engine)["GPU"]:
+        raise UserError(
+            "engine.device=cuda: in a sweep, give how many trials or client actors share a GPU, as in "
+            "engine.actors_per_gpu=1"
+        )
     settings: dict[str, Any] = {"engine.kind": kind}
     if engine.device == "auto":
         settings["engine.device"] = "cuda" if _share(engine)["GPU"] else "cpu"
@@ -54,6 +59,16 @@ def engine_of_trials(engine: EngineConfig, given: Mapping[str, Any], concurrency
         fill = whole(cpus / (concurrency or 1) / each) if each else 1
         settings["engine.actors"] = 1 if several and "engine.kind" not in given else max(1, fill)
     return settings
+
+
+def unused_gpus(engine: EngineConfig, gpus: float) -> str | None:
+    """A line for whoever leaves a cluster's GPUs unused in a sweep, where none can be measured for sharing it."""
+    if not gpus or engine.device != "auto" or _share(engine)["GPU"]:
+        return None
+    return (
+        f"engine.device=auto: trials run on CPUs, and leave {gpus:g} GPU{'s' if gpus > 1 else ''} unused: "
+        "engine.actors_per_gpu says how many trials, or their client actors, share one"
+    )
 
 
 def bundles_of(engine: EngineConfig) -> Bundles:
