@@ -48,6 +48,10 @@ ROUNDS, LOCAL_STEPS = 50, 20
 """Rounds, and local steps of each, where nothing is said of them."""
 
 
+NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume"}
+"""Keys that a user sets and that say nothing of what is run."""
+
+
 @dataclass(frozen=True)
 class Own:
     """What a user hands to :func:`fedray.simulate` instead of naming it in the config."""
@@ -63,8 +67,7 @@ class Experiment:
     """All that a run does, but its data: small, and the same in every process.
 
     ``config`` is resolved: what a default or ``auto`` stood for has been filled in. ``notes`` are lines worth telling
-    the user before it starts. ``given``: the dotted keys that the user set; ``implied``: what keys stand for where they
-    are null.
+    the user before it starts. ``given``: what the user set, and ``implied``: what null stands for, by dotted key.
     """
 
     config: Config
@@ -81,7 +84,7 @@ class Experiment:
     vectorize: bool
     chunk: int | None
     notes: tuple[str, ...] = ()
-    given: frozenset[str] = frozenset()
+    given: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -96,6 +99,14 @@ class Experiment:
     def server_device(self) -> str:
         """Where the server computes: on the CPU unless it has a share of a GPU."""
         return self.device if self.config.engine.server_gpus else "cpu"
+
+    @property
+    def hyper_parameters(self) -> dict[str, Any]:
+        """What tells the run from others, by dotted key: what the user set, and all that its algorithm takes."""
+        resolved = flat(self.config.model_dump(mode="json"))
+        told = {key for key in resolved if key in self.given or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
+        # what is resolved into another key, as run.iterations is into rounds, is null
+        return {key: self.given.get(key) if resolved[key] is None else resolved[key] for key in sorted(told)}
 
     def build_model(self, client: int | None = None) -> nn.Module:
         """The module with its initial weights, which depend on ``run.seed`` alone; or others, drawn for a client."""
@@ -174,7 +185,7 @@ def resolve(
     advice = algorithm.advice(training.momentum, cohort_size, data.active)
     read = notes_on(config, rounds, training.local_steps or 0, source, data)
     notes = (*data.notes, *read, *placed, *(f"warning: {line}" for line in advice))
-    given = frozenset(flat(config.model_dump(mode="json", exclude_unset=True)))
+    given = flat(config.model_dump(mode="json", exclude_unset=True))
     experiment = Experiment(
         resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
         vectorize, chunk, notes, given, implied,

@@ -55,7 +55,7 @@ def test_where_clients_are_trained(keys, has, expected, notes):
 
 @NO_GPU
 def test_a_local_gpu_that_is_not_there():
-    with pytest.raises(UserError, match="engine.device=cuda: there is no usable GPU here; use cpu"):
+    with pytest.raises(UserError, match=r"engine\.device=cuda: there is no usable GPU here; use cpu"):
         place(EngineConfig(kind="local", device="cuda"), FOLDER, lambda folder: "cpu")
 
 

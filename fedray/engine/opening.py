@@ -63,7 +63,14 @@ def opened(
         checkpoints.discard(folder.checkpoints)
         machine = {"bits_promised": same_kind(machines), "processes": machines}
         columns = [f"test_{name}" for name in experiment.metrics]
-        recorder = Recorder(folder, dump(experiment.config), machine, columns, saved.round if saved else 0)
+        recorder = Recorder(
+            folder,
+            dump(experiment.config),
+            machine,
+            columns,
+            after=saved.round if saved else 0,
+            hyper_parameters=experiment.hyper_parameters,
+        )
         stack.callback(recorder.close)
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
         for line in (*warnings, *experiment.notes):

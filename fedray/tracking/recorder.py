@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedray.config import flat
 from fedray.tracking.folder import COLUMNS, ClientsFile, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
@@ -22,13 +21,20 @@ if TYPE_CHECKING:
 class Recorder:
     """Writes the run folder of a run whose rounds up to ``after`` are there already.
 
-    ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv.
+    ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv;
+    ``hyper_parameters``: the run's columns of TensorBoard's HParams table.
     """
 
     def __init__(
-        self, folder: RunFolder, settings: str, machine: Mapping[str, Any], extra_columns: Sequence[str], after: int
+        self,
+        folder: RunFolder,
+        settings: str,
+        machine: Mapping[str, Any],
+        extra_columns: Sequence[str],
+        after: int,
+        hyper_parameters: Mapping[str, Any],
     ) -> None:
-        self.folder, self.machine = folder, dict(machine)
+        self.folder, self.machine, self.hyper_parameters = folder, dict(machine), dict(hyper_parameters)
         path = folder.path
         folder.write("config.yaml", settings)
         (path / "summary.json").unlink(missing_ok=True)
@@ -88,7 +94,7 @@ class Recorder:
         summary = summarize(metrics, status, self.folder.config.run.targets) | facts
         summary |= {"versions": versions(), "machine": self.machine}
         self._events.hyper_parameters(
-            flat(self.folder.config.model_dump(mode="json")),
+            self.hyper_parameters,
             {f"final/{key}": summary[key] for key in ("final_accuracy", "best_accuracy") if summary[key] is not None},
         )
         self._events.flush()

@@ -152,8 +152,8 @@ def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RaySta
     settings = engine_of_trials(engine_asked, sweeps[0].base, limit)
     engine = load({**sweeps[0].base, **settings}).engine
     bundles = bundles_of(engine)
-    concurrency, line = at_once(bundles, limit, started_here)
-    for line in (line, unused_gpus(engine_asked, start.gpus())):
+    concurrency, fewer = at_once(bundles, limit, started_here)
+    for line in (fewer, unused_gpus(engine_asked, start.gpus())):
         if line:
             view.say(line)
     for sweep in sweeps:
