@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,15 @@ from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
 from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
 from fedray.data.source import Source, load_source
-from fedray.errors import UserError, near_miss
+from fedray.errors import UserError, first_sentence, near_miss
+from fedray.implied import filled, implied_values, notes_on
 from fedray.importing import blamed
+from fedray.inputs import inputs_of
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import ProjectionHead, add_head
-from fedray.models.inspection import ModelFacts, inspect_model, stackable
+from fedray.models.inspection import ModelFacts, check_metrics, inspect_model
+from fedray.models.stacking import PROBED, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
-from fedray.readings import filled, implied_values, notes_on
 
 VMAP_CHUNK = 64
 """The most clients of a batched stack under ``engine.chunk: auto``; fewer, so that a cohort makes at least two stacks.
@@ -48,18 +50,42 @@ ROUNDS, LOCAL_STEPS = 50, 20
 """Rounds, and local steps of each, where nothing is said of them."""
 
 
-NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume"}
+NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
 """Keys that a user sets and that say nothing of what is run."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """What a user hands to :func:`fedray.simulate` instead of naming it in the config."""
+    """What a user hands to :func:`fedray.simulate` instead of naming it in the config.
+
+    ``preloaded``: ``source`` is the one that the config names all the same, read beforehand for several runs.
+    """
 
     source: Source | None = None
     model: Callable[..., nn.Module] | nn.Module | None = None
     loss: Loss | None = None
     metrics: Mapping[str, Loss] = field(default_factory=dict)
+    preloaded: bool = False
+
+    @property
+    def given(self) -> list[str]:
+        """The arguments of :func:`fedray.simulate` without which the config alone means another run."""
+        there = {
+            "data": self.source is not None and not self.preloaded,
+            "model": self.model is not None,
+            "loss": self.loss is not None,
+            "metrics": bool(self.metrics),
+        }
+        return [name for name, given in there.items() if given]
+
+    def notes(self, seeds: int) -> list[str]:
+        """Lines about what is the same in runs of so many seeds, and need not be expected to be."""
+        if seeds == 1 or not isinstance(self.model, nn.Module):
+            return []
+        return [
+            f"warning: model= is a module, so all {seeds} seeds start from the same initial weights; to draw them from "
+            "each seed, give its class or a function that makes one"
+        ]
 
 
 @dataclass(frozen=True)
@@ -67,7 +93,8 @@ class Experiment:
     """All that a run does, but its data: small, and the same in every process.
 
     ``config`` is resolved: what a default or ``auto`` stood for has been filled in. ``notes`` are lines worth telling
-    the user before it starts. ``given``: what the user set, and ``implied``: what null stands for, by dotted key.
+    the user before it starts. ``inputs``: digests of what else the result is made from (:mod:`fedray.inputs`).
+    ``asked``: what the user set, and ``implied``: what null stands for, by dotted key.
     """
 
     config: Config
@@ -84,7 +111,8 @@ class Experiment:
     vectorize: bool
     chunk: int | None
     notes: tuple[str, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -104,9 +132,9 @@ class Experiment:
     def hyper_parameters(self) -> dict[str, Any]:
         """What tells the run from others, by dotted key: what the user set, and all that its algorithm takes."""
         resolved = flat(self.config.model_dump(mode="json"))
-        told = {key for key in resolved if key in self.given or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
+        told = {key for key in resolved if key in self.asked or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
         # what is resolved into another key, as run.iterations is into rounds, is null
-        return {key: self.given.get(key) if resolved[key] is None else resolved[key] for key in sorted(told)}
+        return {key: self.asked.get(key) if resolved[key] is None else resolved[key] for key in sorted(told)}
 
     def build_model(self, client: int | None = None) -> nn.Module:
         """The module with its initial weights, which depend on ``run.seed`` alone; or others, drawn for a client."""
@@ -128,6 +156,7 @@ def resolve(
     Raises :class:`UserError` for whatever in the sections doesn't fit together or doesn't exist.
     """
     own = own or Own()
+    _check_given(config, own)
     algorithm = _algorithm(config)
     source = own.source or load_source(config.data.source, config.data.root)
     data_seed = config.run.seed if config.data.seed is None else config.data.seed
@@ -152,14 +181,17 @@ def resolve(
     loss = _unreduced(loss)
     shape = data.x.shape[1:]
     facts = inspect_model(first, loss, torch.zeros(2, *shape), data.classes, name)
+    metrics = {name: _unreduced(metric) for name, metric in own.metrics.items()}
+    check_metrics(metrics, data.classes)
     training = _training(config)
     size = training.batch_size or int(data.sizes().max())
-    source_name = source.name if own.source else config.data.source
+    source_name = source.name if "data" in own.given else config.data.source
     run_name = config.run.name or plain(f"{config.algorithm.name}-{source_name}")
     device, engine, placed = place(config.engine, Path(config.run.output) / run_name, auto_device)
     vectorize, chunk = _stacks(
-        config, device, facts.flops * size, cohort_size, lambda: stackable(first, loss, torch.zeros(2, *shape))
-    )
+        config, device, facts.flops * size, cohort_size,
+        lambda: stacking_obstacle(first, loss, *map(torch.from_numpy, data.examples(PROBED))),
+    )  # fmt: skip
     rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
     implied = implied_values(config.data, algorithm, cohort_size, data.active, training)
@@ -167,7 +199,7 @@ def resolve(
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
     options = filled(config.data.partition, implied, "data.partition.")
     updates: dict[str, dict[str, Any]] = {
-        "run": {"rounds": rounds, "iterations": None, "name": run_name},
+        "run": {"rounds": rounds, "iterations": None, "name": run_name, "given": own.given},
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
             "seed": data_seed, "public_samples": len(data.public), "clients": data.clients, "source": source_name,
@@ -184,14 +216,24 @@ def resolve(
     resolved = config.model_copy(update=sections)
     advice = algorithm.advice(training.momentum, cohort_size, data.active)
     read = notes_on(config, rounds, training.local_steps or 0, source, data)
-    notes = (*data.notes, *read, *placed, *(f"warning: {line}" for line in advice))
-    given = flat(config.model_dump(mode="json", exclude_unset=True))
+    notes = (*data.notes, *read, *placed, *(f"warning: {line}" for line in advice), *facts.notes)
     experiment = Experiment(
-        resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
-        vectorize, chunk, notes, given, implied,
+        resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
+        vectorize, chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
-    experiment.build_model()
-    return experiment, data
+    maker = find_model(name) if own.model is None else own.model
+    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own)
+    return replace(experiment, inputs=inputs), data
+
+
+def _check_given(config: Config, own: Own) -> None:
+    missing = [f"{name}=" for name in config.run.given if name not in own.given]
+    if missing:
+        call = "".join(f", {name}=..." + (", test=..." if name == "data" else "") for name in config.run.given)
+        raise UserError(
+            f"run.given: this configuration was made with {' and '.join(missing)} given from Python, which it does not "
+            f"hold: use fedray.simulate(CONFIG{call})"
+        )
 
 
 def rounds_of(config: Config) -> int:
@@ -331,7 +373,7 @@ class Headed:
         module = self.make(client)
         draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
         with draws, blamed(f"model.head={self.head}, model.proj_dim={self.width}: the head can't be made"):
-            add_head(module, self.head, self.width, self.name, torch.zeros(1, *self.shape))
+            add_head(module, self.head, self.width, self.name, torch.zeros(2, *self.shape))
         return module
 
 
@@ -359,11 +401,12 @@ def _training(config: Config) -> LocalTraining:
 
 
 def _stacks(
-    config: Config, device: str, flops: float, cohort_size: int, stackable: Callable[[], bool]
+    config: Config, device: str, flops: float, cohort_size: int, obstacle: Callable[[], str | None]
 ) -> tuple[bool, int | None]:
     """Whether clients are trained in batched stacks, and how many make one (if not: how many stay together, if given).
 
     It depends on nothing but the configuration, as it changes bits. ``flops``: a forward pass of one client's batch.
+    ``obstacle`` says why this model's clients can't be stacked, if so.
     """
     engine = config.engine
     largest = min(VMAP_CHUNK, 1 << ((cohort_size + 1) // 2 - 1).bit_length())
@@ -371,11 +414,9 @@ def _stacks(
     vectorize = engine.vectorize
     if vectorize == "auto":
         pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and flops <= VMAP_FLOPS * chunk)
-        vectorize = pays and stackable()
-    elif vectorize and not stackable():
-        raise UserError(
-            "engine.vectorize=true: this model can't be batched over clients (buffers, dropout, recurrence); use auto"
-        )
+        vectorize = pays and obstacle() is None
+    elif vectorize and (reason := obstacle()):
+        raise UserError(f"engine.vectorize=true: this model can't be batched over clients: {reason}; use auto")
     if not vectorize:
         return False, None if engine.chunk == "auto" else engine.chunk
     return True, chunk
@@ -392,7 +433,7 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     except OSError as error:
         raise UserError(f"model.weights: can't read {path}: {error.strerror or error}") from None
     except Exception as error:
-        raise UserError(f"model.weights: {path} is not a weights file: {_first_sentence(error)}") from None
+        raise UserError(f"model.weights: {path} is not a weights file: {first_sentence(error)}") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
@@ -411,7 +452,3 @@ def _load_weights(module: nn.Module, path: Path) -> None:
         if not torch.isfinite(tensors[name]).all():
             raise UserError(f"model.weights: {name} in {path} has numbers that are not finite")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
-
-
-def _first_sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__

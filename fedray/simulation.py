@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedray.data.federated import FederatedData
     from fedray.engine.server import Report
     from fedray.placement import Device
-    from fedray.resolve import Experiment
+    from fedray.resolve import Experiment, Own
 
     Callback = Callable[[Report], Any]
 
@@ -39,7 +39,8 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json."""
+        """summary.json. Its ``model_sha256`` is of the final model's trainable parameters, then of its buffers (running
+        statistics) if it has any, as float32 bytes in the module's order."""
         return json.loads((self.folder / "summary.json").read_text())
 
     @property
@@ -91,11 +92,13 @@ def simulate(
     ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
     ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
     ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``, for ``natural``
-    clients), or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a module, or what makes
-    one from ``input_shape`` and ``classes``. ``loss(logits, targets) -> [b]`` and each of ``metrics`` give one number
-    per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks`` are called in this process
-    after every round with a :class:`fedray.Report`; the next round waits for them, and one that returns true ends the
-    run.
+    clients), or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a class or function that
+    makes a module from ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module,
+    which brings its own, the same for every seed. Its parameters without ``requires_grad`` are not trained, and
+    normalisation layers that have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) ->
+    [b]`` and each of ``metrics`` give one number per sample; a metric's mean over the test set is column
+    ``test_<name>``. ``callbacks`` are called in this process after every round with a :class:`fedray.Report`; the next
+    round waits for them, and one that returns true ends the run.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """
@@ -103,16 +106,29 @@ def simulate(
     settings = config if isinstance(config, Config) else load(config, overrides)
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
-    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
-        from fedray.resolve import Own, resolve
+
+    def own() -> Own:
+        from fedray.resolve import Own
 
         source = None
         if data is not None:
             from fedray.data.own import own_source
 
             source = own_source(data, test, client_column, label_column)
-        auto_device = partial(_auto_device, settings, start)
-        experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}), auto_device)
+        return Own(source, model, loss, metrics or {})
+
+    return run_experiment(settings, own, callbacks, display)
+
+
+def run_experiment(
+    settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback] = (), display: Display | None = None
+) -> RunResult:
+    """As :func:`simulate`, of what ``own`` gives: it is called, and torch imported, while Ray starts."""
+    display = display or Display(quiet=True)
+    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
+        from fedray.resolve import resolve
+
+        experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start))
         return _run(experiment, federated, callbacks, display, start)
 
 
@@ -145,9 +161,12 @@ def _run(
 
     for line in experiment.notes:
         display.say(line)
-    folder = RunFolder(experiment.config, experiment.implied)
+    folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
     result = RunResult(folder.path, experiment.module)
-    if folder.look().status == "finished":
+    found = folder.look()
+    if doubt := folder.doubts():
+        display.say(doubt)
+    if found.status == "finished":
         display.say(f"{folder.path} is finished already")
         return result
     display.say(

@@ -555,7 +555,7 @@ LAYERS = [
     ("models", "data"),
     ("algorithms",),
     ("tracking",),
-    ("placement", "readings"),
+    ("placement", "implied"),
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),

@@ -26,6 +26,8 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
         settled(engine.threads, engine.portable_bits),
         opened(experiment, data, make_pool, False, driver.say) as simulation,
     ):
+        if simulation is None:
+            return
         simulation.stopping = driver.stopping
         driver.started(simulation.server.round)
         for report in simulation.rounds():

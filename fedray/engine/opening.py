@@ -29,16 +29,20 @@ def opened(
     concurrent: bool,
     say: Callable[[str], None] = lambda line: None,
     node: str = "",
-) -> Iterator[Simulation]:
-    """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards.
+) -> Iterator[Simulation | None]:
+    """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards. None
+    if another process has finished the run while this one waited for the folder.
 
     ``make_pool`` gives the pool and a description of each computing process; ``say`` shows a line;
     ``node`` is the name of this one's node.
     Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
     """
-    folder = RunFolder(experiment.config, experiment.implied)
+    folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
     with folder.locked(say), contextlib.ExitStack() as stack:
         found = folder.look()
+        if found.status == "finished":
+            yield None
+            return
         warnings: list[str] = []
         saved = None
         if found.status == "unfinished":
@@ -50,7 +54,7 @@ def opened(
             if saved is None and found.summary is not None and found.summary["rounds"]:
                 raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
             if saved is not None:
-                _check_checkpoint(folder, saved, experiment, data)
+                _check_checkpoint(folder, saved, experiment)
         require_device(experiment.server_device)
         states = StateFolder.of_run(experiment.config, node, node)
         worker = Worker(experiment, data, states, experiment.server_device)
@@ -85,17 +89,11 @@ def opened(
         yield simulation
 
 
-def _check_checkpoint(
-    folder: RunFolder, saved: checkpoints.Checkpoint, experiment: Experiment, data: FederatedData
-) -> None:
+def _check_checkpoint(folder: RunFolder, saved: checkpoints.Checkpoint, experiment: Experiment) -> None:
     """Raises :class:`UserError` if ``experiment`` can't go on from ``saved``."""
     if saved.round > experiment.rounds:
         raise UserError(
             f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
-        )
-    if saved.record["fingerprint"] != data.fingerprint:
-        raise UserError(
-            f"{folder.path} was made with other data or another partition: use run.resume=false to start over"
         )
     following = saved.round + 1
     needed = range(max(1, following - experiment.algorithm.past_rounds), following)

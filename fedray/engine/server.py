@@ -401,7 +401,6 @@ class Simulation:
             "table": self.server.table,
             "costs": self.costs,
             "wall_seconds": self._wall(),
-            "fingerprint": self.data.fingerprint,
         }
         checkpoints.save(
             self.recorder.folder.checkpoints,
@@ -429,7 +428,7 @@ class Simulation:
         self.recorder.finish(
             status,
             parameters=layout.parameters,
-            model_sha256=flat_sha256(layout.named(model)),
+            model_sha256=flat_sha256(layout.named(model, buffers)),
             partition_hash=self.data.partition_hash,
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedray.tracking.folder import COLUMNS, ClientsFile, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.folder import COLUMNS, INPUTS, ClientsFile, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
 
@@ -37,6 +37,7 @@ class Recorder:
         self.folder, self.machine, self.hyper_parameters = folder, dict(machine), dict(hyper_parameters)
         path = folder.path
         folder.write("config.yaml", settings)
+        folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
         (path / "summary.json").unlink(missing_ok=True)
         self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
         self._clients = ClientsFile(folder.clients, after) if folder.config.run.log_clients else None
