@@ -8,7 +8,7 @@ import yaml
 
 from fedray import UserError, simulate
 from fedray.config import load
-from fedray.data.partition import PARTITIONERS
+from fedray.data.source import Source
 from fedray.resolve import Own, dump, resolve
 from fedray.testing.contracts import small_source
 
@@ -53,34 +53,24 @@ def test_a_public_set_that_auto_takes_from_the_clients_is_said_with_the_way_to_c
 # ---------------------------------------------------------------- defaults that depend on other keys
 
 
+FIVE_CLASSES = Source("five", np.zeros((100, 2), np.float32), np.arange(100) % 5, np.zeros((5, 2)), np.arange(5), 5)
+
+
 @pytest.mark.parametrize(
-    ("kind", "spelled"),
-    [
-        ("dirichlet", {"alpha": 0.5, "clusters": None}),
-        ("dirichlet_fixed", {"alpha": 0.5, "clusters": None}),
-        ("orthogonal", {"alpha": None, "clusters": 5}),
-        ("iid", {"alpha": None, "clusters": None}),
-    ],
+    ("kind", "alpha", "clusters"),
+    [("dirichlet", 0.5, None), ("dirichlet_fixed", 0.5, None), ("orthogonal", None, 5), ("iid", None, None)],
 )
-def test_the_options_of_a_partition_are_spelled_out(kind, spelled, tmp_path):
-    keys = {"data.partition.kind": kind, "data.partition.clusters": 3} if kind == "orthogonal" else {}
-    experiment, data = resolved(**keys | {"data.partition.kind": kind})
-    found = experiment.config.data.partition.model_dump()
-    assert {name: found[name] for name in spelled} == spelled | ({"clusters": 3} if keys else {})
-    assert found["min_samples"] == 1
+def test_the_options_of_a_partition_are_spelled_out(kind, alpha, clusters, tmp_path):
+    own = Own(FIVE_CLASSES)
+    experiment, data = resolve(load(BASE | {"data.partition.kind": kind}), own)
+    found = experiment.config.data.partition
+    assert (found.alpha, found.clusters, found.min_samples) == (alpha, clusters, 1)
     # what is written down means the same when it is read
     path = tmp_path / "config.yaml"
     path.write_text(dump(experiment.config))
-    again, same = resolve(load(path), Own(small_source()))
+    again, same = resolve(load(path), own)
     assert again.config == experiment.config
     assert same.partition_hash == data.partition_hash
-
-
-def test_every_option_that_stands_for_a_value_is_spelled_out():
-    """Whoever adds a partition or an option needs to do nothing."""
-    assert {"dirichlet", "dirichlet_fixed", "orthogonal"} <= PARTITIONERS.keys()
-    config = resolved(**{"data.partition.kind": "orthogonal", "data.partition.clusters": 2})[0].config
-    assert config.data.partition.clusters == 2
 
 
 @pytest.mark.parametrize(
@@ -118,7 +108,7 @@ def test_a_folder_in_which_they_were_null_is_finished(tmp_path):
     path.write_text(yaml.safe_dump(settings | {"run": settings["run"] | {"rounds": 4}}))
     # what null stood for may be given too, and nothing else
     run(tmp_path / "part", **keys | {"algorithm.tau": 3, "data.partition.alpha": 0.5})
-    with pytest.raises(UserError, match=r"another configuration \(algorithm.tau differs\)"):
+    with pytest.raises(UserError, match=r"holds another run \(algorithm.tau differs\)"):
         run(tmp_path / "part", **keys | {"algorithm.tau": 2})
 
 
