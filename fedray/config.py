@@ -222,7 +222,9 @@ class TrainConfig(Section):
     lr_decay: Real = Field(1.0, gt=0, le=1, description="factor on eta_l per round")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast on the forward pass")
     cohort_size: Whole | None = Field(None, ge=1, description="clients per round; all unless set")
-    participation: Real | None = Field(None, gt=0, le=1, description="clients per round as a fraction C of N")
+    participation: Real | None = Field(
+        None, gt=0, le=1, description="clients per round as a fraction C of those with samples"
+    )
     sampling: Literal["uniform", "cyclic"] = Field("uniform", description="how cohorts are drawn")
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
 

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedray.core.model import Loss
     from fedray.data.federated import FederatedData
     from fedray.engine.server import Report
+    from fedray.placement import Device
     from fedray.resolve import Experiment, Own
 
     Callback = Callable[[Report], Any]
@@ -147,7 +149,7 @@ def run_experiment(
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
         from fedray.resolve import resolve
 
-        experiment, federated = resolve(settings, own())
+        experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start))
         return _run(experiment, federated, callbacks, display, start)
 
 
@@ -158,6 +160,20 @@ def _will_run_on_ray(settings: Config) -> bool:
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 
+def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
+    """What ``engine.device: auto`` stands for: where the run in ``folder`` began, as other devices give other bits; for
+    a new one a GPU, if this machine, or the Ray cluster, has any."""
+    from fedray.placement import device_here, device_of_cluster
+    from fedray.tracking.folder import device_of
+
+    begun = device_of(folder) if settings.run.resume is not False else None
+    if begun is not None:
+        return begun
+    if settings.engine.kind == "local":
+        return device_here(folder)
+    return device_of_cluster(start.gpus(), is_this_machine=start.ready())
+
+
 def _run(
     experiment: Experiment, federated: FederatedData, callbacks: Sequence[Callback], display: Display, start: RayStart
 ) -> RunResult:
@@ -166,7 +182,7 @@ def _run(
 
     for line in experiment.notes:
         display.say(line)
-    folder = RunFolder(experiment.config, experiment.inputs)
+    folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
     result = RunResult(folder.path, experiment.module)
     found = folder.look()
     if doubt := folder.doubts():

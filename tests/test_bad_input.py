@@ -518,13 +518,17 @@ def test_other_damage_in_a_run_folder(finished, capsys):
 
 def test_two_runs_in_one_folder():
     folder = RunFolder(load({"run.name": "run"}), {})
-    again = RunFolder(folder.config, {}).locked(patience=0.3)
+    said: list[str] = []
+    again = RunFolder(folder.config, {}).locked(said.append, patience=0.3)
+    ours = rf"process {os.getpid()} on .*"
     with (
-        folder.locked(),
-        pytest.raises(UserError, match=r"is being written by another run; choose another run\.name"),
+        folder.locked(said.append),
+        pytest.raises(UserError, match=rf"is being written by another run; choose another run\.name \({ours}\)"),
         again,
     ):
         pass
+    (line,) = said
+    assert re.fullmatch(rf"runs/run is in use by {ours}; waiting up to 0\.3 s for it to end \.\.\.", line)
 
 
 def test_divergence_keeps_what_there_is(capsys):
@@ -557,7 +561,8 @@ def test_what_the_cluster_lacks(capsys, ray_cluster):
     line = refused(capsys, *ray, "engine.actors=2", "engine.cpus_per_actor=50")
     assert re.search("engine.actors=2 of 50 CPU each; the cluster has 4 CPU .*did not start in 2 s", line)
     assert "engine.server_cpus=64" in refused(capsys, *ray, "engine.server_cpus=64", "engine.cpus_per_actor=0.1")
-    assert "engine.actors_per_gpu=1" in refused(capsys, *ray, "engine.device=cuda")
+    line = refused(capsys, *ray, "engine.device=cuda")
+    assert re.search("1 CPU and 1 GPU each; the cluster has 4 CPU .*, 0 GPU .*in 2 s; engine.device=cpu needs no", line)
     assert not Path("runs/run").exists()
 
 

@@ -564,6 +564,7 @@ LAYERS = [
     ("models", "data"),
     ("algorithms",),
     ("tracking", "inputs"),
+    ("placement", "implied"),
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),

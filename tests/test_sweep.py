@@ -37,9 +37,15 @@ def described(**more):
     return {"base": base, "spaces": {"wide": SPACE}, **more}
 
 
-def opened(tmp_path, *overrides, **more):
+def opened(tmp_path, *overrides, say=print, **more):
     (spec,) = read_sweeps(described(**more), [f"tune.output={tmp_path}", "tune.name=s", *overrides])
-    return opened_sweep(spec, Own(small_source()))
+    return opened_sweep(spec, Own(small_source()), say)
+
+
+class Said(Exception):
+    @classmethod
+    def at_once(cls, line):
+        raise cls(line)
 
 
 def row(round, accuracy=0.5, size=100):
@@ -425,7 +431,7 @@ def test_a_sweep_goes_on_with_what_was_running(tmp_path):
     with opened(tmp_path, "tune.trials=4") as sweep:
         first = [sweep.next() for _ in range(3)]
         ends(sweep, 1, 0.5)
-        with pytest.raises(UserError, match="another process runs this sweep"), opened(tmp_path, "tune.trials=4"):
+        with pytest.raises(Said, match="is in use by process"), opened(tmp_path, "tune.trials=4", say=Said.at_once):
             pass
     with opened(tmp_path, "tune.trials=4") as sweep:
         again = [sweep.next() for _ in range(3)]

@@ -159,12 +159,24 @@ class Algorithm:
     def __init__(self, hyper: BaseModel | None = None) -> None:
         self.hyper: Any = hyper if hyper is not None else self.Hyper()
 
+    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+        """What hyper-parameters whose default depends on the run stand for when they are None, by name.
+
+        ``cohort`` of ``clients`` clients take part in a round, with ``steps`` local steps each (None: whole epochs).
+        """
+        return {}
+
     def init_server(self, server: Server) -> None:
         """Add the algorithm's vectors to ``server``, which holds the initial model ``x``."""
 
     def broadcast(self, server: Server, phase: str) -> Broadcast:
         """What clients need in ``phase``; by default the model ``x``."""
         return Broadcast({"x": server["x"]})
+
+    @property
+    def past_rounds(self) -> int:
+        """How many rounds back the server's rules ask for models, by :attr:`Server.past`. Each is kept in a file."""
+        return 0
 
     @property
     def stateful(self) -> bool:

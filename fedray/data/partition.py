@@ -48,6 +48,10 @@ PARTITIONERS = {
 _OPTIONS = ["samples_per_client", *(name for name in PartitionConfig.model_fields if name != "kind")]
 
 
+LEAST_SAMPLES = 1
+"""Samples that every client must have, unless ``min_samples`` is set."""
+
+
 def _key(name: str) -> str:
     return name if name == "samples_per_client" else f"partition.{name}"
 
@@ -68,7 +72,8 @@ def partition(
     offered = {**_given(data, kind), "classes": classes, "owners": owners, "note": notes.append}
     arguments = {name: value for name, value in offered.items() if name in chosen.arguments}
     split = chosen.split(labels, data.clients, rng, **arguments)
-    _check_sizes(split, 1 if data.partition.min_samples is None else data.partition.min_samples, kind)
+    least = data.partition.min_samples
+    _check_sizes(split, LEAST_SAMPLES if least is None else least, kind)
     return split, tuple(notes)
 
 
@@ -88,6 +93,15 @@ def _given(data: DataConfig, kind: str) -> dict[str, Any]:
             takers = ", ".join(other for other, entry in PARTITIONERS.items() if name in entry.arguments)
             raise UserError(f"data.{_key(name)} does not apply to data.partition.kind={kind}; it does to {takers}")
     return given
+
+
+def implied_options(kind: str) -> dict[str, Any]:
+    """What the options of ``kind`` that are null in a :class:`PartitionConfig` stand for, by name."""
+    parameters = inspect.signature(PARTITIONERS[kind].split).parameters
+    unset = [name for name, field in PartitionConfig.model_fields.items() if field.default is None]
+    stands_for = {name: parameters[name].default for name in unset if name in parameters}
+    found = {name: value for name, value in stands_for.items() if value not in (None, inspect.Parameter.empty)}
+    return {**found, "min_samples": LEAST_SAMPLES}
 
 
 def _check_sizes(split: Split, least: int, kind: str) -> None:

@@ -26,6 +26,7 @@ from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.client_scores import Scoring
 from fedray.engine.cohorts import draw_cohort, positions, shares, weights_of
+from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluation import Evaluation, further_columns, with_buffers
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
@@ -93,6 +94,7 @@ class Simulation:
             server_lr=self.config.train.server_lr,
             public_context=worker.public_context,
             probe=self._probe,
+            past=self._past_model,
             batch_size=experiment.training.batch_size,
             public_samples=len(data.public),
             weighting=experiment.weighting,
@@ -190,6 +192,7 @@ class Simulation:
         with self.profile.of_pool(self.pool.slots) as busy:
             for task, result in self.pool.map(tasks, sticky):
                 busy(result.seconds)
+                self.recorder.withdraw_promise(result.nondeterministic)
                 yield task, result
 
     def _finite(self) -> bool:
@@ -206,15 +209,14 @@ class Simulation:
         server.cohort = cohort = self._cohort(number)
         self.work = [load_of(size, self.experiment.training).seen for size in cohort.sizes]
         server.client_scalars = {}
-        if self.algorithm.needs_past:
+        if self.algorithm.needs_past or self.algorithm.past_rounds:
             self.past[number] = self.pool.keep(f"model-{number}", {"x": server["x"].cpu().numpy().copy()})
         background = self._start_background() if self.algorithm.background_before else None
         results = self._phases(background)
         last = server.column("last")
         last |= dict.fromkeys(cohort.ids, number)
-        if self.algorithm.needs_past:
-            for old in self.past.keys() - {int(number) for number in last.values()}:
-                self.pool.drop([self.past.pop(old)])
+        for old in self.past.keys() - self._past_needed():
+            self.pool.drop([self.past.pop(old)])
         self.pool.drop([self.states[client] for client in results.states if client in self.states])
         self.states |= results.states
         seen = sum(self.work)
@@ -237,6 +239,17 @@ class Simulation:
         if number == self.experiment.rounds or (every and number % every == 0):
             evaluation = Evaluation(self.experiment, self.scoring, server, self.data, self.pool, self.states)
         return _Finished(row, log, evaluation)
+
+    def _past_needed(self) -> set[int]:
+        """The rounds at whose start the model was what clients, or the server's rules, will ask for after this one."""
+        clients = self.server.column("last").values() if self.algorithm.needs_past else ()
+        following = self.server.round + 1
+        return {int(number) for number in clients} | set(range(following - self.algorithm.past_rounds, following))
+
+    def _past_model(self, number: int) -> Tensor:
+        if number not in self.past:
+            raise ValueError(f"server.past({number}) is not one of past_rounds={self.algorithm.past_rounds}")
+        return torch.tensor(self.pool.fetch(self.past[number])["x"], device=self.worker.device)
 
     def _cohort(self, number: int) -> Cohort:
         config, training = self.config, self.experiment.training
@@ -414,6 +427,7 @@ class Simulation:
         save_file(tensors, path)
         checkpoints.sync(path)
         path.rename(path.with_name("model.safetensors"))
+        self.recorder.withdraw_promise(nondeterministic_operations())
         self.recorder.finish(
             status,
             parameters=layout.parameters,

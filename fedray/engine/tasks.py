@@ -60,7 +60,8 @@ class PhaseResult:
 
     ``sums``: of each upload, the float64 values of the nodes of the summation tree that they fill; ``scalars`` and
     ``log``: lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: where each client's new
-    state is, if the phase gives any; ``seconds``: what the worker's time went into.
+    state is, if the phase gives any; ``seconds``: what the worker's time went into; ``nondeterministic``: what its
+    process did that another time may give other bits.
     """
 
     sums: dict[str, dict[Node, NDArray[np.float64]]]
@@ -69,6 +70,7 @@ class PhaseResult:
     log: dict[str, list[float]]
     states: list[StateFile] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    nondeterministic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class EvalResult:
     sums: list[dict[str, float]]
     right: list[NDArray[np.bool_]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    nondeterministic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class ScoreResult:
 
     correct: dict[str, list[float]]
     seconds: dict[str, float] = field(default_factory=dict)
+    nondeterministic: tuple[str, ...] = ()
 
 
 Task: TypeAlias = PhaseTask | EvalTask | ScoreTask

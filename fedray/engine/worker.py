@@ -24,6 +24,7 @@ from fedray.core.seeds import SERVER, Purpose
 from fedray.core.tree import TreeSum, reduce_rows, subtree
 from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData
+from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluator import Evaluator
 from fedray.engine.memory import Footprint, footprint, is_out_of_memory, too_large
 from fedray.engine.states import StateFile, StateFolder
@@ -77,7 +78,7 @@ class Worker:
                 result = self.evaluator.evaluate(task)
             else:
                 result = self.evaluator.score(task)
-        result.seconds = self.clock.take()
+        result.seconds, result.nondeterministic = self.clock.take(), nondeterministic_operations()
         return result
 
     def shared(self, handle: Handle) -> dict[str, Tensor]:
@@ -146,8 +147,7 @@ class Worker:
     def _too_large(self, task: PhaseTask, clients: int, error: BaseException) -> str:
         own = self.data.client(task.ids[0])
         batch = own[: self.experiment.training.batch_size or len(own)]
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return too_large(self.model, clients, self.train.gather(batch)[0], self._state_width(), reason)
+        return too_large(self.model, clients, self.train.gather(batch)[0], self._state_width(), _reason(error))
 
     def footprint(self) -> Footprint:
         """What this process takes of its GPU with a chunk of the largest clients."""
@@ -155,7 +155,13 @@ class Worker:
         largest = self.data.client(int(self.data.sizes().argmax()))
         own = largest[: self.experiment.training.batch_size or len(largest)]
         x, y = self.train.gather(np.broadcast_to(own, (clients, len(own))))
-        return footprint(self.model, Batch(x, y, 0), self._state_width())
+        try:
+            return footprint(self.model, Batch(x, y, 0), self._state_width())
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            found = too_large(self.model, clients, x[0], self._state_width(), _reason(error))
+            raise UserError(f"{found}, and engine.device=cpu does without a GPU") from None
 
     def _given(self, task: PhaseTask, rows: slice, state: Mapping[str, Tensor]) -> list[StateFile]:
         """The new states ``[C, ...]`` of a stack, written."""
@@ -277,6 +283,10 @@ class Worker:
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         return self.context(stack, round=server.round, lr=server.lr, shared=server.vectors, training=training)
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def tensor_over(array: Any) -> Tensor:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedray.config import flat
 from fedray.tracking.folder import COLUMNS, INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
 class Recorder:
     """Writes the run folder of a run whose rounds up to ``after`` are there already.
 
-    ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv.
-    ``with_scores``: clients are scored on their own test shares.
+    ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv;
+    ``hyper_parameters``: the run's columns of TensorBoard's HParams table; ``with_scores``: clients are scored on their
+    own test shares.
     """
 
     def __init__(
@@ -34,9 +34,10 @@ class Recorder:
         machine: Mapping[str, Any],
         extra_columns: Sequence[str],
         after: int,
+        hyper_parameters: Mapping[str, Any],
         with_scores: bool = False,
     ) -> None:
-        self.folder, self.machine = folder, dict(machine)
+        self.folder, self.machine, self.hyper_parameters = folder, dict(machine), dict(hyper_parameters)
         path = folder.path
         folder.write("config.yaml", settings)
         folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
@@ -60,6 +61,14 @@ class Recorder:
         """A line of log.txt."""
         self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
         self._log.flush()
+
+    def withdraw_promise(self, operations: Sequence[str]) -> None:
+        """Operations that may give other bits another time: the summary promises none any more, and names them."""
+        for operation in operations:
+            known = self.machine.get("nondeterministic", [])
+            if operation not in known:
+                self.machine |= {"bits_promised": False, "nondeterministic": [*known, operation]}
+                self.note(f"warning: bits are not promised: {operation}")
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
         """One finished round: its row, and its clients' rows as lists by column."""
@@ -98,7 +107,7 @@ class Recorder:
         summary = summarize(metrics, status, self.folder.config.run.targets) | facts
         summary |= {"versions": versions(), "machine": self.machine}
         self._events.hyper_parameters(
-            flat(self.folder.config.model_dump(mode="json")),
+            self.hyper_parameters,
             {f"final/{key}": summary[key] for key in ("final_accuracy", "best_accuracy") if summary[key] is not None},
         )
         self._events.flush()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedray.core.rounding import whole
 from fedray.data.federated import FederatedData
 from fedray.resolve import Experiment
 from fedray.tracking import costs
@@ -30,8 +31,7 @@ class RoundCost(NamedTuple):
 
 def reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
     """The step, at most :data:`STEPS`, of a trial whose last row of metrics.csv is ``row``."""
-    # a little more, as 0.3 / 0.1 is less than 3
-    return min(STEPS, int(STEPS * amount(row, axis) / budget + 1e-9))
+    return min(STEPS, whole(STEPS * amount(row, axis) / budget))
 
 
 def amount(row: Any, name: str) -> Any:

@@ -118,7 +118,7 @@ def run_sweeps(
     from fedray.tuning.sweep import opened_sweep
 
     with contextlib.ExitStack() as stack:
-        sweeps = [stack.enter_context(opened_sweep(spec, own)) for spec in specs]
+        sweeps = [stack.enter_context(opened_sweep(spec, own, view.say)) for spec in specs]
         for sweep in sweeps:
             sweep.show = view
             if retry_failed and (again := sweep.study.retry_failed()):
@@ -141,18 +141,20 @@ def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RaySta
     """Run what is left; whether the user stopped it."""
     started_here = start.ready()
     from fedray.engine.ray_engine import ship_own_code
-    from fedray.tuning.resources import at_once, bundles_of, engine_of_trials
+    from fedray.tuning.resources import at_once, bundles_of, engine_of_trials, unused_gpus
     from fedray.tuning.runner import Interrupted, run_trials
     from fedray.tuning.several import Several
 
     asked = sweeps[0].spec.tune.concurrency
     limit = None if asked == "auto" else asked
-    settings = engine_of_trials(load(sweeps[0].base).engine, sweeps[0].base, limit)
+    engine_asked = load(sweeps[0].base).engine
+    settings = engine_of_trials(engine_asked, sweeps[0].base, limit)
     engine = load({**sweeps[0].base, **settings}).engine
     bundles = bundles_of(engine)
-    concurrency, line = at_once(bundles, limit, started_here)
-    if line:
-        view.say(line)
+    concurrency, fewer = at_once(bundles, limit, started_here)
+    for line in (fewer, unused_gpus(engine_asked, start.gpus())):
+        if line:
+            view.say(line)
     for sweep in sweeps:
         sweep.engine = settings
         if not sweep.finished:

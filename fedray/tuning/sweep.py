@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -199,8 +199,8 @@ def trials_of(spec: SweepSpec, base: Mapping[str, Any]) -> int:
 
 
 @contextlib.contextmanager
-def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
-    """The sweep of ``spec`` at the trial that its folder has reached; ``own`` holds the data set.
+def opened_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
+    """The sweep of ``spec`` at the trial that its folder has reached; ``own`` holds the data set, ``say`` shows a line.
 
     Raises :class:`UserError` for what can't be searched as asked, or if the folder belongs to another sweep or process.
     """
@@ -214,7 +214,7 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
     _check_conditions(spec, resolved)
     costs = _check_values(spec, base, own)
     _check_seeds(spec, experiment.config.run.seed)
-    with owned(spec.folder):
+    with owned(spec.folder, say):
         spec, unequal = with_axis(spec, cost_of_a_round(experiment, data), costs)
         record = {"inputs": dict(experiment.inputs), **spec.record()}
         begun = _prepare(spec, record)
