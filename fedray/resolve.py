@@ -21,6 +21,7 @@ from fedray.core.model import Loss, cross_entropy
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
 from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
+from fedray.data.partition import kind_of
 from fedray.data.source import Source, load_source
 from fedray.errors import UserError, near_miss
 from fedray.importing import blamed
@@ -110,7 +111,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     """
     own = own or Own()
     algorithm = _algorithm(config)
-    source = own.source or load_source(config.data.source, config.data.root)
+    source = own.source or load_source(config.data.source, config.data.root, config.data.normalization)
     data_seed = config.run.seed if config.data.seed is None else config.data.seed
     public = _public_samples(config, algorithm, source)
     data = federate(source, config.data, data_seed, public)
@@ -151,6 +152,9 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
             "seed": data_seed, "public_samples": len(data.public), "clients": data.clients, "source": source_name,
+            "partition": config.data.partition.model_copy(
+                update={"kind": kind_of(config.data, source.client_train is not None)}
+            ),
         },
         "model": {"name": name, "head": head, **_options(config)},
         "train": {

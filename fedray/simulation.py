@@ -75,7 +75,7 @@ def simulate(
     *,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: nn.Module | Callable[..., nn.Module] | None = None,
     loss: Loss | None = None,
@@ -88,8 +88,12 @@ def simulate(
 
     ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
     ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
-    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``, for ``natural``
-    clients), or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a module, or what makes
+    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``; a column ``client`` is
+    taken unless another is named), or a :class:`fedray.Source` as ``data`` alone. Labels are whole numbers from 0, or
+    names (texts, booleans, pandas' categories), which are numbered in their order and kept. Clients given with the
+    samples are the clients of the run unless ``data.partition.kind`` says otherwise; they may have any names, which
+    ``clients.parquet`` shows. A Dataset is read once, so it must give the same item each time: random transforms are
+    refused (see ``data.augment``). ``model`` replaces ``model.name``: a module, or what makes
     one from ``input_shape`` and ``classes``. ``loss(logits, targets) -> [b]`` and each of ``metrics`` give one number
     per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks`` are called in this process
     after every round with a :class:`fedray.Report`; the next round waits for them, and one that returns true ends the
@@ -108,7 +112,7 @@ def simulate(
         if data is not None:
             from fedray.data.own import own_source
 
-            source = own_source(data, test, client_column, label_column)
+            source = own_source(data, test, client_column, label_column, settings.data.normalization)
         experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}))
         return _run(experiment, federated, callbacks, display, start)
 

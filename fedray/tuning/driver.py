@@ -50,7 +50,7 @@ def tune(
     *,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: Any = None,
     loss: Any = None,
@@ -84,7 +84,7 @@ def own_of(
     spec: SweepSpec,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: Any = None,
     loss: Any = None,
@@ -96,13 +96,14 @@ def own_of(
     from fedray.resolve import Own
 
     if data is not None:
-        source = own_source(data, test, client_column, label_column)
+        source = own_source(data, test, client_column, label_column, load(spec.base).data.normalization)
     elif test is not None:
         raise UserError("tune(test=...) needs data=... too")
     else:
         config = load(spec.base)
         # what the config calls it is what a run of its own would call it
-        source = replace(load_source(config.data.source, config.data.root), name=config.data.source)
+        loaded = load_source(config.data.source, config.data.root, config.data.normalization)
+        source = replace(loaded, name=config.data.source)
     return Own(source, model, loss, metrics or {})
 
 
