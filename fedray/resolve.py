@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from fedray.core.vectors import tensors_of
 from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
 from fedray.data.partition import kind_of
 from fedray.data.source import Source, load_source
-from fedray.errors import UserError, near_miss
+from fedray.errors import UserError, first_sentence, near_miss
 from fedray.importing import blamed
+from fedray.inputs import inputs_of
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import ProjectionHead, add_head
-from fedray.models.inspection import ModelFacts, inspect_model, stackable
+from fedray.models.inspection import ModelFacts, check_metrics, inspect_model
+from fedray.models.stacking import PROBED, stacking_obstacle
 
 VMAP_CHUNK = 64
 """The most clients of a batched stack under ``engine.chunk: auto``; fewer, so that a cohort makes at least two stacks.
@@ -48,12 +50,36 @@ ROUNDS, LOCAL_STEPS = 50, 20
 
 @dataclass(frozen=True)
 class Own:
-    """What a user hands to :func:`fedray.simulate` instead of naming it in the config."""
+    """What a user hands to :func:`fedray.simulate` instead of naming it in the config.
+
+    ``preloaded``: ``source`` is the one that the config names all the same, read beforehand for several runs.
+    """
 
     source: Source | None = None
     model: Callable[..., nn.Module] | nn.Module | None = None
     loss: Loss | None = None
     metrics: Mapping[str, Loss] = field(default_factory=dict)
+    preloaded: bool = False
+
+    @property
+    def given(self) -> list[str]:
+        """The arguments of :func:`fedray.simulate` without which the config alone means another run."""
+        there = {
+            "data": self.source is not None and not self.preloaded,
+            "model": self.model is not None,
+            "loss": self.loss is not None,
+            "metrics": bool(self.metrics),
+        }
+        return [name for name, given in there.items() if given]
+
+    def notes(self, seeds: int) -> list[str]:
+        """Lines about what is the same in runs of so many seeds, and need not be expected to be."""
+        if seeds == 1 or not isinstance(self.model, nn.Module):
+            return []
+        return [
+            f"warning: model= is a module, so all {seeds} seeds start from the same initial weights; to draw them from "
+            "each seed, give its class or a function that makes one"
+        ]
 
 
 @dataclass(frozen=True)
@@ -61,7 +87,7 @@ class Experiment:
     """All that a run does, but its data: small, and the same in every process.
 
     ``config`` is resolved: what a default or ``auto`` stood for has been filled in. ``notes`` are lines worth telling
-    the user before it starts.
+    the user before it starts. ``inputs``: digests of what else the result is made from (:mod:`fedray.inputs`).
     """
 
     config: Config
@@ -78,6 +104,7 @@ class Experiment:
     vectorize: bool
     chunk: int | None
     notes: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def precision(self) -> str:
@@ -110,6 +137,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     Raises :class:`UserError` for whatever in the sections doesn't fit together or doesn't exist.
     """
     own = own or Own()
+    _check_given(config, own)
     algorithm = _algorithm(config)
     source = own.source or load_source(config.data.source, config.data.root, config.data.normalization)
     data_seed = config.run.seed if config.data.seed is None else config.data.seed
@@ -134,20 +162,23 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     loss = _unreduced(loss)
     shape = data.x.shape[1:]
     facts = inspect_model(first, loss, torch.zeros(2, *shape), data.classes, name)
+    metrics = {name: _unreduced(metric) for name, metric in own.metrics.items()}
+    check_metrics(metrics, data.classes)
     training = _training(config)
     size = training.batch_size or int(data.sizes().max())
     device = _device(config)
     vectorize, chunk = _stacks(
-        config, device, facts.flops * size, cohort_size, lambda: stackable(first, loss, torch.zeros(2, *shape))
-    )
+        config, device, facts.flops * size, cohort_size,
+        lambda: stacking_obstacle(first, loss, *map(torch.from_numpy, data.examples(PROBED))),
+    )  # fmt: skip
     rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
-    source_name = source.name if own.source else config.data.source
+    source_name = source.name if "data" in own.given else config.data.source
     algorithm_name = config.algorithm.name
     updates: dict[str, dict[str, Any]] = {
         "run": {
             "rounds": rounds, "iterations": None,
-            "name": config.run.name or plain(f"{algorithm_name}-{source_name}"),
+            "name": config.run.name or plain(f"{algorithm_name}-{source_name}"), "given": own.given,
         },
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
@@ -166,13 +197,24 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
     advice = algorithm.advice(training.momentum, cohort_size, data.active)
-    notes = (*data.notes, *(f"warning: {line}" for line in advice))
+    notes = (*data.notes, *(f"warning: {line}" for line in advice), *facts.notes)
     experiment = Experiment(
-        resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
+        resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
         vectorize, chunk, notes,
     )  # fmt: skip
-    experiment.build_model()
-    return experiment, data
+    maker = find_model(name) if own.model is None else own.model
+    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own)
+    return replace(experiment, inputs=inputs), data
+
+
+def _check_given(config: Config, own: Own) -> None:
+    missing = [f"{name}=" for name in config.run.given if name not in own.given]
+    if missing:
+        call = "".join(f", {name}=..." + (", test=..." if name == "data" else "") for name in config.run.given)
+        raise UserError(
+            f"run.given: this configuration was made with {' and '.join(missing)} given from Python, which it does not "
+            f"hold: use fedray.simulate(CONFIG{call})"
+        )
 
 
 def rounds_of(config: Config) -> int:
@@ -312,7 +354,7 @@ class Headed:
         module = self.make(client)
         draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
         with draws, blamed(f"model.head={self.head}, model.proj_dim={self.width}: the head can't be made"):
-            add_head(module, self.head, self.width, self.name, torch.zeros(1, *self.shape))
+            add_head(module, self.head, self.width, self.name, torch.zeros(2, *self.shape))
         return module
 
 
@@ -354,11 +396,12 @@ def _device(config: Config) -> str:
 
 
 def _stacks(
-    config: Config, device: str, flops: float, cohort_size: int, stackable: Callable[[], bool]
+    config: Config, device: str, flops: float, cohort_size: int, obstacle: Callable[[], str | None]
 ) -> tuple[bool, int | None]:
     """Whether clients are trained in batched stacks, and how many make one (if not: how many stay together, if given).
 
     It depends on nothing but the configuration, as it changes bits. ``flops``: a forward pass of one client's batch.
+    ``obstacle`` says why this model's clients can't be stacked, if so.
     """
     engine = config.engine
     largest = min(VMAP_CHUNK, 1 << ((cohort_size + 1) // 2 - 1).bit_length())
@@ -366,11 +409,9 @@ def _stacks(
     vectorize = engine.vectorize
     if vectorize == "auto":
         pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and flops <= VMAP_FLOPS * chunk)
-        vectorize = pays and stackable()
-    elif vectorize and not stackable():
-        raise UserError(
-            "engine.vectorize=true: this model can't be batched over clients (buffers, dropout, recurrence); use auto"
-        )
+        vectorize = pays and obstacle() is None
+    elif vectorize and (reason := obstacle()):
+        raise UserError(f"engine.vectorize=true: this model can't be batched over clients: {reason}; use auto")
     if not vectorize:
         return False, None if engine.chunk == "auto" else engine.chunk
     return True, chunk
@@ -387,7 +428,7 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     except OSError as error:
         raise UserError(f"model.weights: can't read {path}: {error.strerror or error}") from None
     except Exception as error:
-        raise UserError(f"model.weights: {path} is not a weights file: {_first_sentence(error)}") from None
+        raise UserError(f"model.weights: {path} is not a weights file: {first_sentence(error)}") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
@@ -406,7 +447,3 @@ def _load_weights(module: nn.Module, path: Path) -> None:
         if not torch.isfinite(tensors[name]).all():
             raise UserError(f"model.weights: {name} in {path} has numbers that are not finite")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
-
-
-def _first_sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__

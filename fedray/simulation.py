@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedray.core.model import Loss
     from fedray.data.federated import FederatedData
     from fedray.engine.server import Report
-    from fedray.resolve import Experiment
+    from fedray.resolve import Experiment, Own
 
     Callback = Callable[[Report], Any]
 
@@ -37,7 +37,8 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json."""
+        """summary.json. Its ``model_sha256`` is of the final model's trainable parameters, then of its buffers (running
+        statistics) if it has any, as float32 bytes in the module's order."""
         return json.loads((self.folder / "summary.json").read_text())
 
     @property
@@ -93,11 +94,13 @@ def simulate(
     names (texts, booleans, pandas' categories), which are numbered in their order and kept. Clients given with the
     samples are the clients of the run unless ``data.partition.kind`` says otherwise; they may have any names, which
     ``clients.parquet`` shows. A Dataset is read once, so it must give the same item each time: random transforms are
-    refused (see ``data.augment``). ``model`` replaces ``model.name``: a module, or what makes
-    one from ``input_shape`` and ``classes``. ``loss(logits, targets) -> [b]`` and each of ``metrics`` give one number
-    per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks`` are called in this process
-    after every round with a :class:`fedray.Report`; the next round waits for them, and one that returns true ends the
-    run.
+    refused (see ``data.augment``). ``model`` replaces ``model.name``: a class or function that makes a module from
+    ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module, which brings its own,
+    the same for every seed. Its parameters without ``requires_grad`` are not trained, and normalisation layers that
+    have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) -> [b]`` and each of
+    ``metrics`` give one number per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks``
+    are called in this process after every round with a :class:`fedray.Report`; the next round waits for them, and one
+    that returns true ends the run.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """
@@ -105,15 +108,29 @@ def simulate(
     settings = config if isinstance(config, Config) else load(config, overrides)
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
-    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
-        from fedray.resolve import Own, resolve
+
+    def own() -> Own:
+        from fedray.resolve import Own
 
         source = None
         if data is not None:
             from fedray.data.own import own_source
 
             source = own_source(data, test, client_column, label_column, settings.data.normalization)
-        experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}))
+        return Own(source, model, loss, metrics or {})
+
+    return run_experiment(settings, own, callbacks, display)
+
+
+def run_experiment(
+    settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback] = (), display: Display | None = None
+) -> RunResult:
+    """As :func:`simulate`, of what ``own`` gives: it is called, and torch imported, while Ray starts."""
+    display = display or Display(quiet=True)
+    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
+        from fedray.resolve import resolve
+
+        experiment, federated = resolve(settings, own())
         return _run(experiment, federated, callbacks, display, start)
 
 
@@ -132,9 +149,12 @@ def _run(
 
     for line in experiment.notes:
         display.say(line)
-    folder = RunFolder(experiment.config)
+    folder = RunFolder(experiment.config, experiment.inputs)
     result = RunResult(folder.path, experiment.module)
-    if folder.look().status == "finished":
+    found = folder.look()
+    if doubt := folder.doubts():
+        display.say(doubt)
+    if found.status == "finished":
         display.say(f"{folder.path} is finished already")
         return result
     display.say(

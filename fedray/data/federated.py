@@ -77,19 +77,23 @@ class FederatedData:
             raise ValueError("these data have no test shares; call with_test_shares first")
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
+    def examples(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """``count`` training samples, evenly spaced, as models get them: ``x [count, ...]`` float32, ``y`` int64."""
+        chosen = np.linspace(0, len(self.y) - 1, count).astype(np.int64)
+        x = self.x[chosen].astype(np.float32)
+        if self.scale is not None and self.shift is not None:
+            channels = (-1,) + (1,) * (x.ndim - 2)
+            x = x * self.scale.reshape(channels) + self.shift.reshape(channels)
+        return x, self.y[chosen]
+
     @cached_property
     def partition_hash(self) -> str:
         """sha256 over offsets and indices: equal for equal partitions."""
-        return _digest(self.offsets, self.indices)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """sha256 over all samples and who holds them: a run may be resumed on the same data only."""
-        held = (self.indices, self.offsets, self.public, self.validation)
-        return _digest(self.x, self.y, self.x_test, self.y_test, self.scale, self.shift, *held)
+        return array_digest(self.offsets, self.indices)
 
 
-def _digest(*arrays: np.ndarray | None) -> str:
+def array_digest(*arrays: np.ndarray | None) -> str:
+    """sha256 over the dtypes, shapes and values of ``arrays``, the same on every machine."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedray.data.find import stamp
 from fedray.data.source import Source, from_fields
 from fedray.errors import UserError
 
@@ -19,16 +20,18 @@ ARRAYS = [field.name for field in fields(Source) if "_" in field.name]
 def npz(root: str | None) -> Source:
     """The arrays of :class:`Source` in the file ``root``; ``scale`` and ``shift`` are not read.
 
-    Classes are 0..max(y) over train, test and public; uint8 features are scaled to 0..1. Other arrays are ignored.
+    Classes are 0..max(y) over train, test and public, or the labels' names; uint8 features are scaled to 0..1. Other
+    arrays are ignored.
     """
     if root is None:
         raise UserError("data.source npz needs data.root: the path of the .npz file itself")
     path = Path(root).expanduser()
+    files = (stamp(path),) if path.is_file() else ()
     given = _read(path)
     x = given.get("x_train")
     if x is not None and x.dtype == np.uint8 and x.ndim > 1:
         given["scale"] = np.full(x.shape[1], 1 / 255)
-    return from_fields(path.stem, given, where=str(path))
+    return replace(from_fields(path.stem, given, where=str(path)), files=files)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ def own_source(
     if isinstance(data, Source):
         if test is not None:
             raise UserError("test=... must not be given with a Source, which has its own test set")
-        return validate(data)
+        # what was read from files may have been changed since
+        return validate(replace(data, files=()))
     if test is None:
         raise UserError("data=... needs test=... in the same form")
     columns = Columns(label_column, client_column)

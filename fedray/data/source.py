@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,8 @@ class Source:
     float32(x) * scale + shift along axis 1, (x/255 - mean)/std for images; ``scale`` and ``shift`` are float32
     [channels] or None. ``client_*`` [n] int64 say to whom a sample belongs (partition kind natural; -1 in the test set
     is nobody); ``x_public`` is a public set of its own. ``class_names`` are the labels' names, in their order, and
-    ``client_names[k]`` is the name of client k; None where there are only numbers.
+    ``client_names[k]`` is the name of client k; None where there are only numbers. ``files``: of a source of fedray's
+    own, :func:`fedray.data.find.stamp` of each file that it was read from.
 
     Labels and clients may be given as names (texts, booleans, pandas' categories): :func:`validate` numbers them.
     Labels that are floats must be whole.
@@ -46,6 +47,7 @@ class Source:
     y_public: np.ndarray | None = None
     class_names: tuple[str, ...] | None = None
     client_names: tuple[str, ...] | None = None
+    files: tuple[tuple[str, int, int, int, int], ...] = ()
 
 
 class SourceEntry(NamedTuple):
@@ -113,7 +115,8 @@ def load_source(name: str, root: str | None = None, normalization: str = DEFAULT
     with blamed(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
         loaded = _call(name, loader, root, normalization)
     if isinstance(loaded, Source):
-        return validate(loaded)
+        # a function of the user's may have changed what it read from files
+        return validate(loaded if name in SOURCES else replace(loaded, files=()))
     if isinstance(loaded, Mapping):
         return from_fields(name, loaded)
     kind = type(loaded).__name__
@@ -136,7 +139,7 @@ def _call(name: str, loader: Any, root: str | None, normalization: str) -> Any:
 def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -> Source:
     """A checked Source from a mapping of its fields; ``where`` (a file) begins the messages instead of ``name``."""
     where = where or name
-    known = [field.name for field in fields(Source)]
+    known = [field.name for field in fields(Source) if field.name != "files"]
     for key in given:
         if key not in known:
             raise UserError(f"{where}: unknown field {key!r}{near_miss(str(key), known)}")

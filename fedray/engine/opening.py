@@ -28,15 +28,19 @@ def opened(
     make_pool: Callable[[Worker], tuple[Pool, list[dict[str, Any]]]],
     concurrent: bool,
     node: str = "",
-) -> Iterator[Simulation]:
-    """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards.
+) -> Iterator[Simulation | None]:
+    """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards. None
+    if another process has finished the run while this one waited for the folder.
 
     ``make_pool`` gives the pool and a description of each computing process; ``node`` is the name of this one's node.
     Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
     """
-    folder = RunFolder(experiment.config)
+    folder = RunFolder(experiment.config, experiment.inputs)
     with folder.locked(), contextlib.ExitStack() as stack:
         found = folder.look()
+        if found.status == "finished":
+            yield None
+            return
         warnings: list[str] = []
         saved = None
         if found.status == "unfinished":
@@ -51,7 +55,6 @@ def opened(
                 raise UserError(
                     f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
                 )
-            _same_data(folder, saved, data)
         states = StateFolder.of_run(experiment.config, node, node)
         worker = Worker(experiment, data, states, experiment.server_device)
         pool, machines = make_pool(worker)
@@ -76,10 +79,3 @@ def opened(
         if saved is not None:
             simulation.restore(saved)
         yield simulation
-
-
-def _same_data(folder: RunFolder, saved: checkpoints.Checkpoint | None, data: FederatedData) -> None:
-    if saved is not None and saved.record["fingerprint"] != data.fingerprint:
-        raise UserError(
-            f"{folder.path} was made with other data or another partition: use run.resume=false to start over"
-        )

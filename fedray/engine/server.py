@@ -396,7 +396,6 @@ class Simulation:
             "table": self.server.table,
             "costs": self.costs,
             "wall_seconds": self._wall(),
-            "fingerprint": self.data.fingerprint,
         }
         checkpoints.save(
             self.recorder.folder.checkpoints,
@@ -423,7 +422,7 @@ class Simulation:
         self.recorder.finish(
             status,
             parameters=layout.parameters,
-            model_sha256=flat_sha256(layout.named(model)),
+            model_sha256=flat_sha256(layout.named(model, buffers)),
             partition_hash=self.data.partition_hash,
             **({} if self.data.class_names is None else {"class_names": self.data.class_names}),
         )

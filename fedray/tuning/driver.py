@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,8 @@ def tune(
     """Search a space, or go on with a search that was stopped or killed; one result for each environment.
 
     ``space``: a space file, the name of one that comes with fedray, or a mapping like one; ``overrides``: ``key=value``
-    texts on top, for the base configuration or ``tune.*``. ``data`` to ``metrics`` are as in :func:`fedray.simulate`.
+    texts on top, for the base configuration or ``tune.*``. ``data`` to ``metrics`` are as in :func:`fedray.simulate`: a
+    module as ``model`` starts all seeds (``tune.seeds``) from its own weights, a class from weights drawn from each.
     ``retry_failed``: trials that failed are tried once more.
 
     Raises :class:`fedray.UserError` for what can't be searched as asked.
@@ -100,11 +101,9 @@ def own_of(
     elif test is not None:
         raise UserError("tune(test=...) needs data=... too")
     else:
-        config = load(spec.base)
-        # what the config calls it is what a run of its own would call it
-        loaded = load_source(config.data.source, config.data.root, config.data.normalization)
-        source = replace(loaded, name=config.data.source)
-    return Own(source, model, loss, metrics or {})
+        config = load(spec.base).data
+        source = load_source(config.source, config.root, config.normalization)
+    return Own(source, model, loss, metrics or {}, preloaded=data is None)
 
 
 def run_sweeps(
@@ -142,7 +141,6 @@ def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RaySta
     """Run what is left; whether the user stopped it."""
     started_here = start.ready()
     from fedray.engine.ray_engine import ship_own_code
-    from fedray.engine.stored import store_source
     from fedray.tuning.resources import at_once, bundles_of, engine_of_trials
     from fedray.tuning.runner import Interrupted, run_trials
     from fedray.tuning.several import Several
@@ -160,14 +158,11 @@ def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RaySta
         if not sweep.finished:
             for line in (*sweep.notes, sweep.introduction(concurrency)):
                 view.say(line)
-    assert own.source is not None
     ship_own_code([thing for thing in (own.model, own.loss, *own.metrics.values()) if thing is not None])
-    source = store_source(own.source)
-    objects = {"model": own.model, "loss": own.loss, "metrics": own.metrics}
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:
-            run_trials(Several(desks), bundles, concurrency, source, objects, engine.start_timeout, stopping)
+            run_trials(Several(desks), bundles, concurrency, own, engine.start_timeout, stopping)
         except Interrupted:
             return True
         finally:

@@ -1,0 +1,277 @@
+"""Reading a configuration: YAML files, ``key=value`` overrides, and what is wrong with them in one line.
+
+The keys themselves are in :mod:`fedray.config`.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeGuard
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from fedray.errors import UserError, closest, near_miss
+
+
+def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    """Whether a key's type is a section, which has keys of its own."""
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
+    """``config`` as nested sections, and what begins a message about it: the file's name."""
+    if config is None:
+        return {}, ""
+    if isinstance(config, Mapping):
+        return expand(config), ""
+    loaded = read_file(Path(config))
+    try:
+        return expand(loaded), f"{config}: "
+    except RecursionError:
+        raise UserError(f"{config} is nested too deeply for a config") from None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The sections of a YAML file; :class:`UserError` in one line if it can't be read."""
+    try:
+        loaded = _yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"can't read the config file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file: a config is YAML in UTF-8") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {_yaml_problem(error)}") from None
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply for a config") from None
+    if loaded is not None and not isinstance(loaded, dict):
+        raise UserError(f"{path} must hold sections (run, data, ...), not {shown(loaded)}")
+    return loaded or {}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as a config needs it: a key given twice is an error, and nothing is a date."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            name = str(key.value)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is given twice", key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _yaml(text: str) -> Any:
+    # a SafeLoader: it makes plain values only
+    return yaml.load(text, _Loader)
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """What is wrong, and the line and column counted from 1."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return place + " ".join(str(problem or error).split())
+
+
+def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """A nested plain copy in which dotted keys (``train.lr``) have become sections."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        value = expand(value) if isinstance(value, Mapping) else value
+        section = nested
+        *path, last = str(key).split(".")
+        for step in path:
+            if section.get(step) is None:
+                section[step] = {}
+            section = section[step]
+            if not isinstance(section, dict):
+                raise UserError(f"{key} is below {step}, which has a value already")
+        if isinstance(value, dict) and isinstance(section.get(last), dict):
+            section[last] |= value
+        else:
+            section[last] = value
+    return nested
+
+
+def plain(name: str) -> str:
+    """``name`` without what may not be in a file's name, or is awkward there."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Sections within sections as one mapping with dotted keys (``train.lr``)."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def assign(values: dict[str, Any], override: str) -> None:
+    """Set a ``key=value`` in nested sections."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")
+    try:
+        value = _yaml(text)
+    except (yaml.YAMLError, RecursionError):
+        raise UserError(f"the value of {override!r} is not valid YAML") from None
+    section = values
+    *path, last = key.strip().split(".")
+    for step in path:
+        below = section.setdefault(step, {})
+        if below is None:
+            below = section[step] = {}
+        if not isinstance(below, dict):
+            raise UserError(f"{key.strip()}: {step} holds a value, not a section")
+        section = below
+    section[last] = value
+
+
+def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: str = "") -> Any:
+    """``model`` made from ``values``; :class:`UserError` in one line if they don't fit.
+
+    ``where`` (a file) and ``prefix`` (a section, as in ``algorithm.``) begin the message.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        lines: dict[Any, str] = {}
+        for problem in error.errors():
+            of_a_key = problem["type"] != "extra_forbidden"
+            # the members of a union have a problem each, with one value
+            value = _located(model, problem["loc"])[0] if of_a_key else problem["loc"]
+            lines.setdefault(value, _explain(model, problem, prefix))
+        first, *others = dict.fromkeys(lines.values())
+        raise UserError(where + first + (f" (and {len(others)} more)" if others else "")) from None
+
+
+def unknown_key(name: str, known: Iterable[str], section: str) -> str:
+    """The message for a key that ``section`` (such as ``train.``) does not have."""
+    known = list(known)
+    close = closest(name, known)
+    elsewhere = [key for key, *_ in documented_keys() if name and key.rpartition(".")[2] == name.lower()]
+    if elsewhere:
+        hint = f" (did you mean {' or '.join(map(repr, elsewhere))}?)"
+    elif close is not None:
+        hint = f" (did you mean '{section}{close}'?)"
+    else:
+        hint = near_miss(name, known) or " (it has none)"
+    return f"unknown key {section}{name}{hint}"
+
+
+def documented_keys(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
+    """(key, default, what it takes, description) of every key of ``model`` (the whole configuration)."""
+    # fedray.config imports this module, so it can't be imported at the top
+    from fedray.config import Config
+
+    for name, field in (model or Config).model_fields.items():
+        if is_section(field.annotation):
+            yield from documented_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.default, _takes(field), field.description or ""
+
+
+def _takes(field: Any) -> str:
+    """What a key takes, with its range: ``a whole number >= 1``."""
+    bounds = [
+        f"{symbol} {getattr(limit, word):g}"
+        for word, symbol in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+        for limit in field.metadata
+        if getattr(limit, word, None) is not None and abs(getattr(limit, word)) < 2**62
+    ]
+    return " ".join([_choices(field.annotation), *([" and ".join(bounds)] if bounds else [])])
+
+
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
+    key, annotation = _located(model, problem["loc"])
+    given = problem.get("input")
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if problem["type"] == "extra_forbidden":
+        return unknown_key(str(problem["loc"][-1]), annotation.model_fields, f"{prefix}{key}." if key else prefix)
+    if is_section(annotation):
+        # a validator of the section speaks in whole sentences
+        example = next(iter(annotation.model_fields), "...")
+        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {shown(given)}"
+        return kind if problem["type"] in ("model_type", "model_attributes_type") else message
+    key = prefix + key
+    if problem["type"] == "missing":
+        return f"{key} must be given: {_choices(annotation)}"
+    if problem["type"] == "value_error":
+        return f"{key} {message}"
+    if problem["type"].startswith(("greater", "less")):
+        # pydantic's own sentence rounds large limits
+        ((bound, limit),) = problem["ctx"].items()
+        text = f"must be {BOUNDS[bound]} {f'{limit:g}' if isinstance(limit, float) else limit}"
+    elif problem["type"].startswith("finite"):
+        text = message.replace("Input should be", "must be")
+    else:
+        text = f"must be {_choices(annotation) or message.removeprefix('Input should be ')}"
+    hint = closest(given, _literals(annotation)) if isinstance(given, str) else None
+    quote = ": put it in quotes" if problem["type"] == "string_type" and isinstance(given, (int, float)) else ""
+    return f"{key} {text}, not {shown(given)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it."""
+    text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
+    text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+def _located(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
+    """The dotted key of a pydantic location, and its annotation (of the section, for a key that does not exist).
+
+    The location of a union ends with the name of the member that failed, which is no key of the user's.
+    """
+    key, annotation = "", typing.cast(Any, model)
+    for part in location:
+        if is_section(annotation) and part in annotation.model_fields:
+            key += f".{part}" if key else str(part)
+            annotation = annotation.model_fields[part].annotation
+        elif isinstance(part, int):
+            key += f"[{part}]"
+            annotation = next(
+                (typing.get_args(m)[0] for m in _members(annotation) if typing.get_origin(m) is list), None
+            )
+    return key, annotation
+
+
+def _members(annotation: Any) -> list[Any]:
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return _members(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [inner for member in typing.get_args(annotation) for inner in _members(member)]
+    return [annotation]
+
+
+def _literals(annotation: Any) -> list[str]:
+    members = [member for member in _members(annotation) if typing.get_origin(member) is Literal]
+    return [str(value) for member in members for value in typing.get_args(member)]
+
+
+def _choices(annotation: Any) -> str:
+    """What a key takes, in words: ``a whole number or 'full'``."""
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    words = []
+    for member in _members(annotation):
+        if typing.get_origin(member) is Literal:
+            words += [f"'{value}'" for value in typing.get_args(member)]
+        elif typing.get_origin(member) is list:
+            words.append("a list")
+        elif member in names:
+            words.append(names[member])
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
