@@ -235,7 +235,7 @@ def test_columns_are_told_by_name():
 
 
 def test_sweeps_read_data_alike():
-    described = {"base": FAST, "spaces": {"wide": {"train.lr": {"float": [0.1, 0.2]}}}, "tune": {"name": "s"}}
+    described = {"base": FAST, "spaces": {"wide": {"train.lr": {"uniform": [0.1, 0.2]}}}, "tune": {"name": "s"}}
     (spec,) = read_sweeps(described, ())
     assert own_of(spec, (X, ANIMALS[Y]), (XT, ANIMALS[YT])).source.class_names == ("ant", "cat", "dog")
     with pytest.raises(UserError, match="data.normalization=ghbm is for sources"):
