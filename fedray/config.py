@@ -175,6 +175,9 @@ class DataConfig(Section):
     public_samples: Whole | Auto = Field(
         "auto", description="i.i.d. public set of the server; auto: 10 % if the algorithm needs it, else none"
     )
+    public_to: Literal["server", "clients"] = Field(
+        "server", description="clients: deal the public set out to them, on top of their own samples"
+    )
     validation_samples: Whole = Field(0, ge=0, description="held out of the training set for validation_accuracy")
     augment: Literal["none", "crop_flip"] = Field("none", description="crop_flip: random crop (pad 4) and mirror")
 

@@ -20,7 +20,7 @@ from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
-from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
+from fedray.data.federated import FederatedData, federate, with_public_dealt, with_test_shares, with_train_subset
 from fedray.data.partition import kind_of
 from fedray.data.source import Source, load_source
 from fedray.errors import UserError, first_sentence, near_miss
@@ -143,6 +143,8 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     data_seed = config.run.seed if config.data.seed is None else config.data.seed
     public = _public_samples(config, algorithm, source)
     data = federate(source, config.data, data_seed, public)
+    if config.data.public_to == "clients":
+        data = with_public_dealt(data, data_seed)
     if algorithm.has_personal_model():
         data = with_test_shares(data, data_seed)
     if config.run.eval_train_samples:
@@ -182,7 +184,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
         },
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
-            "seed": data_seed, "public_samples": len(data.public), "clients": data.clients, "source": source_name,
+            "seed": data_seed, "public_samples": public, "clients": data.clients, "source": source_name,
             "partition": config.data.partition.model_copy(
                 update={"kind": kind_of(config.data, source.client_train is not None)}
             ),
@@ -196,7 +198,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     }  # fmt: skip
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
-    advice = algorithm.advice(training.momentum, cohort_size, data.active)
+    advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
     notes = (*data.notes, *(f"warning: {line}" for line in advice), *facts.notes)
     experiment = Experiment(
         resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
@@ -251,10 +253,15 @@ def _algorithm(config: Config) -> Algorithm:
 
 def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:
     asked = config.data.public_samples
+    if config.data.public_to == "clients":
+        if algorithm.needs_public:
+            raise UserError(
+                f"data.public_to=clients: {config.algorithm.name} trains a model on the public set; use server"
+            )
+        if asked in ("auto", 0):
+            raise UserError("data.public_to=clients: there is no public set to deal out; give data.public_samples")
     if asked == "auto":
-        if not algorithm.needs_public:
-            return 0
-        return len(source.y_train) // 10 if source.y_public is None else len(source.y_public)
+        return source.public_by_default if algorithm.needs_public else 0
     if algorithm.needs_public and asked == 0 and source.x_public is None:
         raise UserError(f"data.public_samples=0: {config.algorithm.name} trains a model on a public set; use auto")
     return asked

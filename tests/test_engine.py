@@ -84,7 +84,8 @@ def test_the_folder_holds_what_it_should_and_no_more(finished):
     names = {path.name for path in finished.folder.iterdir()}
     (events,) = [name for name in names if name.startswith("events.out.tfevents.")]
     assert names - {events} == {
-        "config.yaml", "metrics.csv", "clients.parquet", "model.safetensors", "summary.json", "checkpoints", "log.txt",
+        "config.yaml", "metrics.csv", "clients.parquet", "model.safetensors", "summary.json", "inputs.json",
+        "checkpoints", "log.txt",
     }  # fmt: skip
 
 
@@ -550,11 +551,11 @@ def test_torchs_global_settings_are_as_before(tmp_path):
 
 LAYERS = [
     ("errors",),
-    ("importing", "config"),
+    ("importing", "config", "code_digest"),
     ("core",),
     ("models", "data"),
     ("algorithms",),
-    ("tracking",),
+    ("tracking", "inputs"),
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),

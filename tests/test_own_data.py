@@ -238,7 +238,7 @@ def test_sweeps_read_data_alike():
     described = {"base": FAST, "spaces": {"wide": {"train.lr": {"uniform": [0.1, 0.2]}}}, "tune": {"name": "s"}}
     (spec,) = read_sweeps(described, ())
     assert own_of(spec, (X, ANIMALS[Y]), (XT, ANIMALS[YT])).source.class_names == ("ant", "cat", "dog")
-    with pytest.raises(UserError, match="data.normalization=ghbm is for sources"):
+    with pytest.raises(UserError, match=r"data.normalization=ghbm is for sources"):
         own_of(*read_sweeps(described, ["data.normalization=ghbm"]), (X, Y), (XT, YT))
     with pytest.raises(UserError, match=r"column 'clint' .client_column"):
         own_of(spec, frame(X, Y), frame(XT, YT), client_column="clint")

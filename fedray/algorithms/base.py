@@ -193,8 +193,9 @@ class Algorithm:
             carry = ctx.hold(self.step(ctx, carry, batch, batch.step), carry, batch.step)
         return carry
 
-    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
-        """Lines worth logging about a run with this client momentum and so many of the clients in a cohort."""
+    def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
+        """Lines worth logging about a run with this client momentum, so many of the clients in a cohort, and this
+        server learning rate."""
         if momentum and self.assumes_plain_sgd:
             yield (
                 f"train.momentum={momentum}: the paper's clients have none beside the algorithm's own rule, whose "

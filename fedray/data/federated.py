@@ -221,6 +221,22 @@ def with_test_shares(data: FederatedData, seed: int) -> FederatedData:
     return replace(data, test_indices=indices, test_offsets=offsets)
 
 
+def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
+    """``data`` whose public samples belong to the clients: the same labelled samples in all, and none for the server.
+
+    They are dealt in random order, in parts whose sizes differ by one at most, to the clients that hold samples. What
+    these hold without them stays as it is.
+    """
+    holders = np.flatnonzero(data.sizes())
+    order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
+    parts = dict(zip(holders, np.array_split(order, len(holders)), strict=True))
+    indices, offsets = _compressed(
+        [np.sort(np.concatenate([data.client(i), parts.get(i, _none())])) for i in range(data.clients)]
+    )
+    note = f"the public set of {len(data.public)} samples is dealt out to the {len(holders)} clients that have samples"
+    return replace(data, indices=indices, offsets=offsets, public=_none(), notes=(*data.notes, note))
+
+
 def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:
     """``data`` with ``samples`` of the clients' own, drawn uniformly, as its ``train_subset``."""
     held = np.unique(data.indices)

@@ -49,6 +49,11 @@ class Source:
     client_names: tuple[str, ...] | None = None
     files: tuple[tuple[str, int, int, int, int], ...] = ()
 
+    @property
+    def public_by_default(self) -> int:
+        """How many public samples ``auto`` stands for: the source's own, else a tenth of the training samples."""
+        return len(self.y_train) // 10 if self.y_public is None else len(self.y_public)
+
 
 class SourceEntry(NamedTuple):
     """A source by name: its loader as ``module:function`` (imported when used), what it is, and its terms.
