@@ -374,7 +374,10 @@ def _datasets(options: argparse.Namespace) -> int:
     print("sources (data.source); a function of your own is module:function")
     for name, source in SOURCES.items():
         print(f"  {name:16}  {source.about}\n{'':20}licence: {source.licence}")
-    print("partitions (data.partition.kind)")
+        if len(source.normalizations) > 1:
+            for value, what in source.normalizations.items():
+                print(f"{'':20}data.normalization={value}: {what}")
+    print("partitions (data.partition.kind); auto: natural if the data say whose each sample is, else dirichlet")
     for name, partitioner in PARTITIONERS.items():
         print(f"  {name:16}  {partitioner.about}")
         print(f"{'':20}keys: {', '.join(f'data.{option}' for option in partitioner.options)}")

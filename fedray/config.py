@@ -144,7 +144,10 @@ class AlgorithmConfig(Section):
 class PartitionConfig(Section):
     """How the training set is divided among the clients (fedray.data.partition says what each option does)."""
 
-    kind: str = Field("dirichlet", description="see `fedray datasets`")
+    kind: str = Field(
+        "auto",
+        description="see `fedray datasets`; auto: natural if the data say whose each sample is, else dirichlet",
+    )
     alpha: Real | None = Field(None, gt=0, description="Dirichlet concentration (xi of pFedMo); 0.5 unless set")
     prior: list[Annotated[Real, Field(ge=0)]] | None = Field(
         None, description="dirichlet_fixed: prior over the classes, uniform unless set"
@@ -172,6 +175,7 @@ class DataConfig(Section):
 
     source: str = Field("sample", description="see `fedray datasets`, or module:function of your own")
     root: str | None = Field(None, description="where the files are ($FEDRAY_DATA and the usual places else)")
+    normalization: str = Field("default", description="mean and deviation of the inputs; see `fedray datasets`")
     clients: Whole = Field(20, ge=1, description="number of registered clients N")
     samples_per_client: Whole | None = Field(None, ge=1, description="fixed local size; all samples unless set")
     seed: Whole | None = Field(None, ge=0, lt=2**63, description="seed of partition and public set; = run.seed")

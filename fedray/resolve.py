@@ -22,6 +22,7 @@ from fedray.core.rounding import whole
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
 from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
+from fedray.data.partition import kind_of
 from fedray.data.source import Source, load_source
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError, first_sentence, near_miss
@@ -159,7 +160,7 @@ def resolve(
     own = own or Own()
     _check_given(config, own)
     algorithm = _algorithm(config)
-    source = own.source or load_source(config.data.source, config.data.root)
+    source = own.source or load_source(config.data.source, config.data.root, config.data.normalization)
     data_seed = config.run.seed if config.data.seed is None else config.data.seed
     public = _public_samples(config, algorithm, source)
     data = federate(source, config.data, data_seed, public)
@@ -196,7 +197,8 @@ def resolve(
     )  # fmt: skip
     rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
-    implied = implied_values(config.data, algorithm, cohort_size, data.active, training)
+    kind = kind_of(config.data, source.client_train is not None)
+    implied = implied_values(kind, algorithm, cohort_size, data.active, training)
     if left_out := filled(algorithm.hyper, implied, "algorithm."):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
     options = filled(config.data.partition, implied, "data.partition.")
@@ -205,7 +207,7 @@ def resolve(
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
             "seed": data_seed, "public_samples": public, "clients": data.clients, "source": source_name,
-            "partition": config.data.partition.model_copy(update=options),
+            "partition": config.data.partition.model_copy(update=options | {"kind": kind}),
         },
         "model": {"name": name, "head": head, **_options(config)},
         "train": {

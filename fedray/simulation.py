@@ -99,7 +99,7 @@ def simulate(
     *,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: nn.Module | Callable[..., nn.Module] | None = None,
     loss: Loss | None = None,
@@ -112,14 +112,18 @@ def simulate(
 
     ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
     ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
-    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``, for ``natural``
-    clients), or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a class or function that
-    makes a module from ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module,
-    which brings its own, the same for every seed. Its parameters without ``requires_grad`` are not trained, and
-    normalisation layers that have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) ->
-    [b]`` and each of ``metrics`` give one number per sample; a metric's mean over the test set is column
-    ``test_<name>``. ``callbacks`` are called in this process after every round with a :class:`fedray.Report`; the next
-    round waits for them, and one that returns true ends the run.
+    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``; a column ``client`` is
+    taken unless another is named), or a :class:`fedray.Source` as ``data`` alone. Labels are whole numbers from 0, or
+    names (texts, booleans, pandas' categories), which are numbered in their order and kept. Clients given with the
+    samples are the clients of the run unless ``data.partition.kind`` says otherwise; they may have any names, which
+    ``clients.parquet`` shows. A Dataset is read once, so it must give the same item each time: random transforms are
+    refused (see ``data.augment``). ``model`` replaces ``model.name``: a class or function that makes a module from
+    ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module, which brings its own,
+    the same for every seed. Its parameters without ``requires_grad`` are not trained, and normalisation layers that
+    have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) -> [b]`` and each of
+    ``metrics`` give one number per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks``
+    are called in this process after every round with a :class:`fedray.Report`; the next round waits for them, and one
+    that returns true ends the run.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """
@@ -135,7 +139,7 @@ def simulate(
         if data is not None:
             from fedray.data.own import own_source
 
-            source = own_source(data, test, client_column, label_column)
+            source = own_source(data, test, client_column, label_column, settings.data.normalization)
         return Own(source, model, loss, metrics or {})
 
     return run_experiment(settings, own, callbacks, display)

@@ -11,7 +11,7 @@ import numpy as np
 from fedray.config import DataConfig
 from fedray.core.seeds import Purpose, stream
 from fedray.data.deal import Split, by_owner, compressed
-from fedray.data.partition import partition
+from fedray.data.partition import kind_of, partition
 from fedray.data.source import Source
 from fedray.errors import UserError
 
@@ -28,8 +28,10 @@ class FederatedData:
     their end; a model's input is float32(x) * scale + shift along axis 1 (float32 [channels], or None). Client i holds
     ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted) of them; ``public`` and ``validation`` are indices into x
     too, of nobody's samples; ``train_subset`` are those on which train_accuracy is evaluated. ``ids`` int64 [N] are the
-    clients' names in the data, 0..N-1 unless the partition is natural. ``test_indices`` and ``test_offsets`` give each
-    client's share of the test set, where it is known. ``notes`` are lines about the partition worth logging.
+    clients' numbers in the data, 0..N-1 unless the partition is natural. ``class_names`` and ``client_names`` (one for
+    each class and client) are what the data call them, None where those are just 0, 1, ... ``test_indices`` and
+    ``test_offsets`` give each client's share of the test set, where it is known. ``notes`` are lines about the
+    partition worth logging.
     """
 
     x: np.ndarray
@@ -48,6 +50,8 @@ class FederatedData:
     test_indices: np.ndarray | None = None
     test_offsets: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] | None = None
+    client_names: tuple[str, ...] | None = None
 
     @property
     def clients(self) -> int:
@@ -131,12 +135,14 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     split, notes = partition(y[rest], source.classes, data, stream(seed, Purpose.PARTITION), owners)
     places, offsets = compressed(split)
     indices = rest[places]
-    ids = np.arange(len(split))
+    ids, client_names = np.arange(len(split)), None
     test: Split | None = None
-    if data.partition.kind == "natural" and source.client_train is not None:
-        ids = np.unique(source.client_train[indices])
+    if owners is not None and kind_of(data, True) == "natural":
+        ids = np.unique(owners[places])
+        client_names = _names_of(ids, source.client_names)
         if source.client_test is not None:
             test = _owned(source.client_test, ids)
+            notes += _unowned(test, len(source.y_test))
     test_indices, test_offsets = (None, None) if test is None else compressed(test)
     return FederatedData(
         x=x,
@@ -154,7 +160,21 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         test_indices=test_indices,
         test_offsets=test_offsets,
         notes=notes,
+        class_names=source.class_names,
+        client_names=client_names,
     )
+
+
+def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """What the data call the clients ``ids``: by name, else by number; None if their numbers are just 0, 1, ..."""
+    if np.array_equal(ids, np.arange(len(ids))) and names is None:
+        return None
+    return tuple(str(i) if names is None else names[i] for i in ids)
+
+
+def _unowned(test: Split, samples: int) -> tuple[str, ...]:
+    rest = samples - sum(map(len, test))
+    return (f"{rest} of {samples} test samples are those of no client that trains",) if rest else ()
 
 
 def _own_public(source: Source, data: DataConfig, seed: int) -> np.ndarray:

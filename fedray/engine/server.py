@@ -232,7 +232,15 @@ class Simulation:
             **self.costs,
             "round_seconds": time.perf_counter() - began,
         }
-        log = {"round": number, "client": list(cohort.ids), "samples": list(cohort.sizes), "steps": list(cohort.steps)}
+        names = self.data.client_names
+        named = {} if names is None else {"client_name": [names[client] for client in cohort.ids]}
+        log = {
+            "round": number,
+            "client": list(cohort.ids),
+            **named,
+            "samples": list(cohort.sizes),
+            "steps": list(cohort.steps),
+        }
         log |= results.log
         log |= {name: list(values) for name, values in server.client_scalars.items()}
         every, evaluation = self.config.run.eval_every, None
@@ -433,6 +441,7 @@ class Simulation:
             parameters=layout.parameters,
             model_sha256=flat_sha256(layout.named(model, buffers)),
             partition_hash=self.data.partition_hash,
+            **({} if self.data.class_names is None else {"class_names": self.data.class_names}),
         )
 
 

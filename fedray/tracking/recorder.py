@@ -18,6 +18,9 @@ from fedray.tracking.tensorboard import Events
 if TYPE_CHECKING:
     import pandas as pd
 
+CLIENT_FACTS = ("round", "client", "client_name", "samples", "steps")
+"""Columns of clients.parquet that say which client it is and what it trained on; the others are its scores."""
+
 
 class Recorder:
     """Writes the run folder of a run whose rounds up to ``after`` are there already.
@@ -75,9 +78,7 @@ class Recorder:
         self._metrics.append(row)
         if self._clients:
             self._clients.append(clients)
-        scores = {
-            name: values for name, values in clients.items() if name not in ("round", "client", "samples", "steps")
-        }
+        scores = {name: values for name, values in clients.items() if name not in CLIENT_FACTS}
         self._events.round(row, scores, histograms="test_accuracy" in row)
 
     def scores(self, rows: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ def tune(
     *,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: Any = None,
     loss: Any = None,
@@ -85,7 +85,7 @@ def own_of(
     spec: SweepSpec,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: Any = None,
     loss: Any = None,
@@ -97,12 +97,12 @@ def own_of(
     from fedray.resolve import Own
 
     if data is not None:
-        source = own_source(data, test, client_column, label_column)
+        source = own_source(data, test, client_column, label_column, load(spec.base).data.normalization)
     elif test is not None:
         raise UserError("tune(test=...) needs data=... too")
     else:
         config = load(spec.base).data
-        source = load_source(config.source, config.root)
+        source = load_source(config.source, config.root, config.normalization)
     return Own(source, model, loss, metrics or {}, preloaded=data is None)
 
 

@@ -32,7 +32,7 @@ RECORD = "sweep.yaml"
 DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
 """Keys that a sweep sets for each trial."""
 
-OF_ALL_TRIALS = ("data.source", "data.root", "engine.")
+OF_ALL_TRIALS = ("data.source", "data.root", "data.normalization", "engine.")
 """Keys, or sections, that can't be searched: all trials have the same data and run on the same resources."""
 
 LONGEST_NAME = 150
