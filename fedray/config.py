@@ -251,7 +251,7 @@ class EngineConfig(Section):
     cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
     gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
     actors_per_gpu: Whole | Auto | None = Field(
-        None, description="client actors on each GPU, instead of gpus_per_actor; auto: as many as fit, 4 at most"
+        None, description="client actors on each GPU, instead of gpus_per_actor; auto (if neither is set): what fits, <= 4"
     )
     chunk: Whole | Auto = Field(
         "auto",
@@ -264,7 +264,7 @@ class EngineConfig(Section):
     max_retries: Whole = Field(3, ge=0, description="how often in a row an actor may be lost before the run stops")
     address: str | None = Field(None, description="address of a running Ray cluster; `local` starts one here")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: cuda where the actor has a GPU; changes bits"
+        "auto", description="auto: cuda where there are GPUs, or where the run began; changes bits"
     )
     threads: Whole = Field(1, ge=1, le=1024, description="torch threads of every computing process; changes bits")
     server_cpus: Real = Field(0.0, ge=0, description="CPU share of the server actor")
