@@ -100,6 +100,10 @@ class RunConfig(Section):
         "auto", description="auto: resume if unfinished and the same; true: resume or fail; false: move the old folder"
     )
     log_clients: bool = Field(True, description="write per-client rows to clients.parquet")
+    given: list[Literal["data", "model", "loss", "metrics"]] = Field(
+        [],
+        description="what simulate() or tune() was given from Python, without which this is another run; set by them",
+    )
 
     @field_validator("name")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedray.data.federated import FederatedData, federate, with_test_shares, wit
 from fedray.data.source import Source, load_source
 from fedray.errors import UserError, near_miss
 from fedray.importing import blamed
+from fedray.inputs import inputs_of
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import ProjectionHead, add_head
 from fedray.models.inspection import ModelFacts, inspect_model, stackable
@@ -47,12 +48,27 @@ ROUNDS, LOCAL_STEPS = 50, 20
 
 @dataclass(frozen=True)
 class Own:
-    """What a user hands to :func:`fedray.simulate` instead of naming it in the config."""
+    """What a user hands to :func:`fedray.simulate` instead of naming it in the config.
+
+    ``preloaded``: ``source`` is the one that the config names all the same, read beforehand for several runs.
+    """
 
     source: Source | None = None
     model: Callable[..., nn.Module] | nn.Module | None = None
     loss: Loss | None = None
     metrics: Mapping[str, Loss] = field(default_factory=dict)
+    preloaded: bool = False
+
+    @property
+    def given(self) -> list[str]:
+        """The arguments of :func:`fedray.simulate` without which the config alone means another run."""
+        there = {
+            "data": self.source is not None and not self.preloaded,
+            "model": self.model is not None,
+            "loss": self.loss is not None,
+            "metrics": bool(self.metrics),
+        }
+        return [name for name, given in there.items() if given]
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,7 @@ class Experiment:
     """All that a run does, but its data: small, and the same in every process.
 
     ``config`` is resolved: what a default or ``auto`` stood for has been filled in. ``notes`` are lines worth telling
-    the user before it starts.
+    the user before it starts. ``inputs``: digests of what else the result is made from (:mod:`fedray.inputs`).
     """
 
     config: Config
@@ -77,6 +93,7 @@ class Experiment:
     vectorize: bool
     chunk: int | None
     notes: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def precision(self) -> str:
@@ -109,6 +126,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     Raises :class:`UserError` for whatever in the sections doesn't fit together or doesn't exist.
     """
     own = own or Own()
+    _check_given(config, own)
     algorithm = _algorithm(config)
     source = own.source or load_source(config.data.source, config.data.root)
     data_seed = config.run.seed if config.data.seed is None else config.data.seed
@@ -141,12 +159,12 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     )
     rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
-    source_name = source.name if own.source else config.data.source
+    source_name = source.name if "data" in own.given else config.data.source
     algorithm_name = config.algorithm.name
     updates: dict[str, dict[str, Any]] = {
         "run": {
             "rounds": rounds, "iterations": None,
-            "name": config.run.name or plain(f"{algorithm_name}-{source_name}"),
+            "name": config.run.name or plain(f"{algorithm_name}-{source_name}"), "given": own.given,
         },
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
@@ -167,8 +185,19 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
         resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
         vectorize, chunk, notes,
     )  # fmt: skip
-    experiment.build_model()
-    return experiment, data
+    maker = find_model(name) if own.model is None else own.model
+    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own)
+    return replace(experiment, inputs=inputs), data
+
+
+def _check_given(config: Config, own: Own) -> None:
+    missing = [f"{name}=" for name in config.run.given if name not in own.given]
+    if missing:
+        call = "".join(f", {name}=..." + (", test=..." if name == "data" else "") for name in config.run.given)
+        raise UserError(
+            f"run.given: this configuration was made with {' and '.join(missing)} given from Python, which it does not "
+            f"hold: use fedray.simulate(CONFIG{call})"
+        )
 
 
 def rounds_of(config: Config) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedray.core.model import Loss
     from fedray.data.federated import FederatedData
     from fedray.engine.server import Report
-    from fedray.resolve import Experiment
+    from fedray.resolve import Experiment, Own
 
     Callback = Callable[[Report], Any]
 
@@ -101,15 +101,29 @@ def simulate(
     settings = config if isinstance(config, Config) else load(config, overrides)
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
-    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
-        from fedray.resolve import Own, resolve
+
+    def own() -> Own:
+        from fedray.resolve import Own
 
         source = None
         if data is not None:
             from fedray.data.own import own_source
 
             source = own_source(data, test, client_column, label_column)
-        experiment, federated = resolve(settings, Own(source, model, loss, metrics or {}))
+        return Own(source, model, loss, metrics or {})
+
+    return run_experiment(settings, own, callbacks, display)
+
+
+def run_experiment(
+    settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback] = (), display: Display | None = None
+) -> RunResult:
+    """As :func:`simulate`, of what ``own`` gives: it is called, and torch imported, while Ray starts."""
+    display = display or Display(quiet=True)
+    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
+        from fedray.resolve import resolve
+
+        experiment, federated = resolve(settings, own())
         return _run(experiment, federated, callbacks, display, start)
 
 
@@ -128,9 +142,12 @@ def _run(
 
     for line in experiment.notes:
         display.say(line)
-    folder = RunFolder(experiment.config)
+    folder = RunFolder(experiment.config, experiment.inputs)
     result = RunResult(folder.path, experiment.module)
-    if folder.look().status == "finished":
+    found = folder.look()
+    if doubt := folder.doubts():
+        display.say(doubt)
+    if found.status == "finished":
         display.say(f"{folder.path} is finished already")
         return result
     display.say(

@@ -427,7 +427,7 @@ def test_resume(capsys, monkeypatch):
         assert time.monotonic() - began < 5
     assert "is finished already" in capsys.readouterr().out
     line = refused(capsys, "train.lr=0.5", "train.momentum=0.5")
-    assert "another configuration (train.lr, train.momentum differ): use run.resume=false" in line
+    assert "holds another run (train.lr, train.momentum differ): use run.resume=false" in line
     assert "run.rounds differs" in refused(capsys, "run.rounds=1")
     assert hashes("runs/run") == before
     done("run.rounds=4")
@@ -517,8 +517,8 @@ def test_other_damage_in_a_run_folder(finished, capsys):
 
 
 def test_two_runs_in_one_folder():
-    folder = RunFolder(load({"run.name": "run"}))
-    again = RunFolder(folder.config).locked(patience=0.3)
+    folder = RunFolder(load({"run.name": "run"}), {})
+    again = RunFolder(folder.config, {}).locked(patience=0.3)
     with (
         folder.locked(),
         pytest.raises(UserError, match=r"is being written by another run; choose another run\.name"),

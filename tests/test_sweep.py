@@ -630,7 +630,7 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
 
             return tell
 
-        own = {"data": small_source()}
+        own = Own(small_source())
         # interrupted it keeps a checkpoint, from which it goes on
         folder = tmp_path / "s" / "trials" / "0000"
         end = carry_out(assignment, own, stop_after(None), lambda: len(heard) >= 4)

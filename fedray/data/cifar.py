@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedray.data.find import download_into, find_files
+from fedray.data.find import download_into, find_files, stamp
 from fedray.data.source import Source
 from fedray.data.unpickle import Call, unpickle
 from fedray.errors import UserError
@@ -25,10 +25,13 @@ DEVIATION = np.array([0.2470, 0.2435, 0.2616])
 
 def cifar10(root: str | None) -> Source:
     """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
-    *train, (x_test, y_test) = map(read_batch, find(root))
+    paths = find(root)
+    files = tuple(map(stamp, paths))
+    *train, (x_test, y_test) = map(read_batch, paths)
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
     scale, shift = 1 / (255 * DEVIATION), -MEAN / DEVIATION
-    return Source("cifar10", x_train, y_train, x_test, y_test, 10, scale.astype(np.float32), shift.astype(np.float32))
+    scale, shift = scale.astype(np.float32), shift.astype(np.float32)
+    return Source("cifar10", x_train, y_train, x_test, y_test, 10, scale, shift, files=files)
 
 
 def find(root: str | None) -> list[Path]:

@@ -76,16 +76,11 @@ class FederatedData:
     @cached_property
     def partition_hash(self) -> str:
         """sha256 over offsets and indices: equal for equal partitions."""
-        return _digest(self.offsets, self.indices)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """sha256 over all samples and who holds them: a run may be resumed on the same data only."""
-        held = (self.indices, self.offsets, self.public, self.validation)
-        return _digest(self.x, self.y, self.x_test, self.y_test, self.scale, self.shift, *held)
+        return array_digest(self.offsets, self.indices)
 
 
-def _digest(*arrays: np.ndarray | None) -> str:
+def array_digest(*arrays: np.ndarray | None) -> str:
+    """sha256 over the dtypes, shapes and values of ``arrays``, the same on every machine."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is None:

@@ -15,6 +15,18 @@ from fedray.errors import UserError
 Files = TypeVar("Files")
 
 
+def cache_folder() -> Path:
+    """The folder in which fedray keeps what it can get again: in $XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
+
+
+def stamp(path: Path) -> tuple[str, int, int, int, int]:
+    """What tells a file from one that takes its place: path, size, the times in nanoseconds of its content and of its
+    entry, inode. Take it before the file is read."""
+    found = path.stat()
+    return str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
 def find_files(
     name: str,
     root: str | None,
@@ -33,7 +45,7 @@ def find_files(
         if not place.is_dir():
             raise UserError(f"data.root={place} is not a folder")
         return look(place)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
+    cache = cache_folder()
     places = [Path(place).expanduser() for place in (os.environ.get("FEDRAY_DATA"), *system) if place]
     for place in [*places, cache]:
         with contextlib.suppress(UserError):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedray.data.find import download_into, find_files
+from fedray.data.find import download_into, find_files, stamp
 from fedray.data.source import Source
 from fedray.errors import UserError
 
@@ -58,12 +58,13 @@ def _load(name: str, paths: dict[str, Path]) -> Source:
     missing = [file for file in FILES if file not in paths]
     if missing:
         raise UserError(f"{name}: the files {', '.join(missing)} are missing")
+    files = tuple(stamp(paths[file]) for file in FILES)
     x_train, y_train = read_pair(paths[FILES[0]], paths[FILES[1]])
     x_test, y_test = read_pair(paths[FILES[2]], paths[FILES[3]])
     constants = SETS[name]
     scale = np.array([1 / (255 * constants.deviation)], dtype=np.float32)
     shift = np.array([-constants.mean / constants.deviation], dtype=np.float32)
-    return Source(name, x_train, y_train, x_test, y_test, 10, scale, shift)
+    return Source(name, x_train, y_train, x_test, y_test, 10, scale, shift, files=files)
 
 
 def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedray.data.find import stamp
 from fedray.data.source import Source, from_fields
 from fedray.errors import UserError
 
@@ -24,11 +25,12 @@ def npz(root: str | None) -> Source:
     if root is None:
         raise UserError("data.source npz needs data.root: the path of the .npz file itself")
     path = Path(root).expanduser()
+    files = (stamp(path),) if path.is_file() else ()
     given = _read(path)
     x = given.get("x_train")
     if x is not None and x.dtype == np.uint8 and x.ndim > 1:
         given["scale"] = np.full(x.shape[1], 1 / 255)
-    return from_fields(path.stem, given, where=str(path))
+    return replace(from_fields(path.stem, given, where=str(path)), files=files)
 
 
 def _read(path: Path) -> dict[str, Any]:

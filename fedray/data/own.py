@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ def own_source(data: Any, test: Any, client_column: str, label_column: str) -> S
     if isinstance(data, Source):
         if test is not None:
             raise UserError("test=... must not be given with a Source, which has its own test set")
-        return validate(data)
+        # what was read from files may have been changed since
+        return validate(replace(data, files=()))
     if test is None:
         raise UserError("simulate(data=...) needs test=... in the same form")
     x, y, client = _arrays(data, "data", client_column, label_column)

@@ -21,7 +21,8 @@ class Source:
     ``x_*`` are [n, ...] uint8 or float32 (images [n, channels, height, width]), ``y_*`` [n] int64. A model's input is
     float32(x) * scale + shift along axis 1, (x/255 - mean)/std for images; ``scale`` and ``shift`` are float32
     [channels] or None. ``client_*`` [n] int64 say to whom a sample belongs (partition kind natural); ``x_public`` is a
-    public set of its own.
+    public set of its own. ``files``: of a source of fedray's own, :func:`fedray.data.find.stamp` of each file that
+    it was read from.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Source:
     client_test: np.ndarray | None = None
     x_public: np.ndarray | None = None
     y_public: np.ndarray | None = None
+    files: tuple[tuple[str, int, int, int, int], ...] = ()
 
 
 class SourceEntry(NamedTuple):
@@ -93,7 +95,8 @@ def load_source(name: str, root: str | None = None) -> Source:
     with blamed(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
         loaded = loader(root) if inspect.signature(loader).parameters else loader()
     if isinstance(loaded, Source):
-        return validate(loaded)
+        # a function of the user's may have changed what it read from files
+        return validate(loaded if name in SOURCES else replace(loaded, files=()))
     if isinstance(loaded, Mapping):
         return from_fields(name, loaded)
     kind = type(loaded).__name__
@@ -103,7 +106,7 @@ def load_source(name: str, root: str | None = None) -> Source:
 def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -> Source:
     """A checked Source from a mapping of its fields; ``where`` (a file) begins the messages instead of ``name``."""
     where = where or name
-    known = [field.name for field in fields(Source)]
+    known = [field.name for field in fields(Source) if field.name != "files"]
     for key in given:
         if key not in known:
             raise UserError(f"{where}: unknown field {key!r}{near_miss(str(key), known)}")

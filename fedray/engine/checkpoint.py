@@ -30,8 +30,7 @@ class Checkpoint:
     """Everything that a run continues from after round ``round``.
 
     ``vectors``: the server's tensors; ``states`` and ``past``: the files of the clients' states, by client, and of the
-    earlier models that clients refer to, by round; ``record``: JSON (the server's table, cumulative costs,
-    fingerprints).
+    earlier models that clients refer to, by round; ``record``: JSON (the server's table, cumulative costs).
     """
 
     round: int

@@ -34,7 +34,7 @@ def opened(
     ``make_pool`` gives the pool and a description of each computing process; ``node`` is the name of this one's node.
     Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
     """
-    folder = RunFolder(experiment.config)
+    folder = RunFolder(experiment.config, experiment.inputs)
     with folder.locked(), contextlib.ExitStack() as stack:
         found = folder.look()
         warnings: list[str] = []
@@ -51,7 +51,6 @@ def opened(
                 raise UserError(
                     f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
                 )
-            _same_data(folder, saved, data)
         states = StateFolder.of_run(experiment.config, node, node)
         worker = Worker(experiment, data, states, experiment.server_device)
         pool, machines = make_pool(worker)
@@ -76,10 +75,3 @@ def opened(
         if saved is not None:
             simulation.restore(saved)
         yield simulation
-
-
-def _same_data(folder: RunFolder, saved: checkpoints.Checkpoint | None, data: FederatedData) -> None:
-    if saved is not None and saved.record["fingerprint"] != data.fingerprint:
-        raise UserError(
-            f"{folder.path} was made with other data or another partition: use run.resume=false to start over"
-        )

@@ -388,7 +388,6 @@ class Simulation:
             "table": self.server.table,
             "costs": self.costs,
             "wall_seconds": self._wall(),
-            "fingerprint": self.data.fingerprint,
         }
         checkpoints.save(
             self.recorder.folder.checkpoints,

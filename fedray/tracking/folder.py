@@ -34,7 +34,14 @@ COLUMNS = (
 WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
 RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "vectorize")
-IGNORED = ("run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds")
+IGNORED = (
+    "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds",
+    # what these lead to is compared itself
+    "run.given", "data.root", "model.weights",
+)  # fmt: skip
+
+INPUTS = "inputs.json"
+"""What a run was made from beside its configuration: digests by name (see :mod:`fedray.inputs`)."""
 
 Status = Literal["new", "unfinished", "finished"]
 
@@ -49,10 +56,10 @@ class Found:
 
 
 class RunFolder:
-    """``run.output/run.name``."""
+    """``run.output/run.name``. ``inputs``: digests of what the run is made from beside ``config``, by name."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, inputs: Mapping[str, str]) -> None:
+        self.config, self.inputs = config, inputs
         assert config.run.name is not None
         self.path = Path(config.run.output) / config.run.name
         self.checkpoints = self.path / "checkpoints"
@@ -61,7 +68,8 @@ class RunFolder:
     def look(self) -> Found:
         """What is there already, without changing anything.
 
-        Raises :class:`UserError` if it belongs to another configuration, or does not fit ``run.resume``.
+        Raises :class:`UserError` if it holds a run of another configuration, data, model or code, or does not fit
+        ``run.resume``.
         """
         resume = self.config.run.resume
         settings = self.path / "config.yaml"
@@ -78,17 +86,36 @@ class RunFolder:
         differ = differing_keys(old, self.config.model_dump(mode="json"))
         if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
             differ.append("run.rounds")
+        known = self._known_inputs()
+        if known is not None:
+            differ += differing(known, self.inputs)
         if differ:
             raise UserError(
-                f"{self.path} holds a run with another configuration ({', '.join(differ[:6])} "
-                f"differ{'s' if len(differ) == 1 else ''}): use run.resume=false to start over (the old one is kept), "
-                "or another run.name"
+                f"{self.path} holds another run ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): "
+                "use run.resume=false to start over (the old one is kept), or another run.name"
             )
         if summary and summary.get("status") == "diverged":
             return Found("finished", rounds, summary)
         if summary and summary.get("status") == "completed" and summary.get("rounds") == wanted:
             return Found("finished", rounds, summary)
         return Found("unfinished", rounds, summary)
+
+    def doubts(self) -> str | None:
+        """A line about a run that lies here and does not say what it was made from; None if there is no such run."""
+        if self.config.run.resume is False or not (self.path / "config.yaml").exists():
+            return None
+        if self._known_inputs() is not None:
+            return None
+        return f"warning: {self.path} has no {INPUTS}: nobody can tell whether it was made from the same data and code"
+
+    def _known_inputs(self) -> dict[str, str] | None:
+        path = self.path / INPUTS
+        if not path.exists():
+            return None
+        try:
+            return dict(json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            raise UserError(f"{path} is damaged: use run.resume=false to start over") from None
 
     def _holds_something(self) -> bool:
         return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
@@ -158,6 +185,11 @@ def write_whole(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     staging.rename(path)
+
+
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The names under which two mappings have different values, or one has none."""
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

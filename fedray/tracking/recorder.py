@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from fedray.config import flat
-from fedray.tracking.folder import COLUMNS, ClientsFile, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.folder import COLUMNS, INPUTS, ClientsFile, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
 
@@ -31,6 +31,7 @@ class Recorder:
         self.folder, self.machine = folder, dict(machine)
         path = folder.path
         folder.write("config.yaml", settings)
+        folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
         (path / "summary.json").unlink(missing_ok=True)
         self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
         self._clients = ClientsFile(folder.clients, after) if folder.config.run.log_clients else None

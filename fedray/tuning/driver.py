@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +100,9 @@ def own_of(
     elif test is not None:
         raise UserError("tune(test=...) needs data=... too")
     else:
-        config = load(spec.base)
-        # what the config calls it is what a run of its own would call it
-        source = replace(load_source(config.data.source, config.data.root), name=config.data.source)
-    return Own(source, model, loss, metrics or {})
+        config = load(spec.base).data
+        source = load_source(config.source, config.root)
+    return Own(source, model, loss, metrics or {}, preloaded=data is None)
 
 
 def run_sweeps(
@@ -141,7 +140,6 @@ def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RaySta
     """Run what is left; whether the user stopped it."""
     started_here = start.ready()
     from fedray.engine.ray_engine import ship_own_code
-    from fedray.engine.stored import store_source
     from fedray.tuning.resources import at_once, bundles_of, engine_of_trials
     from fedray.tuning.runner import Interrupted, run_trials
     from fedray.tuning.several import Several
@@ -159,14 +157,11 @@ def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RaySta
         if not sweep.finished:
             for line in (*sweep.notes, sweep.introduction(concurrency)):
                 view.say(line)
-    assert own.source is not None
     ship_own_code([thing for thing in (own.model, own.loss, *own.metrics.values()) if thing is not None])
-    source = store_source(own.source)
-    objects = {"model": own.model, "loss": own.loss, "metrics": own.metrics}
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:
-            run_trials(Several(desks), bundles, concurrency, source, objects, engine.start_timeout, stopping)
+            run_trials(Several(desks), bundles, concurrency, own, engine.start_timeout, stopping)
         except Interrupted:
             return True
         finally:

@@ -15,9 +15,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ray import tune
 from ray.air.execution._internal import RayActorManager
@@ -28,10 +28,13 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from fedray.engine.process import own_path
-from fedray.engine.stored import StoredSource
+from fedray.engine.stored import StoredSource, store_source
 from fedray.errors import UserError
 from fedray.tuning.resources import Bundles, shortage
 from fedray.tuning.trial import Assignment, Message, Running, TrialEnd
+
+if TYPE_CHECKING:
+    from fedray.resolve import Own
 
 SETTINGS = {
     # our records are our own
@@ -67,11 +70,11 @@ class Desk(Protocol):
 
 @dataclass(frozen=True)
 class Shared:
-    """What all trials get: the data set, further arguments of :func:`fedray.simulate`, where the user has modules, and
-    the file on their node that tells them, when it is there, to end after the round that they are in."""
+    """What all trials get: what they are made from, whose data set is in the object store; where the user has modules;
+    and the file on their node that tells them, when it is there, to end after the round that they are in."""
 
     source: StoredSource
-    own: Mapping[str, Any]
+    own: Own
     path: Sequence[str]
     stop_file: Path
 
@@ -82,7 +85,7 @@ class TrialActor(tune.Trainable):
     def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
         assert shared is not None
         sys.path += [entry for entry in shared.path if entry not in sys.path]
-        self._own = {"data": shared.source.get(), **shared.own}
+        self._own = replace(shared.own, source=shared.source.get())
         self._stop_file = shared.stop_file
         self._begin(config)
 
@@ -244,15 +247,14 @@ def run_trials(
     desk: Desk,
     bundles: Bundles,
     concurrency: int,
-    source: StoredSource,
-    own: Mapping[str, Any],
+    own: Own,
     patience: float,
     stopping: threading.Event,
     max_lost: int = 3,
 ) -> None:
     """Run what ``desk`` gives until it is exhausted, ``concurrency`` trials at once, each in ``bundles`` of its own.
 
-    ``own``: further arguments of :func:`fedray.simulate` for all. A trial whose process dies is started again
+    ``own`` is what all are made from. A trial whose process dies is started again
     ``max_lost`` times. Raises :class:`UserError` if none can be started for ``patience`` seconds, and
     :class:`Interrupted` when ``stopping`` is set.
     """
@@ -260,7 +262,9 @@ def run_trials(
         stop_file = Path(scratch) / "stop"
         asker = _Asker(desk, concurrency, max_lost)
         judge = _Judge(desk, asker)
-        trainable = tune.with_parameters(TrialActor, shared=Shared(source, own, own_path(), stop_file))
+        assert own.source is not None
+        shared = Shared(store_source(own.source), replace(own, source=None), own_path(), stop_file)
+        trainable = tune.with_parameters(TrialActor, shared=shared)
         tune.run(
             tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),
             name="sweep",

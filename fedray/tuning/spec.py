@@ -103,7 +103,7 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     path = None if isinstance(space, Mapping) else find_file(space, known_spaces(), "space file or sweep")
     values = _read(path) if path else _plain_values(space)
     where = f"{path}: " if path else ""
-    known_sections(values, ("about", "base", "spaces", "environments", "first", "tune"), where)
+    known_sections(values, ("about", "base", "spaces", "environments", "first", "tune", "inputs"), where)
     given: dict[str, Any] = {}
     for override in overrides:
         assign(given, override)

@@ -17,7 +17,7 @@ from fedray.config import expand, flat, load
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError, near_miss
 from fedray.resolve import Own, resolve
-from fedray.tracking.folder import differing_keys, write_whole
+from fedray.tracking.folder import differing, differing_keys, write_whole
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import STEPS, budget_of, mean, value_of
 from fedray.tuning.pruning import pruner_of
@@ -204,6 +204,8 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
     Raises :class:`UserError` for what can't be searched as asked, or if the folder belongs to another sweep or process.
     """
     spec = with_validation(spec, own)
+    if own.given:
+        spec = replace(spec, base={**spec.base, "run.given": own.given})
     base = {**BASE, **spec.base}
     experiment, data = resolve(load(base), own)
     resolved = flat(experiment.config.model_dump(mode="json"))
@@ -212,7 +214,8 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
     _check_values(spec, base, own)
     _check_seeds(spec, experiment.config.run.seed)
     with owned(spec.folder):
-        begun = _prepare(spec)
+        record = {"inputs": dict(experiment.inputs), **spec.record()}
+        begun = _prepare(spec, record)
         tune, prune = spec.tune, spec.tune.prune
         total = trials_of(spec, resolved)
         first, notes = _first(spec, resolved)
@@ -221,7 +224,7 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
             storage = storage_of(spec)
             if begun:
                 _check_study(spec, storage)
-            write_whole(spec.folder / RECORD, yaml.safe_dump(spec.record(), sort_keys=False))
+            write_whole(spec.folder / RECORD, yaml.safe_dump(record, sort_keys=False))
         except OSError as error:
             raise UserError(f"can't write to {spec.folder}: {error.strerror}") from None
         study = Study(
@@ -313,7 +316,7 @@ def _check_seeds(spec: SweepSpec, first: int) -> None:
         raise UserError(f"{spec.name}: run.seed={first} leaves no room for further seeds: use less than 2**62")
 
 
-def _prepare(spec: SweepSpec) -> bool:
+def _prepare(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
     """Make the sweep's folder, or see that it can go on; whether it had begun before."""
     folder, resume = spec.folder, spec.tune.resume
     begun = resume is not False and (folder / RECORD).exists()
@@ -326,7 +329,7 @@ def _prepare(spec: SweepSpec) -> bool:
         number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
         folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))
     if begun:
-        differ = _differing(read_record(folder), spec.record())
+        differ = _differing(read_record(folder), record)
         if differ:
             raise UserError(
                 f"{folder} holds another sweep ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): use "
@@ -352,4 +355,5 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     others = [key for key in ("spaces", "first") if json.dumps(old.get(key)) != json.dumps(new.get(key))]
     # a run may be made longer, the trials of a sweep not
     rounds = ["run.rounds"] if old["base"].get("run.rounds") != new["base"].get("run.rounds") else []
-    return [*tune, *others, *rounds, *differing_keys(expand(old["base"]), expand(new["base"]))]
+    inputs = differing(old.get("inputs", new["inputs"]), new["inputs"])
+    return [*tune, *others, *rounds, *differing_keys(expand(old["base"]), expand(new["base"])), *inputs]

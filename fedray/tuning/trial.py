@@ -8,12 +8,15 @@ import shutil
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.config import load
 from fedray.engine.server import Report
 from fedray.errors import ClientError, UserError
 from fedray.tuning.axis import reached, value_of
+
+if TYPE_CHECKING:
+    from fedray.resolve import Own
 
 
 class Assignment(NamedTuple):
@@ -62,15 +65,15 @@ Tell = Callable[[Message], bool]
 
 
 def carry_out(
-    assignment: Assignment, own: Mapping[str, Any], tell: Tell, interrupted: Callable[[], bool] = lambda: False
+    assignment: Assignment, own: Own, tell: Tell, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
     """Run all runs; those that are finished in their folders are read, and unfinished ones go on.
 
-    ``own`` are :func:`fedray.simulate`'s further arguments; ``interrupted`` is asked after every round. Runs that will
-    not go on keep no checkpoints.
+    ``own`` is what all runs are made from; ``interrupted`` is asked after every round. Runs that will not go on keep no
+    checkpoints.
     """
     from fedray.resolve import rounds_of
-    from fedray.simulation import simulate
+    from fedray.simulation import run_experiment
 
     for number, settings in enumerate(assignment.runs):
         before, rounds = 0, rounds_of(load(settings))
@@ -85,7 +88,7 @@ def carry_out(
             ends = report.round == rounds and run + 1 == len(assignment.runs)
             return tell(Round(run, range(last + 1, now + 1), row, ends)) or interrupted()
 
-        result = simulate(settings, callbacks=[on_round], **own)
+        result = run_experiment(load(settings), lambda: own, [on_round])
         status, rows = result.summary["status"], result.metrics
         if status == "interrupted" and interrupted():
             return TrialEnd(interrupted=True)
@@ -99,7 +102,7 @@ def carry_out(
 class Running:
     """A trial in a thread of its own, which waits after each message until the next one is asked for."""
 
-    def __init__(self, assignment: Assignment, own: Mapping[str, Any], interrupted: Callable[[], bool]) -> None:
+    def __init__(self, assignment: Assignment, own: Own, interrupted: Callable[[], bool]) -> None:
         self._work = lambda: carry_out(assignment, own, self._tell, interrupted)
         self._messages: queue.Queue[Message] = queue.Queue()
         self._answers: queue.Queue[bool] = queue.Queue()

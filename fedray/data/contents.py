@@ -1,0 +1,67 @@
+"""What a data set holds, as digests: a run folder made from other data is recognised by them.
+
+Samples are hashed as they are in memory, at some 2 GB a second. For a source that was read from files, the digests are
+remembered by the files' sizes and times, so that samples are hashed once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fedray.data.federated import FederatedData, array_digest
+from fedray.data.find import cache_folder
+from fedray.data.source import Source
+
+PARTS = {
+    "training data": ("x_train", "y_train"),
+    "test data": ("x_test", "y_test"),
+    "public data": ("x_public", "y_public"),
+    "client assignment": ("client_train", "client_test"),
+}
+"""The arrays of a source by what they are to its user."""
+
+REMEMBERED = 1000
+"""Data sets whose digests are remembered."""
+
+
+def contents(source: Source, data: FederatedData) -> dict[str, str]:
+    """sha256 of each part of ``source``, of how its inputs are scaled, and of who holds what in ``data``."""
+    found = dict(_of_files(source) if source.files else _of_arrays(source))
+    found["normalisation"] = array_digest(source.scale, source.shift)
+    held = (data.indices, data.offsets, data.public, data.validation, data.test_indices, data.test_offsets)
+    found["partition"] = array_digest(*held)
+    return found
+
+
+def _of_arrays(source: Source) -> dict[str, str]:
+    return {
+        part: array_digest(*(getattr(source, name) for name in names))
+        for part, names in PARTS.items()
+        if any(getattr(source, name) is not None for name in names)
+    }
+
+
+def _of_files(source: Source) -> Mapping[str, str]:
+    """The same, from the cache if these files have been hashed before."""
+    memory = cache_folder() / "contents.json"
+    key = hashlib.sha256(json.dumps([source.name, source.files]).encode()).hexdigest()
+    try:
+        known: dict[str, Any] = json.loads(memory.read_text())
+    except (OSError, ValueError):
+        known = {}
+    if isinstance(known, dict) and isinstance(known.get(key), dict):
+        return known[key]
+    found = _of_arrays(source)
+    kept = dict(list(known.items())[-REMEMBERED:]) if isinstance(known, dict) else {}
+    # a cache that can't be written costs time and nothing else
+    with contextlib.suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        staging = memory.with_name(f".{memory.name}.{os.getpid()}")
+        staging.write_text(json.dumps({**kept, key: found}))
+        staging.replace(memory)
+    return found

@@ -1,0 +1,46 @@
+"""What a result is made from beside its configuration: data, model, initial weights, loss, metrics and own code.
+
+A run folder keeps a digest of each, and so does a sweep: a folder is never taken for one of something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fedray.code_digest import code_digest
+from fedray.core.vectors import tensors_of
+from fedray.data.contents import contents
+from fedray.data.federated import FederatedData
+from fedray.data.source import Source
+
+if TYPE_CHECKING:
+    from fedray.resolve import Own
+
+
+def inputs_of(
+    source: Source, data: FederatedData, algorithm: type, model: Any, initial: nn.Module, own: Own
+) -> dict[str, str]:
+    """A digest of each thing that a run is made from, by the name under which a user knows it.
+
+    ``model``: what makes the model, or the module that was given; ``initial``: the model with its initial weights.
+    """
+    found = contents(source, data)
+    found["algorithm"] = code_digest(algorithm)
+    found["model"] = code_digest(model, tensors=False)
+    found["initial model"] = _of_tensors(tensors_of(initial))
+    if own.loss is not None:
+        found["loss"] = code_digest(own.loss)
+    return found | {f"metric {name}": code_digest(metric) for name, metric in own.metrics.items()}
+
+
+def _of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,230 @@
+"""A run folder is never taken for a run of other data, another model, loss, metric or algorithm."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedray
+from fedray.errors import UserError
+from fedray.tuning import tune
+
+SETTINGS = {
+    "engine.kind": "local", "algorithm.name": "fedavg", "data.clients": 4, "run.rounds": 2, "train.local_steps": 2,
+    "train.batch_size": 8, "run.name": "run",
+}  # fmt: skip
+
+
+def samples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 6)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0)
+
+
+TRAIN, TEST = samples(200, 1), samples(60, 2)
+
+
+class Net(nn.Module):
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class Doubled(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.layer(x)
+
+
+def entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
+def negated(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return -nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
+def right(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (logits.argmax(1) == targets).float()
+
+
+def wrong(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (logits.argmax(1) != targets).float()
+
+
+def filled(value: float) -> Net:
+    net = Net()
+    with torch.no_grad():
+        net.layer.weight.fill_(value)
+        net.layer.bias.zero_()
+    return net
+
+
+GIVEN: dict[str, Any] = {"data": TRAIN, "test": TEST, "model": Net, "loss": entropy, "metrics": {"right": right}}
+
+OTHERS = {
+    "labels": ({"data": (TRAIN[0], TRAIN[1][::-1].copy())}, "training data"),
+    "inputs": ({"data": (TRAIN[0] * 2, TRAIN[1])}, "training data"),
+    "test labels": ({"test": (TEST[0], TEST[1][::-1].copy())}, "test data"),
+    "the model's code": ({"model": Doubled}, "model"),
+    "the loss": ({"loss": negated}, "loss"),
+    "a metric": ({"metrics": {"right": wrong}}, "metric right"),
+    "another metric": ({"metrics": {"right": right, "wrong": wrong}}, "metric wrong"),
+    "no loss": ({"loss": None}, "loss"),
+}
+
+
+@pytest.mark.parametrize("rounds", [2, 4], ids=["finished", "extended"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_run_of_something_else_is_refused_and_names_it(other: str, rounds: int, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "run.output": str(tmp_path)}
+    first = fedray.simulate(settings, **GIVEN)
+    again = fedray.simulate(settings, **GIVEN)
+    assert again.summary == first.summary
+    changes, name = OTHERS[other]
+    before = {path.name: path.read_bytes() for path in first.folder.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=rf"\({name}.* differs?\): use run.resume=false") as raised:
+        fedray.simulate({**settings, "run.rounds": rounds}, **{**GIVEN, **changes})
+    assert "\n" not in str(raised.value)
+    assert {path.name: path.read_bytes() for path in first.folder.iterdir() if path.is_file()} == before
+    anew = fedray.simulate({**settings, "run.resume": False}, **{**GIVEN, **changes})
+    assert (tmp_path / "run.bak-1").is_dir()
+    assert anew.summary["status"] == "completed"
+
+
+def test_the_weights_of_a_model_that_is_given_as_an_object(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "run.output": str(tmp_path)}
+    fedray.simulate(settings, data=TRAIN, test=TEST, model=filled(0.1))
+    fedray.simulate(settings, data=TRAIN, test=TEST, model=filled(0.1).eval())
+    with pytest.raises(UserError, match=r"\(initial model differs\)"):
+        fedray.simulate(settings, data=TRAIN, test=TEST, model=filled(0.2))
+
+
+def test_whose_a_sample_is(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "run.output": str(tmp_path), "data.partition.kind": "natural"}
+    owners = np.arange(200) % 4
+    fedray.simulate(settings, data=(*TRAIN, owners), test=TEST, model=Net)
+    with pytest.raises(UserError, match="client assignment"):
+        fedray.simulate(settings, data=(*TRAIN, owners[::-1].copy()), test=TEST, model=Net)
+
+
+def write_npz(path: Path, **changes: np.ndarray) -> None:
+    arrays = {"x_train": TRAIN[0], "y_train": TRAIN[1], "x_test": TEST[0], "y_test": TEST[1], **changes}
+    np.savez(path, **arrays)
+
+
+def test_a_replaced_file_even_of_the_same_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "data.npz"
+    write_npz(path)
+    settings = {**SETTINGS, "run.output": str(tmp_path), "data.source": "npz", "model.name": "logistic"}
+    settings |= {"data.root": str(path), "model.init": "zeros"}
+    first = fedray.simulate(settings)
+    before = path.stat()
+    write_npz(path, y_test=TEST[1][::-1].copy())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(UserError, match=r"\(test data differs\)"):
+        fedray.simulate(settings)
+    write_npz(path)
+    moved = path.rename(tmp_path / "moved.npz")
+    assert fedray.simulate({**settings, "data.root": str(moved)}).summary == first.summary
+
+
+def test_an_edited_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    text = (
+        "from fedray.algorithms.fedprox import FedProx\nimport {helper}\n\n\nclass Mine(FedProx):\n"
+        "    def step(self, ctx, carry, batch, j):\n"
+        "        y = super().step(ctx, carry, batch, j)['y']\n"
+        "        return {{'y': y * {helper}.factor()}}\n"
+    )
+    settings = {**SETTINGS, "run.output": str(tmp_path), "algorithm.name": "edited_mine:Mine"}
+
+    def run(algorithm: str, helper: str) -> None:
+        (tmp_path / "edited_mine.py").write_text(algorithm)
+        (tmp_path / "edited_helper.py").write_text(helper)
+        for name in ("edited_mine", "edited_helper"):
+            sys.modules.pop(name, None)
+        # two versions may be written within one tick of the clock by which Python knows its own caches
+        for cached in tmp_path.glob("__pycache__/edited_*"):
+            cached.unlink()
+        fedray.simulate(settings, data=TRAIN, test=TEST, model=Net)
+
+    algorithm = text.format(helper="edited_helper")
+    run(algorithm, "def factor():\n    return 1.0\n")
+    run("# a remark changes nothing\n" + algorithm, "\n\ndef factor():\n    return 1.0\n")
+    with pytest.raises(UserError, match=r"\(algorithm differs\)"):
+        run(algorithm.replace("y * ", "y + "), "def factor():\n    return 1.0\n")
+    with pytest.raises(UserError, match=r"\(algorithm differs\)"):
+        run(algorithm, "def factor():\n    return 0.5\n")
+
+
+def test_a_folder_that_does_not_say_what_it_was_made_from_is_told(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "run.output": str(tmp_path)}
+    first = fedray.simulate(settings, **GIVEN)
+    (first.folder / "inputs.json").unlink()
+    lines: list[str] = []
+    from fedray.tracking.progress import Display
+
+    display = Display(quiet=True)
+    display.say = lines.append  # type: ignore[method-assign]
+    fedray.simulate(settings, display=display, **GIVEN)
+    assert any("inputs.json" in line and line.startswith("warning") for line in lines)
+
+
+SPACE: dict[str, Any] = {
+    "base": {key: value for key, value in SETTINGS.items() if key != "run.name"} | {"data.validation_samples": 40},
+    "spaces": {"wide": {"train.lr": {"uniform": [0.01, 0.5]}}},
+}
+
+
+@pytest.fixture(scope="module")
+def swept(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    output = tmp_path_factory.mktemp("sweeps")
+    options = ["tune.trials=2", "tune.name=mine", f"tune.output={output}", "tune.concurrency=1"]
+    tune(SPACE, options, **GIVEN)
+    return output / "mine", options
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_sweep_of_something_else_is_refused(other: str, swept: tuple[Path, list[str]]) -> None:
+    _, options = swept
+    tune(SPACE, options, **GIVEN)
+    changes, name = OTHERS[other]
+    with pytest.raises(UserError, match=rf"holds another sweep \({name}"):
+        tune(SPACE, options, **{**GIVEN, **changes})
+
+
+def test_the_best_of_a_sweep_of_ones_own_data_says_what_it_needs(swept: tuple[Path, list[str]], tmp_path: Path) -> None:
+    folder, _ = swept
+    best = folder / "best.yaml"
+    for missing in ("data", "model", "loss", "metrics"):
+        without = {missing, "test"} if missing == "data" else {missing}
+        given = {name: value for name, value in GIVEN.items() if name not in without}
+        with pytest.raises(UserError, match=f"made with {missing}= given from Python") as raised:
+            fedray.simulate(best, overrides=[f"run.output={tmp_path}"], **given)
+        assert "\n" not in str(raised.value)
+    assert fedray.simulate(best, overrides=[f"run.output={tmp_path}"], **GIVEN).summary["status"] == "completed"
+
+
+def test_trials_of_a_named_source_need_nothing_from_python(ray_cluster: None, tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    write_npz(path)
+    base = {**SPACE["base"], "data.source": "npz", "data.root": str(path), "model.name": "logistic"}
+    options = ["tune.trials=1", "tune.name=named", f"tune.output={tmp_path}"]
+    (result,) = tune({**SPACE, "base": base}, options)
+    run = fedray.simulate(result.best[0], overrides=[f"run.output={tmp_path}/runs"])
+    assert run.summary["status"] == "completed"
+    write_npz(path, y_train=TRAIN[1][::-1].copy())
+    with pytest.raises(UserError, match=r"holds another sweep \(training data, partition differ\)"):
+        tune({**SPACE, "base": base}, options)
