@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import Config, check, plain, unknown_key
+from fedray.config import Config, check, folder_name, unknown_key
 from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
@@ -164,7 +164,7 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     updates: dict[str, dict[str, Any]] = {
         "run": {
             "rounds": rounds, "iterations": None,
-            "name": config.run.name or plain(f"{algorithm_name}-{source_name}"), "given": own.given,
+            "name": config.run.name or folder_name(algorithm_name, source_name), "given": own.given,
         },
         "algorithm": algorithm.hyper.model_dump(),
         "data": {

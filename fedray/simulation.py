@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.config import Config, load
+from fedray.config import Config, folder_name, load
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
 from fedray.tracking.progress import Display
@@ -129,7 +129,7 @@ def run_experiment(
 
 def _will_run_on_ray(settings: Config) -> bool:
     """Whether Ray will be needed, as far as that can be told without reading anything: a run may be finished."""
-    name = settings.run.name or f"{settings.algorithm.name}-{settings.data.source}"
+    name = settings.run.name or folder_name(settings.algorithm.name, settings.data.source)
     finished = Path(settings.run.output) / name / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 

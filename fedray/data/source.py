@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedray.errors import UserError, near_miss
-from fedray.importing import blamed, import_object
+from fedray.importing import FORMS, blamed, import_object, is_own
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,20 +78,21 @@ SOURCES = {
 
 
 def load_source(name: str, root: str | None = None) -> Source:
-    """The checked source called ``name``: one of :data:`SOURCES`, or ``module:function`` of the user's.
+    """The checked source called ``name``: one of :data:`SOURCES`, or the user's own, ``file.py:function`` or
+    ``module:function``.
 
     The function is called with ``root`` if it takes an argument; it returns a :class:`Source` or a dict of its fields
     (``classes`` may be left out: the largest label + 1). UserError for unknown names, failing imports and bad data.
     """
     if name in SOURCES:
         loader = import_object(SOURCES[name].loader, "data.source")
-    elif ":" in name:
+    elif is_own(name):
         loader = import_object(name, "data.source")
         if not callable(loader):
             raise UserError(f"data.source={name} is not a function but {type(loader).__name__}")
     else:
         close = near_miss(name, SOURCES)
-        raise UserError(f"data.source: there is no source {name!r}{close}; one of your own is module:function")
+        raise UserError(f"data.source: there is no source {name!r}{close}; your own is given as {FORMS}")
     with blamed(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
         loaded = loader(root) if inspect.signature(loader).parameters else loader()
     if isinstance(loaded, Source):

@@ -20,6 +20,7 @@ from typing import Any
 
 from fedray.config import assign, expand, flat, load, plain, read, read_file
 from fedray.errors import UserError, near_miss
+from fedray.importing import short_name
 from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 
@@ -112,7 +113,7 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     fixed = flat(given)
     base = overridden(read_base(values.get("base"), path, where), fixed)
     described = _described(section(values, "spaces", where), tune.space, fixed, where)
-    name = tune.name or (path.stem if path else base.get("algorithm.name", "sweep"))
+    name = tune.name or (path.stem if path else plain(short_name(str(base.get("algorithm.name", "sweep")))))
     environments = list(_environments(section(values, "environments", where), fixed, described, where))
     if len({label for label, _ in environments}) < len(environments):
         raise UserError(f"{where}environments: two of them have the same name: {[label for label, _ in environments]}")
