@@ -45,3 +45,8 @@ def near_miss(name: str, known: Iterable[str]) -> str:
     if close:
         return f" (did you mean {close!r}?)"
     return f" (there are: {', '.join(known)})" if known else ""
+
+
+def first_sentence(error: Exception) -> str:
+    """The first sentence of an error's message, in one line, or its type: what follows is often advice to others."""
+    return " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__

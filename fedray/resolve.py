@@ -22,12 +22,13 @@ from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
 from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
 from fedray.data.source import Source, load_source
-from fedray.errors import UserError, near_miss
+from fedray.errors import UserError, first_sentence, near_miss
 from fedray.importing import blamed
 from fedray.inputs import inputs_of
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import ProjectionHead, add_head
-from fedray.models.inspection import ModelFacts, inspect_model, stackable
+from fedray.models.inspection import ModelFacts, check_metrics, inspect_model
+from fedray.models.stacking import PROBED, stacking_obstacle
 
 VMAP_CHUNK = 64
 """The most clients of a batched stack under ``engine.chunk: auto``; fewer, so that a cohort makes at least two stacks.
@@ -69,6 +70,15 @@ class Own:
             "metrics": bool(self.metrics),
         }
         return [name for name, given in there.items() if given]
+
+    def notes(self, seeds: int) -> list[str]:
+        """Lines about what is the same in runs of so many seeds, and need not be expected to be."""
+        if seeds == 1 or not isinstance(self.model, nn.Module):
+            return []
+        return [
+            f"warning: model= is a module, so all {seeds} seeds start from the same initial weights; to draw them from "
+            "each seed, give its class or a function that makes one"
+        ]
 
 
 @dataclass(frozen=True)
@@ -151,12 +161,15 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     loss = _unreduced(loss)
     shape = data.x.shape[1:]
     facts = inspect_model(first, loss, torch.zeros(2, *shape), data.classes, name)
+    metrics = {name: _unreduced(metric) for name, metric in own.metrics.items()}
+    check_metrics(metrics, data.classes)
     training = _training(config)
     size = training.batch_size or int(data.sizes().max())
     device = _device(config)
     vectorize, chunk = _stacks(
-        config, device, facts.flops * size, cohort_size, lambda: stackable(first, loss, torch.zeros(2, *shape))
-    )
+        config, device, facts.flops * size, cohort_size,
+        lambda: stacking_obstacle(first, loss, *map(torch.from_numpy, data.examples(PROBED))),
+    )  # fmt: skip
     rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
     source_name = source.name if "data" in own.given else config.data.source
@@ -180,9 +193,9 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
     advice = algorithm.advice(training.momentum, cohort_size, data.active)
-    notes = (*data.notes, *(f"warning: {line}" for line in advice))
+    notes = (*data.notes, *(f"warning: {line}" for line in advice), *facts.notes)
     experiment = Experiment(
-        resolved, algorithm, module, loss, dict(own.metrics), facts, training, rounds, cohort_size, weighting, device,
+        resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
         vectorize, chunk, notes,
     )  # fmt: skip
     maker = find_model(name) if own.model is None else own.model
@@ -337,7 +350,7 @@ class Headed:
         module = self.make(client)
         draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
         with draws, blamed(f"model.head={self.head}, model.proj_dim={self.width}: the head can't be made"):
-            add_head(module, self.head, self.width, self.name, torch.zeros(1, *self.shape))
+            add_head(module, self.head, self.width, self.name, torch.zeros(2, *self.shape))
         return module
 
 
@@ -379,11 +392,12 @@ def _device(config: Config) -> str:
 
 
 def _stacks(
-    config: Config, device: str, flops: float, cohort_size: int, stackable: Callable[[], bool]
+    config: Config, device: str, flops: float, cohort_size: int, obstacle: Callable[[], str | None]
 ) -> tuple[bool, int | None]:
     """Whether clients are trained in batched stacks, and how many make one (if not: how many stay together, if given).
 
     It depends on nothing but the configuration, as it changes bits. ``flops``: a forward pass of one client's batch.
+    ``obstacle`` says why this model's clients can't be stacked, if so.
     """
     engine = config.engine
     largest = min(VMAP_CHUNK, 1 << ((cohort_size + 1) // 2 - 1).bit_length())
@@ -391,11 +405,9 @@ def _stacks(
     vectorize = engine.vectorize
     if vectorize == "auto":
         pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and flops <= VMAP_FLOPS * chunk)
-        vectorize = pays and stackable()
-    elif vectorize and not stackable():
-        raise UserError(
-            "engine.vectorize=true: this model can't be batched over clients (buffers, dropout, recurrence); use auto"
-        )
+        vectorize = pays and obstacle() is None
+    elif vectorize and (reason := obstacle()):
+        raise UserError(f"engine.vectorize=true: this model can't be batched over clients: {reason}; use auto")
     if not vectorize:
         return False, None if engine.chunk == "auto" else engine.chunk
     return True, chunk
@@ -412,7 +424,7 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     except OSError as error:
         raise UserError(f"model.weights: can't read {path}: {error.strerror or error}") from None
     except Exception as error:
-        raise UserError(f"model.weights: {path} is not a weights file: {_first_sentence(error)}") from None
+        raise UserError(f"model.weights: {path} is not a weights file: {first_sentence(error)}") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
@@ -431,7 +443,3 @@ def _load_weights(module: nn.Module, path: Path) -> None:
         if not torch.isfinite(tensors[name]).all():
             raise UserError(f"model.weights: {name} in {path} has numbers that are not finite")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
-
-
-def _first_sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__

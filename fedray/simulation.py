@@ -37,7 +37,8 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json."""
+        """summary.json. Its ``model_sha256`` is of the final model's trainable parameters, then of its buffers (running
+        statistics) if it has any, as float32 bytes in the module's order."""
         return json.loads((self.folder / "summary.json").read_text())
 
     @property
@@ -89,11 +90,13 @@ def simulate(
     ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
     ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
     ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``, for ``natural``
-    clients), or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a module, or what makes
-    one from ``input_shape`` and ``classes``. ``loss(logits, targets) -> [b]`` and each of ``metrics`` give one number
-    per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks`` are called in this process
-    after every round with a :class:`fedray.Report`; the next round waits for them, and one that returns true ends the
-    run.
+    clients), or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a class or function that
+    makes a module from ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module,
+    which brings its own, the same for every seed. Its parameters without ``requires_grad`` are not trained, and
+    normalisation layers that have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) ->
+    [b]`` and each of ``metrics`` give one number per sample; a metric's mean over the test set is column
+    ``test_<name>``. ``callbacks`` are called in this process after every round with a :class:`fedray.Report`; the next
+    round waits for them, and one that returns true ends the run.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """

@@ -13,8 +13,13 @@ import torch
 from torch import nn
 
 import fedray
+from fedray.config import load
+from fedray.data.own import own_source
+from fedray.engine.opening import opened
 from fedray.errors import UserError
+from fedray.resolve import Own, resolve
 from fedray.tuning import tune
+from fedray.tuning.trial import Assignment, Running, TrialEnd
 
 SETTINGS = {
     "engine.kind": "local", "algorithm.name": "fedavg", "data.clients": 4, "run.rounds": 2, "train.local_steps": 2,
@@ -228,3 +233,31 @@ def test_trials_of_a_named_source_need_nothing_from_python(ray_cluster: None, tm
     write_npz(path, y_train=TRAIN[1][::-1].copy())
     with pytest.raises(UserError, match=r"holds another sweep \(training data, partition differ\)"):
         tune({**SPACE, "base": base}, options)
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
+    """Two processes may find an unfinished run; the one that gets the folder later must not begin it anew."""
+    settings = {**SETTINGS, "run.output": str(tmp_path)}
+    first = fedray.simulate(settings, **GIVEN)
+    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    own = Own(own_source(TRAIN, TEST, "client", "label"), Net, entropy, {"right": right})
+    experiment, data = resolve(load(settings), own)
+    with opened(experiment, data, lambda worker: pytest.fail("a pool was made"), concurrent=False) as simulation:
+        assert simulation is None
+    assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_trial_begins_when_it_is_first_asked_for(tmp_path: Path) -> None:
+    """Tune may make a process for a trial and then let another one run it."""
+    settings = {**SETTINGS, "run.output": str(tmp_path)}
+    own = Own(own_source(TRAIN, TEST, "client", "label"), Net)
+    assignment = Assignment("0", [settings], "test_accuracy", "rounds", 2)
+    never = Running(assignment, own, lambda: False)
+    never.stop()
+    assert not (tmp_path / "run").exists()
+    trial = Running(assignment, own, lambda: False)
+    told = [trial.next()]
+    while not isinstance(told[-1], TrialEnd):
+        told.append(trial.next())
+    assert told[-1] == TrialEnd()
+    trial.stop()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
 from fedray.core.clock import Clock
@@ -140,6 +140,7 @@ class FlatModel:
         self._features: Any = None
         self._prediction: Any = None
         self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
+        self._frozen_norms = [m for m in self.module.modules() if isinstance(m, _NormBase) and _is_frozen(m)]
         self._head = predicting_head(self.module)
         self._watched = False
 
@@ -183,12 +184,14 @@ class FlatModel:
         return contextlib.nullcontext()
 
     def mode(self, training: bool, normalise: bool = True) -> None:
-        """Put the module into training or evaluation mode; ``normalise``: by the batch's own statistics."""
+        """Put the module into training or evaluation mode; ``normalise``: by the batch's own statistics. Normalisation
+        layers that are frozen stay in evaluation mode, so that their running statistics stay too."""
         # walking through a module takes as long as a small layer
         if self._mode != (training, normalise):
             self._mode = training, normalise
             self.module.train(training)
-            for norm in self._norms if training and not normalise else ():
+            resting = self._frozen_norms if normalise else [*self._norms, *self._frozen_norms]
+            for norm in resting if training else ():
                 norm.eval()
 
     def load(self, parameters: Tensor, buffers: Tensor | None = None) -> None:
@@ -265,6 +268,12 @@ class FlatModel:
         in place as the module's forward does it. ``rng`` is entered around forwards of modules that draw (dropout).
         """
         raise NotImplementedError
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    """Whether a layer has parameters of its own, none of which is trained."""
+    own = list(layer.parameters(recurse=False))
+    return bool(own) and not any(parameter.requires_grad for parameter in own)
 
 
 class LoopModel(FlatModel):

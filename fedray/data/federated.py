@@ -73,6 +73,15 @@ class FederatedData:
             raise ValueError("these data have no test shares; call with_test_shares first")
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
+    def examples(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """``count`` training samples, evenly spaced, as models get them: ``x [count, ...]`` float32, ``y`` int64."""
+        chosen = np.linspace(0, len(self.y) - 1, count).astype(np.int64)
+        x = self.x[chosen].astype(np.float32)
+        if self.scale is not None and self.shift is not None:
+            channels = (-1,) + (1,) * (x.ndim - 2)
+            x = x * self.scale.reshape(channels) + self.shift.reshape(channels)
+        return x, self.y[chosen]
+
     @cached_property
     def partition_hash(self) -> str:
         """sha256 over offsets and indices: equal for equal partitions."""

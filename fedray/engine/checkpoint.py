@@ -185,7 +185,8 @@ def _checksum(path: Path) -> str:
 
 
 def flat_sha256(named: Mapping[str, Tensor]) -> str:
-    """sha256 of the float32 bytes of a model's trainable parameters, one after another in the module's order."""
+    """sha256 of the float32 bytes of a model's tensors, one after another as they come: trainable parameters in the
+    module's order, then buffers (running statistics, whole-number ones too), if it has any, in theirs."""
     digest = hashlib.sha256()
     for tensor in named.values():
         digest.update(tensor.detach().cpu().to(torch.float32).contiguous().numpy().tobytes())

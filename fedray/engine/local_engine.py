@@ -23,6 +23,8 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
 
     engine = experiment.config.engine
     with settled(engine.threads, engine.portable_bits), opened(experiment, data, make_pool, False) as simulation:
+        if simulation is None:
+            return
         simulation.stopping = driver.stopping
         driver.started(simulation.server.round)
         for report in simulation.rounds():

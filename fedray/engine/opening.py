@@ -28,8 +28,9 @@ def opened(
     make_pool: Callable[[Worker], tuple[Pool, list[dict[str, Any]]]],
     concurrent: bool,
     node: str = "",
-) -> Iterator[Simulation]:
-    """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards.
+) -> Iterator[Simulation | None]:
+    """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards. None
+    if another process has finished the run while this one waited for the folder.
 
     ``make_pool`` gives the pool and a description of each computing process; ``node`` is the name of this one's node.
     Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
@@ -37,6 +38,9 @@ def opened(
     folder = RunFolder(experiment.config, experiment.inputs)
     with folder.locked(), contextlib.ExitStack() as stack:
         found = folder.look()
+        if found.status == "finished":
+            yield None
+            return
         warnings: list[str] = []
         saved = None
         if found.status == "unfinished":

@@ -77,6 +77,8 @@ class ServerActor:
             settled(engine.threads, engine.portable_bits),
             opened(self.experiment, data, make_pool, True, ray.get_runtime_context().get_node_id()) as simulation,
         ):
+            if simulation is None:
+                return
             simulation.stopping = self.stop_asked
             simulation.overlap = not lockstep
             record = simulation.recorder.note

@@ -414,7 +414,7 @@ class Simulation:
         self.recorder.finish(
             status,
             parameters=layout.parameters,
-            model_sha256=flat_sha256(layout.named(model)),
+            model_sha256=flat_sha256(layout.named(model, buffers)),
             partition_hash=self.data.partition_hash,
         )
 

@@ -2,113 +2,121 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedray.core.batches import Batch
-from fedray.core.model import Loss, VmapModel, predicting_head
+from fedray.core.model import Loss, predicting_head
+from fedray.core.seeds import Purpose, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.importing import blamed
+from fedray.models.flops import counting, forward_flops
+
+OWN_FIGURES = ("accuracy", "loss", "correct")
+"""What every evaluation finds: a metric of that name would take its place."""
+
+NAMED = 3
+"""So many uncounted layers are named."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """``parameters`` P and float ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether
     forward draws random numbers (dropout); ``prediction_flops``: a sample's pass through the head's predictor, which
-    ``flops`` leaves out."""
+    ``flops`` leaves out; ``uncounted``: the layers whose FLOPs could not be counted, as ``name (Class)``."""
 
     parameters: int
     buffers: int
     flops: float
     draws: bool
     prediction_flops: float = 0.0
+    uncounted: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines that the owner of the model should know."""
+        if not self.uncounted:
+            return []
+        more = f" and {len(self.uncounted) - NAMED} more" if len(self.uncounted) > NAMED else ""
+        return [
+            f"warning: FLOPs of the model's {', '.join(self.uncounted[:NAMED])}{more} are not counted: costs and "
+            "engine.vectorize=auto take them for zero"
+        ]
 
 
 def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, name: str) -> ModelFacts:
-    """Facts about ``module`` from trial passes over ``example [b, ...]`` (b >= 2).
+    """Facts about ``module`` from trial passes over ``example [b, ...]``, in both modes, which leave its buffers as
+    they are. FLOPs are those of training. b >= 2, as some normalisation layers need that.
 
     Raises :class:`UserError` if its outputs or the loss are not of the shapes that fedray needs.
     """
-    # it imports a compiler, which the processes that train do not need
-    from torch.utils.flop_counter import FlopCounterMode
-
     layout = Layout(module)
     if not layout.parameters:
         raise UserError(f"model {name} has no trainable parameters")
-    targets = torch.zeros(len(example), dtype=torch.long)
-    module.eval()
-    takes = blamed(f"model {name} can't take inputs of shape {list(example.shape[1:])}")
-    with takes, torch.random.fork_rng(devices=[]), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        logits = module(example[:1])
-    if not isinstance(logits, Tensor):
-        raise UserError(f"model {name} must give logits [b, {classes}], a tensor, not {type(logits).__name__}")
-    if logits.shape != (1, classes):
-        shape = ", ".join(["b", *map(str, logits.shape[1:])])
-        raise UserError(f"model {name} must give logits [b, {classes}], not [{shape}]")
-    _check_loss(loss, torch.zeros(2, classes), targets[:2])
-    with blamed(f"model {name} failed in training mode"):
-        draws = _draws(module, example)
+    with _left_alone(module):
+        with blamed(f"model {name} can't take inputs of shape {list(example.shape[1:])}"):
+            logits = module.eval()(example)
+        _check_logits(logits, len(example), classes, name)
+        check_per_sample("the loss", loss, classes, "use reduction='none'")
+        before = torch.random.get_rng_state()
+        with blamed(f"model {name} failed in training mode"), counting(module) as count:
+            logits = module.train()(example)
+        draws = not torch.equal(before, torch.random.get_rng_state())
+        _check_logits(logits, len(example), classes, f"{name}, in training mode,")
+        head = predicting_head(module)
+        predicted = 0.0 if head is None else forward_flops(head.predictor, torch.zeros(2, head.classifier.in_features))
     return ModelFacts(
         parameters=layout.parameters,
         buffers=sum(buffer.numel() for buffer in module.buffers() if buffer.is_floating_point()),
-        flops=float(counter.get_total_flops()),
+        flops=count.flops / len(example),
         draws=draws,
-        prediction_flops=_prediction_flops(module),
+        prediction_flops=predicted,
+        uncounted=count.uncounted,
     )
 
 
-def _prediction_flops(module: nn.Module) -> float:
-    from torch.utils.flop_counter import FlopCounterMode
+@contextlib.contextmanager
+def _left_alone(module: nn.Module) -> Iterator[None]:
+    """Within it torch's generator draws the same whenever it is entered, for layers that are skipped at random, and no
+    gradients are taken; afterwards the module's buffers and the generator are as they were."""
+    with torch_rng(0, Purpose.DROPOUT), torch.no_grad():
+        before = {name: value.clone() for name, value in module.named_buffers()}
+        try:
+            yield
+        finally:
+            for name, value in module.named_buffers():
+                value.copy_(before[name])
 
-    head = predicting_head(module)
-    if head is None:
-        return 0.0
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        head.predictor.eval()(torch.zeros(1, head.classifier.in_features))
-    return float(counter.get_total_flops())
+
+def _check_logits(logits: object, samples: int, classes: int, name: str) -> None:
+    if not isinstance(logits, Tensor):
+        raise UserError(f"model {name} must give logits [b, {classes}], a tensor, not {type(logits).__name__}")
+    if logits.shape != (samples, classes):
+        first = ["b"] if logits.shape[:1] == (samples,) else [f"{size} for b = {samples}" for size in logits.shape[:1]]
+        shape = ", ".join([*first, *map(str, logits.shape[1:])])
+        raise UserError(f"model {name} must give logits [b, {classes}], not [{shape}]")
 
 
-def _check_loss(loss: Loss, logits: Tensor, targets: Tensor) -> None:
-    with blamed("the loss failed on logits [2, classes] and targets [2]"):
-        losses = loss(logits, targets)
-    if not isinstance(losses, Tensor):
-        raise UserError(f"the loss must give one value per sample, a tensor [b], not {type(losses).__name__}")
-    if losses.shape != targets.shape:
+def check_metrics(metrics: Mapping[str, Loss], classes: int) -> None:
+    """Raises :class:`UserError` for a metric that does not give each sample a number, or hides one of fedray's own."""
+    for name, metric in metrics.items():
+        if name in OWN_FIGURES:
+            raise UserError(f"metric {name!r} has the name of a figure of fedray's own: choose another")
+        check_per_sample(f"metric {name!r}", metric, classes, "fedray takes the mean over the test set itself")
+
+
+def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> None:
+    """Raises :class:`UserError` unless ``function(logits [b, classes], targets [b])`` gives a tensor ``[b]``."""
+    logits, targets = torch.zeros(2, classes), torch.zeros(2, dtype=torch.long)
+    with blamed(f"{what} failed on logits [2, classes] and targets [2]"):
+        values = function(logits, targets)
+    if not isinstance(values, Tensor):
+        raise UserError(f"{what} must give one value per sample, a tensor [b], not {type(values).__name__}")
+    if values.shape != targets.shape:
         raise UserError(
-            f"the loss must give one value per sample, [b], not a tensor of shape {list(losses.shape)}: "
-            "use reduction='none'"
+            f"{what} must give one value per sample, [b], not a tensor of shape {list(values.shape)}: {advice}"
         )
-
-
-def _draws(module: nn.Module, example: Tensor) -> bool:
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        buffers = {name: value.clone() for name, value in module.named_buffers()}
-        before = torch.random.get_rng_state()
-        module.train()
-        module(example)
-        after = torch.random.get_rng_state()
-        for name, value in module.named_buffers():
-            value.copy_(buffers[name])
-    return not torch.equal(before, after)
-
-
-def stackable(module: nn.Module, loss: Loss, example: Tensor) -> bool:
-    """Whether torch.func.vmap can batch ``module`` over clients, tried on ``example [b, ...]``. Takes a second: it
-    imports torch's compiler."""
-    if Layout(module).buffers:
-        return False
-    targets = torch.zeros(len(example), dtype=torch.long)
-    model = VmapModel(copy.deepcopy(module), loss)
-    stack = torch.stack([example, example])
-    batch: Any = Batch(stack, torch.stack([targets, targets]), 0)
-    try:
-        model.gradients(model.parameters.expand(2, -1), batch, None)
-        model.forward(model.parameters.expand(2, -1), stack)
-    except Exception:
-        return False
-    return True

@@ -28,7 +28,7 @@ from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
 from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
 from fedray.engine.worker import Worker
-from fedray.models.inspection import stackable
+from fedray.models.stacking import PROBED, stacking_obstacle
 from fedray.resolve import Experiment, Own, resolve
 from fedray.simulation import RunResult, simulate
 from fedray.tracking.costs import bytes_per_client
@@ -133,10 +133,11 @@ class AlgorithmContract:
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
         """Training clients in one batched stream gives the numbers of one after another, to float tolerance."""
         experiment, data = self._resolved(tmp_path / "facts")
-        if not stackable(experiment.build_model(), experiment.loss, torch.zeros(2, *data.x.shape[1:])):
+        examples = map(torch.from_numpy, data.examples(PROBED))
+        if obstacle := stacking_obstacle(experiment.build_model(), experiment.loss, *examples):
             import pytest
 
-            pytest.skip("the model that it needs can't be batched over clients")
+            pytest.skip(f"the model that it needs can't be batched over clients: {obstacle}")
         loop = _vector(self.simulate(tmp_path / "loop"))
         vmap = _vector(self.simulate(tmp_path / "vmap", engine__vectorize=True, engine__chunk=4))
         assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)

@@ -97,6 +97,7 @@ def own(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
         f"{scenario.cohort} clients.",
         "A vector has the parameters of a model without its buffers. Overhead: (down + up) / 2. Extra: the client's, "
         "over FedAvg.",
+        *scenario.plain.notes,
     ]
     return CostTable(columns, rows, notes)
 

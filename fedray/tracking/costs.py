@@ -126,12 +126,13 @@ def fedtrip_forward(module: nn.Module, facts: ModelFacts, shape: Iterable[int]) 
 
     def count(layer: nn.Module, inputs: Any, output: Tensor) -> None:
         nonlocal biases
-        biases += output.numel()
+        biases += output[0].numel()
 
     biased = [layer for layer in module.modules() if isinstance(layer, _ConvNd) and layer.bias is not None]
     hooks = [layer.register_forward_hook(count) for layer in biased]
     with torch.no_grad():
-        module.eval()(torch.zeros(1, *shape))
+        # some normalisation layers need two samples
+        module.eval()(torch.zeros(2, *shape))
     for hook in hooks:
         hook.remove()
     return facts.flops / 2 + biases

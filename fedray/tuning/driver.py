@@ -61,7 +61,8 @@ def tune(
     """Search a space, or go on with a search that was stopped or killed; one result for each environment.
 
     ``space``: a space file, the name of one that comes with fedray, or a mapping like one; ``overrides``: ``key=value``
-    texts on top, for the base configuration or ``tune.*``. ``data`` to ``metrics`` are as in :func:`fedray.simulate`.
+    texts on top, for the base configuration or ``tune.*``. ``data`` to ``metrics`` are as in :func:`fedray.simulate`: a
+    module as ``model`` starts all seeds (``tune.seeds``) from its own weights, a class from weights drawn from each.
     ``retry_failed``: trials that failed are tried once more.
 
     Raises :class:`fedray.UserError` for what can't be searched as asked.

@@ -219,6 +219,7 @@ def opened_sweep(spec: SweepSpec, own: Own) -> Iterator[Sweep]:
         tune, prune = spec.tune, spec.tune.prune
         total = trials_of(spec, resolved)
         first, notes = _first(spec, resolved)
+        notes += [*own.notes(tune.seeds), *experiment.facts.notes]
         try:
             spec.folder.mkdir(parents=True, exist_ok=True)
             storage = storage_of(spec)

@@ -100,27 +100,35 @@ def carry_out(
 
 
 class Running:
-    """A trial in a thread of its own, which waits after each message until the next one is asked for."""
+    """A trial in a thread of its own, which begins when its first message is asked for, and waits after each one until
+    the next is.
+
+    It does not begin before, as Tune may make a process for a trial and then give the trial to another.
+    """
 
     def __init__(self, assignment: Assignment, own: Own, interrupted: Callable[[], bool]) -> None:
         self._work = lambda: carry_out(assignment, own, self._tell, interrupted)
         self._messages: queue.Queue[Message] = queue.Queue()
         self._answers: queue.Queue[bool] = queue.Queue()
-        self._asked = False
         self._thread = threading.Thread(target=self._run, name=assignment.key, daemon=True)
-        self._thread.start()
 
     def next(self) -> Message:
         """The next message; the trial goes on from the one before."""
-        if self._asked:
+        if self._begun:
             self._answers.put(False)
-        self._asked = True
+        else:
+            self._thread.start()
         return self._messages.get()
 
     def stop(self) -> None:
         """Let the run end after the round in progress, and wait for that."""
-        self._answers.put(True)
-        self._thread.join()
+        if self._begun:
+            self._answers.put(True)
+            self._thread.join()
+
+    @property
+    def _begun(self) -> bool:
+        return self._thread.ident is not None
 
     def _tell(self, message: Message) -> bool:
         self._messages.put(message)

@@ -1,0 +1,62 @@
+"""Whether clients can be trained in one batched stack: found by training a small one both ways."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from fedray.core.batches import Batch
+from fedray.core.model import FlatModel, LoopModel, Loss, VmapModel
+from fedray.core.seeds import Purpose, torch_rng
+from fedray.core.vectors import Layout
+from fedray.errors import first_sentence
+
+REAL = (4, 3, 2)
+"""Real samples in the batches of three clients; the rest of each is padding."""
+
+PROBED = len(REAL) * max(REAL)
+"""Samples that the trial takes."""
+
+TOLERANCE = 1e-3
+"""How far, relative to its length, a gradient may be off. Rounding may take a ReLU's input to the other side of zero,
+which changes gradients by 1e-4; samples that see their neighbours change them by 1e-1."""
+
+
+def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
+    """Why clients of ``module`` can't be trained in one batched stack, or None if they can.
+
+    A stack pads the batches of smaller clients with samples whose losses are left out. That is right as long as no
+    sample's logits depend on the others of its batch, so the gradients of a padded stack must be those of its clients
+    one by one. ``x [PROBED, ...]`` and ``y [PROBED]`` are samples of the data, as inputs may be whole numbers (tokens).
+    Takes a second: it imports torch's compiler.
+    """
+    if Layout(module).buffers:
+        return "it has buffers, such as BatchNorm's running statistics"
+    clients, size = len(REAL), max(REAL)
+    batch = Batch(x.view(clients, size, *x.shape[1:]), y.view(clients, size), 0, list(REAL))
+    stack, loop = (kind(copy.deepcopy(module), loss) for kind in (VmapModel, LoopModel))
+    at = _several(stack, clients)
+    # what a failing pass has drawn leaves no trace
+    with torch_rng(0, Purpose.DROPOUT):
+        try:
+            together = stack.gradients(at, batch, None).value
+            stack.forward(at, batch.x)
+            alone = loop.gradients(at, batch, None).value
+        except Exception as error:
+            return f"torch.func.vmap fails, {type(error).__name__}: {first_sentence(error)}"
+    off = (together - alone).norm(dim=1) / alone.norm(dim=1).clamp(min=1e-12)
+    if off.max() <= TOLERANCE:
+        return None
+    return (
+        "its samples depend on the others of their batch, so that the padding of smaller clients' batches changes "
+        f"gradients by up to {100 * float(off.max()):.3g} %"
+    )
+
+
+def _several(model: FlatModel, clients: int) -> Tensor:
+    """Models ``[clients, width]`` near the initial one, each another, none with weights of zero, which would hide what
+    lies before them."""
+    noise = torch.randn(2, clients, model.layout.width, generator=torch.Generator().manual_seed(0))
+    return model.parameters * (1 + 0.1 * noise[0]) + 0.02 * noise[1]

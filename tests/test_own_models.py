@@ -1,0 +1,233 @@
+"""What a user hands over with a model: metrics that are checked, buffers that are hashed, frozen layers that rest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedray import UserError, simulate
+from fedray.config import load
+from fedray.resolve import Own, resolve
+from fedray.simulation import RunResult
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tuning.spec import read_sweeps
+from fedray.tuning.sweep import opened_sweep
+
+FEATURES, CLASSES = 12, 4
+
+
+class Normed(nn.Module):
+    """BatchNorm, and a whole-number buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(FEATURES, 7), nn.BatchNorm1d(7), nn.Linear(7, CLASSES)
+        self.register_buffer("places", torch.tensor([7, 3, 2**20]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+def run(folder: Path, call: Any = None, **keys: Any) -> RunResult:
+    settings = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+    settings |= {"algorithm.name": "fedavg", "run.rounds": 3, "run.output": str(folder)}
+    changes = {key.replace("__", "."): value for key, value in keys.items()}
+    return simulate({**settings, **changes}, data=small_source(), **{"model": Normed, **(call or {})})
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def mean_of_batch(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (mean_of_batch, r"metric 'own' must give one value per sample, \[b\], not a tensor of shape \[\]"),
+        (lambda logits, targets: 0.5, r"metric 'own' must give one value per sample, a tensor \[b\], not float"),
+        (lambda logits, targets: logits, r"metric 'own' must give .* \[b\], not a tensor of shape \[2, 4\]"),
+        (lambda logits: logits, "metric 'own' failed on logits .2, classes. and targets .2.: TypeError"),
+        (3, "metric 'own' failed on .* TypeError"),
+    ],
+)
+def test_a_metric_is_checked_as_the_loss_is(metric, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, {"metrics": {"fine": lambda logits, targets: targets == 0, "own": metric}})
+
+
+def test_torchs_loss_modules_are_metrics_of_each_sample(tmp_path):
+    row = run(tmp_path, {"metrics": {"nll": nn.CrossEntropyLoss()}}).metrics.iloc[-1]
+    assert row["test_nll"] == pytest.approx(row["test_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "loss", "correct"])
+def test_a_metric_does_not_take_the_place_of_fedrays_own(name, tmp_path):
+    with pytest.raises(UserError, match=f"metric '{name}' has the name of a figure of fedray's own"):
+        run(tmp_path, {"metrics": {name: lambda logits, targets: targets == 0}})
+
+
+# ---------------------------------------------------------------- logits
+
+
+class Two(Normed):
+    """An auxiliary classifier that only training has."""
+
+    def forward(self, x: Tensor) -> Any:
+        logits = super().forward(x)
+        return (logits, logits) if self.training else logits
+
+
+class Averaged(Normed):
+    """One answer for the whole batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Two, r"model Two, in training mode, must give logits \[b, 4\], a tensor, not tuple"),
+        (Averaged, r"model Averaged must give logits \[b, 4\], not \[1 for b = 2, 4\]"),
+    ],
+)
+def test_logits_are_checked_in_both_modes(model, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, {"model": model})
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "moon"])
+def test_a_model_that_normalises_by_the_batch_in_evaluation_too(algorithm, tmp_path):
+    class ByBatch(Normed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(7, track_running_stats=False)
+
+    equal = {"train__local_steps": 2, "train__local_epochs": None}
+    equal |= {"data__partition__kind": "iid", "data__partition__alpha": None}
+    result = run(tmp_path, {"model": ByBatch}, algorithm__name=algorithm, **equal)
+    assert result.summary["status"] == "completed"
+
+
+# ---------------------------------------------------------------- model_sha256
+
+
+def sha256(tensors: Sequence[Tensor]) -> str:
+    return hashlib.sha256(b"".join(t.detach().to(torch.float32).numpy().tobytes() for t in tensors)).hexdigest()
+
+
+def test_the_hash_covers_buffers_after_the_parameters(tmp_path):
+    result = run(tmp_path)
+    model = result.model()
+    assert result.summary["model_sha256"] == sha256([*model.parameters(), *model.buffers()])
+
+
+def test_models_that_differ_in_a_buffer_alone_have_other_hashes(tmp_path):
+    module, results = Normed(), []
+    for number in range(2):
+        module.places += number
+        results.append(run(tmp_path / str(number), {"model": module}))
+    one, two = (result.model() for result in results)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert results[0].summary["model_sha256"] != results[1].summary["model_sha256"]
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_batchnorm_is_the_same_on_any_actors_and_resumed(tmp_path):
+    local = run(tmp_path / "local")
+    for actors in (1, 2):
+        engine = {"engine__kind": "ray", "engine__actors": actors, "engine__cpus_per_actor": 0.1}
+        assert_same(local, run(tmp_path / f"{actors}", **engine))
+    folder = tmp_path / "parts"
+    run(folder, {"callbacks": [lambda report: report.round == 1]}, run__checkpoint_every=1)
+    assert_same(local, run(folder, run__checkpoint_every=1))
+
+
+# ---------------------------------------------------------------- frozen layers
+
+
+class Frozen(nn.Module):
+    """A backbone that is not trained, with statistics of its own, below a layer that is, with its own."""
+
+    def __init__(self, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
+        super().__init__()
+        wide = norm is not nn.BatchNorm1d
+        self.backbone = nn.Sequential(
+            nn.Unflatten(1, (6, 2)) if wide else nn.Linear(FEATURES, 6),
+            norm(6, affine=True, track_running_stats=True),
+            nn.Flatten(),
+        )
+        for buffer in self.backbone.buffers():
+            buffer.copy_(torch.rand(buffer.shape) + 0.5 if buffer.is_floating_point() else torch.tensor(41))
+        self.backbone.requires_grad_(False)
+        self.head = nn.Sequential(nn.LazyLinear(8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+        self(torch.zeros(2, FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d])
+@pytest.mark.parametrize("algorithm", ["fedavg", "pfedmo", "scaffold", "mime", "moon", "fedsiam_da"])
+def test_the_statistics_of_frozen_layers_stay(algorithm, norm, tmp_path):
+    module = Frozen(norm)
+    before = {name: value.clone() for name, value in module.named_buffers()}
+    result = run(tmp_path, {"model": module}, algorithm__name=algorithm)
+    after = dict(result.model().named_buffers())
+    own = [name for name in before if name.startswith("backbone")]
+    assert own
+    for name in own:
+        assert torch.equal(before[name], after[name]), name
+    # those of the layer that is trained have moved
+    assert not torch.equal(after["head.1.running_mean"], before["head.1.running_mean"])
+
+
+def test_frozen_layers_train_as_torch_does_in_evaluation_mode(tmp_path):
+    """One client, one full batch, one step: the gradient of a module whose frozen part is in evaluation mode."""
+    module, source = Frozen(), small_source()
+    one = {"data__clients": 1, "data__partition__kind": "iid", "data__public_samples": 0, "train__local_epochs": 1}
+    one |= {"train__batch_size": "full", "train__cohort_size": 1, "run__rounds": 1}
+    one["data__partition__alpha"] = None
+    result = run(tmp_path, {"model": module}, **one).model()
+    module.train()
+    module.backbone.eval()
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    F.cross_entropy(module(torch.from_numpy(source.x_train)), torch.from_numpy(source.y_train)).backward()
+    found = [parameter for parameter in result.parameters() if parameter.requires_grad]
+    for own, after in zip(trained, found, strict=True):
+        torch.testing.assert_close(own - SETTINGS["train.lr"] * own.grad, after, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(module.head[1].running_mean, result.head[1].running_mean)
+
+
+# ---------------------------------------------------------------- initial weights
+
+
+@pytest.mark.parametrize(
+    ("model", "seeds", "said"), [(Normed(), 2, True), (Normed(), 1, False), (Normed, 2, False), (None, 2, False)]
+)
+def test_a_sweep_says_that_a_module_starts_all_seeds_alike(model, seeds, said, tmp_path):
+    settings = {**SETTINGS, "algorithm.name": "fedavg"}
+    if model is not None:
+        settings = {key: value for key, value in settings.items() if not key.startswith("model.")}
+    described = {"base": settings, "spaces": {"wide": {"train.lr": {"uniform": [0.01, 0.5]}}}}
+    (spec,) = read_sweeps(described, [f"tune.output={tmp_path}", "tune.name=s", f"tune.seeds={seeds}"])
+    with opened_sweep(spec, Own(small_source(), model)) as sweep:
+        lines = [line for line in sweep.notes if "all 2 seeds start from the same initial weights" in line]
+    assert len(lines) == said
+
+
+def test_a_module_starts_all_seeds_alike_and_its_class_does_not():
+    for model, alike in ((Normed(), True), (Normed, False)):
+        config = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+        built = [resolve(load({**config, "run.seed": seed}), Own(small_source(), model))[0] for seed in (0, 1)]
+        one, two = (experiment.build_model().first.weight for experiment in built)
+        assert torch.equal(one, two) == alike
