@@ -30,7 +30,6 @@ from fedray.tuning import tune
 from fedray.tuning.intervals import mean_and_margin
 from fedray.tuning.report import markdown, write_report
 from fedray.tuning.spec import known_spaces, read_sweeps
-from fedray.tuning.view import View
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -125,7 +124,7 @@ def claims(output: Path, seeds: int) -> pd.DataFrame:
         space = {"base": base_of_paper() | base, "spaces": {"wide": {key: {"grid": values}}}}
         name = key.partition(".")[2]
         (result,) = tune(
-            space, [WORK, f"tune.seeds={seeds}", f"tune.output={output}", f"tune.name={name}"], view=View()
+            space, [WORK, f"tune.seeds={seeds}", f"tune.output={output}", f"tune.name={name}"], verbose=True
         )
         for trial in result.trials.to_dict("records"):
             runs = [
@@ -177,7 +176,7 @@ def main() -> None:
     arguments = [WORK, f"tune.trials={options.trials}", f"tune.output={options.output}", "tune.name=sweep"]
     facts = options.output / "summary.json"
     with Busy() as busy:
-        (result,) = tune("pfedmo", arguments, view=View())
+        (result,) = tune("pfedmo", arguments, verbose=True)
     if not facts.exists():
         facts.write_text(
             json.dumps(

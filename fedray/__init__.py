@@ -49,6 +49,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+__version__ = "0.1.0"
+
+
 def _look_for_own_modules_last() -> None:
     """In a process that Ray has started, look for the user's own modules where the driver does: after all others.
 

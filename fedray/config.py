@@ -29,8 +29,8 @@ from fedray.reading import (
 
 __all__ = [
     "AlgorithmConfig", "Auto", "Config", "DataConfig", "EngineConfig", "ModelConfig", "PartitionConfig", "Real",
-    "RunConfig", "Section", "TrainConfig", "Whole", "assign", "check", "documented_keys", "expand", "flat", "folder_name", "load",
-    "plain", "read", "read_file", "unknown_key",
+    "RunConfig", "Section", "TrainConfig", "Whole", "assign", "check", "documented_keys", "expand", "flat",
+    "folder_name", "load", "plain", "read", "read_file", "unknown_key",
 ]  # fmt: skip
 
 Auto = Literal["auto"]

@@ -93,7 +93,7 @@ def _module_in_file(given: Path, what: str) -> ModuleType:
     sys.modules[name] = module
     try:
         # not by the module's loader: the bytecode that it keeps may be older than an edit of the same second
-        exec(compile(code, str(path), "exec"), vars(module))
+        exec(compile(code, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException:
         del sys.modules[name]
         raise

@@ -83,7 +83,7 @@ def simulate(
     metrics: Mapping[str, Loss] | None = None,
     callbacks: Sequence[Callback] = (),
     overrides: Iterable[str] = (),
-    display: Display | None = None,
+    verbose: bool = False,
 ) -> RunResult:
     """Run a federated learning experiment and return its :class:`RunResult`.
 
@@ -96,11 +96,11 @@ def simulate(
     normalisation layers that have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) ->
     [b]`` and each of ``metrics`` give one number per sample; a metric's mean over the test set is column
     ``test_<name>``. ``callbacks`` are called in this process after every round with a :class:`fedray.Report`; the next
-    round waits for them, and one that returns true ends the run.
+    round waits for them, and one that returns true ends the run. ``verbose`` shows what ``fedray run`` shows:
+    what is run, its progress, and what it reached.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """
-    display = display or Display(quiet=True)
     settings = config if isinstance(config, Config) else load(config, overrides)
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
@@ -115,7 +115,7 @@ def simulate(
             source = own_source(data, test, client_column, label_column)
         return Own(source, model, loss, metrics or {})
 
-    return run_experiment(settings, own, callbacks, display)
+    return run_experiment(settings, own, callbacks, Display(quiet=not verbose))
 
 
 def run_experiment(
@@ -127,7 +127,20 @@ def run_experiment(
         from fedray.resolve import resolve
 
         experiment, federated = resolve(settings, own())
-        return _run(experiment, federated, callbacks, display, start)
+        result = _run(experiment, federated, callbacks, display, start)
+    display.say(_reached(result))
+    return result
+
+
+def _reached(result: RunResult) -> str:
+    """A line about a run's end."""
+    summary = result.summary
+    accuracy = summary["final_accuracy"]
+    return (
+        f"{summary['status']} after {summary['rounds']} rounds"
+        + (f", accuracy {accuracy:.4f} (best {summary['best_accuracy']:.4f})" if accuracy is not None else "")
+        + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
+    )
 
 
 def _will_run_on_ray(settings: Config) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fedray
+from fedray.code_digest import code_digest
 from fedray.errors import UserError
 from fedray.importing import import_object, short_name, source_file
 from fedray.testing import AlgorithmContract
@@ -162,14 +163,17 @@ class TestMine(AlgorithmContract):
         """The path is relative to the working directory."""
 
 
-def test_an_edited_file_is_read_again(here: Path) -> None:
+def test_an_edited_file_is_read_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook's second run has the code that is in the file now; the first run's objects stay what they were."""
     first = import_object("folder/mine.py:Mine", "algorithm.name")
     assert import_object(f"{here}/folder/mine.py:Mine", "algorithm.name") is first
+    monkeypatch.syspath_prepend(here / "folder")
+    assert code_digest(import_object("mine:Mine", "algorithm.name")) == code_digest(first), "compiled otherwise"
     (here / "folder" / "mine.py").write_text(MINE.replace("half as far", "half as FAR"))
     second = import_object("folder/mine.py:Mine", "algorithm.name")
     assert "FAR" in second.__doc__
     assert "FAR" not in first.__doc__
+    assert code_digest(first) == code_digest(second), "a docstring computes nothing"
 
 
 def test_the_file_of_an_object(here: Path) -> None:
@@ -194,7 +198,7 @@ WRONG = [
     ("folder/mine.py", ["is not of the form file.py:Name or module:Name"]),
     ("folder/mine.py:", ["is not of the form file.py:Name or module:Name"]),
     ("folder:Mine", ["module folder has no 'Mine'"]),
-    ("folder/raises.py:Mine", ["can't import 'folder/raises.py': ZeroDivisionError: division by zero (raises.py, line 2)"]),
+    ("folder/raises.py:Mine", ["can't import 'folder/raises.py': ZeroDivisionError", "(raises.py, line 2)"]),
     ("folder/syntax.py:Mine", ["can't import 'folder/syntax.py': SyntaxError", "line 1"]),
     ("folder/needs.py:Mine", ["ModuleNotFoundError: No module named 'not_there' (needs.py, line 1)"]),
     ("nowhere/mine.py:Mine", ["can't read the file", "No such file"]),
