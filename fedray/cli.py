@@ -19,7 +19,7 @@ COMMANDS = ("run", "tune", "data", "costs", "keys", "algorithms", "models", "dat
 TAKING_SETTINGS = ("run", "tune", "data", "costs")
 
 RESULTS = (
-    "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss of a run diverged,\n"
+    "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss of a run diverged, "
     "130 interrupted (the same command goes on)."
 )
 
@@ -101,10 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(function=_run)
     search = "search hyper-parameters on Ray, or go on with a search"
+    again = "The same command again goes on where it was stopped or killed."
     tune = commands.add_parser(
         "tune",
         help=search,
-        description=f"{search[0].upper()}{search[1:]}. The same command again goes on where it was stopped or killed.",
+        description="\n".join(listing.paragraph(f"{search[0].upper()}{search[1:]}. {again}")),
         epilog=_tune_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -146,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     costs.set_defaults(function=_costs)
     _add_lists(commands)
     for each in (parser, *commands.choices.values()):
-        each.add_argument("--version", action="version", version=f"fedray {__version__}")
+        each.add_argument("--version", action="version", version=f"fedray {__version__}", help="print it and exit")
     return parser
 
 
@@ -175,12 +176,13 @@ def _tune_epilog() -> str:
     from fedray.tuning.spec import known_spaces
 
     known = f"Spaces: {', '.join(known_spaces())}"
-    return "\n".join(["Keys:", *listing.keys(TuneConfig, "tune."), "", known, "", RESULTS])
+    lines = ["Keys:", *listing.keys(TuneConfig, "tune."), "", *listing.paragraph(known)]
+    return "\n".join([*lines, "", *listing.paragraph(RESULTS)])
 
 
 def _run_epilog() -> str:
     commands = "fedray algorithms, fedray models and fedray datasets show what exists."
-    return "\n".join(["Config keys:", *listing.keys(), "", commands, "", RESULTS])
+    return "\n".join(["Config keys:", *listing.keys(), "", commands, "", *listing.paragraph(RESULTS)])
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
     from fedray.config import documented_keys
 
     for key, default, takes, description in documented_keys(model, prefix):
-        yield from _wrapped(f"{key} = {_value(default)}", f"{description}  [{takes}]")
+        yield from _wrapped(f"{key} = {_value(default)}", f"{description}  [{takes}]" if takes else description)
 
 
 def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
@@ -91,10 +91,15 @@ def _facts(cls: type[Algorithm]) -> str:
     return "; ".join(facts) or "no paper"
 
 
-def _first_paragraph(thing: Any) -> Iterable[str]:
-    paragraph = " ".join(cleandoc(thing.__doc__ or "").split("\n\n")[0].split())
+def paragraph(text: str, indent: int = 0) -> list[str]:
+    """A sentence or more as lines that a terminal, and a reader, can take in."""
+    first = " " * indent
     width = min(_width(), 120)
-    return textwrap.wrap(paragraph, width, initial_indent=" " * 4, subsequent_indent=" " * 4, break_long_words=False)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=first, break_long_words=False)
+
+
+def _first_paragraph(thing: Any) -> Iterable[str]:
+    return paragraph(" ".join(cleandoc(thing.__doc__ or "").split("\n\n")[0].split()), indent=4)
 
 
 def _wrapped(start: str, text: str, indent: int = INDENT) -> list[str]:

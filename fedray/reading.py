@@ -23,14 +23,14 @@ def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-SECTION = r"(run|algorithm|data|model|train|engine|tune)(\.\w+)+"
-"""What a key looks like, whether or not there is one."""
+OPTION = r"(algorithm|model)\.\w+"
+"""A key that an algorithm or a model may have; which do is not known here."""
 
 
 def check_words(words: Sequence[str], keys: Sequence[str]) -> None:
     """Refuse a key without its ``=`` among the words of a command line, as in ``train.lr 0.1`` or ``--train.lr=0.1``.
 
-    ``keys`` are all keys of the command; more than these may be in the sections algorithm, data and model.
+    ``keys`` are all keys of the command; algorithms and models have more.
     """
     for number, word in enumerate(words):
         key, sign, value = word.lstrip("-").partition("=")
@@ -59,8 +59,10 @@ def _meant(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
         return []
     if "." not in key:
         return [each for each in keys if each.rpartition(".")[2] == key]
+    if re.fullmatch(OPTION, key):
+        return [key]
     close = closest(key, keys)
-    return [close] if close else [key] if re.fullmatch(SECTION, key) else []
+    return [close] if close else []
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
