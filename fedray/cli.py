@@ -80,7 +80,7 @@ def _check_words(arguments: Sequence[str]) -> None:
         from fedray.tuning.settings import TuneConfig
 
         further = documented_keys(TuneConfig, "tune.") if name == "tune" else ()
-        check_words(arguments[1:], [key for key, *_ in (*documented_keys(), *further)])
+        check_words(list(arguments[1:]), [key for key, *_ in (*documented_keys(), *further)])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,7 +27,7 @@ OPTION = r"(algorithm|model)\.\w+"
 """A key that an algorithm or a model may have; which do is not known here."""
 
 
-def check_words(words: Sequence[str], keys: Sequence[str]) -> None:
+def check_words(words: list[str], keys: Sequence[str]) -> None:
     """Refuse a key without its ``=`` among the words of a command line, as in ``train.lr 0.1`` or ``--train.lr=0.1``.
 
     ``keys`` are all keys of the command; algorithms and models have more.
@@ -44,7 +44,7 @@ def check_words(words: Sequence[str], keys: Sequence[str]) -> None:
             raise UserError(f"{word}: a key and its value are one word, key=value (did you mean {choice}?)")
 
 
-def _value_after(words: Sequence[str]) -> str:
+def _value_after(words: list[str]) -> str:
     """The value behind a key without its sign: ``0.1``, ``= 0.1`` or ``=0.1``; empty if what follows is none."""
     text = "".join(words[1:2]) if words[:1] == ["="] else "".join(words[:1]).removeprefix("=")
     is_none = "=" in text or text.startswith("--") or text.endswith((".yaml", ".yml")) or Path(text).is_file()

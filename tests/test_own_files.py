@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fedray
+from fedray.algorithms import find_algorithm
 from fedray.code_digest import code_digest
 from fedray.errors import UserError
 from fedray.importing import import_object, short_name, source_file
@@ -120,6 +121,15 @@ def test_a_sweep(here: Path) -> None:
     assert "identical" in again.stdout
 
 
+def test_trials_work_where_the_driver_does(here: Path, ray_cluster: None) -> None:
+    """The path of a file is relative to the driver's directory, not to the one in which Ray was started."""
+    from fedray.tuning import tune
+
+    base = RUN | {"algorithm.part": 0.5}
+    (result,) = tune({"base": base, "spaces": {"wide": {"train.lr": {"grid": [0.1]}}}})
+    assert result.trials["state"].tolist() == ["complete"], (result.folder / "trials/0000/error.txt").read_text()
+
+
 def test_a_sweep_without_a_name_is_one_folder(here: Path) -> None:
     from fedray.tuning.spec import read_sweeps
 
@@ -197,7 +207,7 @@ WRONG = [
     ("folder/mine.py:Mien", ["folder/mine.py has no 'Mien' (did you mean 'Mine'?)"]),
     ("folder/mine.py", ["is not of the form file.py:Name or module:Name"]),
     ("folder/mine.py:", ["is not of the form file.py:Name or module:Name"]),
-    ("folder:Mine", ["module folder has no 'Mine'"]),
+    ("not_there:Mine", ["no such module is on the import path"]),
     ("folder/raises.py:Mine", ["can't import 'folder/raises.py': ZeroDivisionError", "(raises.py, line 2)"]),
     ("folder/syntax.py:Mine", ["can't import 'folder/syntax.py': SyntaxError", "line 1"]),
     ("folder/needs.py:Mine", ["ModuleNotFoundError: No module named 'not_there' (needs.py, line 1)"]),
@@ -211,7 +221,7 @@ def test_what_is_wrong(here: Path, name: str, words: list[str]) -> None:
     (here / "folder" / "syntax.py").write_text("class Mine\n")
     (here / "folder" / "needs.py").write_text("import not_there\n")
     with pytest.raises(UserError) as caught:
-        fedray.simulate({"algorithm.name": name})
+        find_algorithm(name)
     message = str(caught.value)
     assert message.startswith(f"algorithm.name={name}")
     assert "\n" not in message
