@@ -92,6 +92,12 @@ class RunConfig(Section):
     eval_every: Whole = Field(1, ge=0, description="rounds between evaluations; 0 evaluates after the last round only")
     eval_test: bool = Field(True, description="evaluate the test set; sweeps do without, and touch it for winners only")
     eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on that many training samples")
+    eval_clients: Whole | Literal["all"] = Field(
+        0, description="score the global model on the own test share of so many clients, the same in every evaluation"
+    )
+    finetune_steps: Whole = Field(
+        0, ge=0, description="score the global model after so many local SGD steps on each client of the cohort"
+    )
     targets: list[Annotated[Real, Field(gt=0, le=1)]] = Field(
         [], description="accuracies whose first round is reported"
     )
@@ -100,7 +106,7 @@ class RunConfig(Section):
     resume: Literal["auto"] | bool = Field(
         "auto", description="auto: resume if unfinished and the same; true: resume or fail; false: move the old folder"
     )
-    log_clients: bool = Field(True, description="write per-client rows to clients.parquet")
+    log_clients: bool = Field(True, description="write per-client rows to clients.parquet and evaluation.parquet")
     given: list[Literal["data", "model", "loss", "metrics"]] = Field(
         [],
         description="what simulate() or tune() was given from Python, without which this is another run; set by them",
@@ -122,6 +128,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> RunConfig:
+        if isinstance(self.eval_clients, int) and self.eval_clients < 0:
+            raise ValueError(f"run.eval_clients must be 'all' or at least 0, not {self.eval_clients}")
         if self.rounds is not None and self.iterations is not None:
             raise ValueError("give run.rounds or run.iterations, not both")
         return self
@@ -137,7 +145,10 @@ class AlgorithmConfig(Section):
 class PartitionConfig(Section):
     """How the training set is divided among the clients (fedray.data.partition says what each option does)."""
 
-    kind: str = Field("dirichlet", description="see `fedray datasets`")
+    kind: str = Field(
+        "auto",
+        description="see `fedray datasets`; auto: natural if the data say whose each sample is, else dirichlet",
+    )
     alpha: Real | None = Field(None, gt=0, description="Dirichlet concentration (xi of pFedMo); 0.5 unless set")
     prior: list[Annotated[Real, Field(ge=0)]] | None = Field(
         None, description="dirichlet_fixed: prior over the classes, uniform unless set"
@@ -165,6 +176,7 @@ class DataConfig(Section):
 
     source: str = Field("sample", description="see `fedray datasets`, or your own: file.py:function or module:function")
     root: str | None = Field(None, description="where the files are ($FEDRAY_DATA and the usual places else)")
+    normalization: str = Field("default", description="mean and deviation of the inputs; see `fedray datasets`")
     clients: Whole = Field(20, ge=1, description="number of registered clients N")
     samples_per_client: Whole | None = Field(None, ge=1, description="fixed local size; all samples unless set")
     seed: Whole | None = Field(None, ge=0, lt=2**63, description="seed of partition and public set; = run.seed")
@@ -172,7 +184,13 @@ class DataConfig(Section):
     public_samples: Whole | Auto = Field(
         "auto", description="i.i.d. public set of the server; auto: 10 % if the algorithm needs it, else none"
     )
+    public_to: Literal["server", "clients"] = Field(
+        "server", description="clients: deal the public set out to them, on top of their own samples"
+    )
     validation_samples: Whole = Field(0, ge=0, description="held out of the training set for validation_accuracy")
+    least_test_samples: Whole = Field(
+        0, ge=0, description="least size of a client's test share; smaller ones are drawn anew, and may overlap"
+    )
     augment: Literal["none", "crop_flip"] = Field("none", description="crop_flip: random crop (pad 4) and mirror")
 
     @model_validator(mode="after")
@@ -209,7 +227,9 @@ class TrainConfig(Section):
     lr_decay: Real = Field(1.0, gt=0, le=1, description="factor on eta_l per round")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast on the forward pass")
     cohort_size: Whole | None = Field(None, ge=1, description="clients per round; all unless set")
-    participation: Real | None = Field(None, gt=0, le=1, description="clients per round as a fraction C of N")
+    participation: Real | None = Field(
+        None, gt=0, le=1, description="clients per round as a fraction C of those with samples"
+    )
     sampling: Literal["uniform", "cyclic"] = Field("uniform", description="how cohorts are drawn")
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
 

@@ -72,8 +72,13 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
         elif name in SOURCES:
             yield from _wrapped(name, SOURCES[name].about, indent=20)
             yield from _wrapped("", f"licence: {SOURCES[name].licence}", indent=20)
+            if len(SOURCES[name].normalizations) > 1:
+                for value, what in SOURCES[name].normalizations.items():
+                    yield from _wrapped("", f"data.normalization={value}: {what}", indent=20)
     if not names or any(name in PARTITIONERS for name in names):
-        yield "partitions (data.partition.kind)"
+        yield from paragraph(
+            "partitions (data.partition.kind); auto: natural if the data say whose each sample is, else dirichlet"
+        )
     for name in names or PARTITIONERS:
         if name in PARTITIONERS:
             yield from _wrapped(name, PARTITIONERS[name].about, indent=20)

@@ -14,21 +14,26 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import Config, check, folder_name, unknown_key
+from fedray.config import Config, check, flat, folder_name, unknown_key
 from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
+from fedray.core.rounding import whole
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
-from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
+from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
+from fedray.data.partition import kind_of
 from fedray.data.source import Source, load_source
+from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError, first_sentence, near_miss
+from fedray.implied import filled, implied_values, notes_on
 from fedray.importing import blamed
 from fedray.inputs import inputs_of
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import ProjectionHead, add_head
 from fedray.models.inspection import ModelFacts, check_metrics, inspect_model
 from fedray.models.stacking import PROBED, stacking_obstacle
+from fedray.placement import AutoDevice, device_here, place
 
 VMAP_CHUNK = 64
 """The most clients of a batched stack under ``engine.chunk: auto``; fewer, so that a cohort makes at least two stacks.
@@ -45,6 +50,10 @@ by arithmetic. Measured by analysis/benchmarks/chunks.py."""
 
 ROUNDS, LOCAL_STEPS = 50, 20
 """Rounds, and local steps of each, where nothing is said of them."""
+
+
+NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
+"""Keys that a user sets and that say nothing of what is run."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class Experiment:
 
     ``config`` is resolved: what a default or ``auto`` stood for has been filled in. ``notes`` are lines worth telling
     the user before it starts. ``inputs``: digests of what else the result is made from (:mod:`fedray.inputs`).
+    ``asked``: what the user set, and ``implied``: what null stands for, by dotted key.
     """
 
     config: Config
@@ -104,6 +114,8 @@ class Experiment:
     chunk: int | None
     notes: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    implied: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def precision(self) -> str:
@@ -118,6 +130,14 @@ class Experiment:
         """Where the server computes: on the CPU unless it has a share of a GPU."""
         return self.device if self.config.engine.server_gpus else "cpu"
 
+    @property
+    def hyper_parameters(self) -> dict[str, Any]:
+        """What tells the run from others, by dotted key: what the user set, and all that its algorithm takes."""
+        resolved = flat(self.config.model_dump(mode="json"))
+        told = {key for key in resolved if key in self.asked or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
+        # what is resolved into another key, as run.iterations is into rounds, is null
+        return {key: self.asked.get(key) if resolved[key] is None else resolved[key] for key in sorted(told)}
+
     def build_model(self, client: int | None = None) -> nn.Module:
         """The module with its initial weights, which depend on ``run.seed`` alone; or others, drawn for a client."""
         module = self.module(client)
@@ -130,20 +150,23 @@ class Experiment:
         return module
 
 
-def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, FederatedData]:
-    """The experiment of ``config``, and its data, partitioned.
+def resolve(
+    config: Config, own: Own | None = None, auto_device: AutoDevice = device_here
+) -> tuple[Experiment, FederatedData]:
+    """The experiment of ``config``, and its data, partitioned. ``auto_device`` says what ``engine.device: auto`` is.
 
     Raises :class:`UserError` for whatever in the sections doesn't fit together or doesn't exist.
     """
     own = own or Own()
     _check_given(config, own)
     algorithm = _algorithm(config)
-    source = own.source or load_source(config.data.source, config.data.root)
+    source = own.source or load_source(config.data.source, config.data.root, config.data.normalization)
     data_seed = config.run.seed if config.data.seed is None else config.data.seed
     public = _public_samples(config, algorithm, source)
     data = federate(source, config.data, data_seed, public)
-    if algorithm.has_personal_model():
-        data = with_test_shares(data, data_seed)
+    if config.data.public_to == "clients":
+        data = with_public_dealt(data, data_seed)
+    data, share_notes = _with_test_shares(config, algorithm, data, data_seed)
     if config.run.eval_train_samples:
         data = with_train_subset(data, config.run.eval_train_samples, data_seed)
     cohort_size = _cohort_size(config, data)
@@ -165,38 +188,43 @@ def resolve(config: Config, own: Own | None = None) -> tuple[Experiment, Federat
     check_metrics(metrics, data.classes)
     training = _training(config)
     size = training.batch_size or int(data.sizes().max())
-    device = _device(config)
+    source_name = source.name if "data" in own.given else config.data.source
+    run_name = config.run.name or folder_name(config.algorithm.name, source_name)
+    device, engine, placed = place(config.engine, Path(config.run.output) / run_name, auto_device)
     vectorize, chunk = _stacks(
         config, device, facts.flops * size, cohort_size,
         lambda: stacking_obstacle(first, loss, *map(torch.from_numpy, data.examples(PROBED))),
     )  # fmt: skip
     rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
-    source_name = source.name if "data" in own.given else config.data.source
-    algorithm_name = config.algorithm.name
+    kind = kind_of(config.data, source.client_train is not None)
+    implied = implied_values(kind, algorithm, cohort_size, data.active, training)
+    if left_out := filled(algorithm.hyper, implied, "algorithm."):
+        algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
+    options = filled(config.data.partition, implied, "data.partition.")
     updates: dict[str, dict[str, Any]] = {
-        "run": {
-            "rounds": rounds, "iterations": None,
-            "name": config.run.name or folder_name(algorithm_name, source_name), "given": own.given,
-        },
+        "run": {"rounds": rounds, "iterations": None, "name": run_name, "given": own.given},
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
-            "seed": data_seed, "public_samples": len(data.public), "clients": data.clients, "source": source_name,
+            "seed": data_seed, "public_samples": public, "clients": data.clients, "source": source_name,
+            "partition": config.data.partition.model_copy(update=options | {"kind": kind}),
         },
         "model": {"name": name, "head": head, **_options(config)},
         "train": {
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
             "weighting": weighting,
         },
-        "engine": {"device": device, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
+        "engine": {**engine, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
     }  # fmt: skip
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
-    advice = algorithm.advice(training.momentum, cohort_size, data.active)
-    notes = (*data.notes, *(f"warning: {line}" for line in advice), *facts.notes)
+    advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
+    read = notes_on(config, rounds, training.local_steps or 0, source, data)
+    warnings = [f"warning: {line}" for line in advice]
+    notes = (*data.notes, *share_notes, *read, *placed, *warnings, *facts.notes)
     experiment = Experiment(
         resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
-        vectorize, chunk, notes,
+        vectorize, chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
     maker = find_model(name) if own.model is None else own.model
     inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own)
@@ -247,19 +275,43 @@ def _algorithm(config: Config) -> Algorithm:
 
 def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:
     asked = config.data.public_samples
+    if config.data.public_to == "clients":
+        if algorithm.needs_public:
+            raise UserError(
+                f"data.public_to=clients: {config.algorithm.name} trains a model on the public set; use server"
+            )
+        if asked in ("auto", 0):
+            raise UserError("data.public_to=clients: there is no public set to deal out; give data.public_samples")
     if asked == "auto":
-        if not algorithm.needs_public:
-            return 0
-        return len(source.y_train) // 10 if source.y_public is None else len(source.y_public)
+        return source.public_by_default if algorithm.needs_public else 0
     if algorithm.needs_public and asked == 0 and source.x_public is None:
         raise UserError(f"data.public_samples=0: {config.algorithm.name} trains a model on a public set; use auto")
     return asked
 
 
+def _with_test_shares(
+    config: Config, algorithm: Algorithm, data: FederatedData, seed: int
+) -> tuple[FederatedData, list[str]]:
+    """``data`` with the clients' test shares if anything is scored on them, and what is worth saying about that."""
+    run, least, notes = config.run, config.data.least_test_samples, []
+    if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
+        if least:
+            notes.append(
+                f"data.least_test_samples={least} changes nothing, as no client is scored on its own test share: "
+                "run.eval_clients and run.finetune_steps ask for that"
+            )
+        return data, notes
+    draw_eval_clients(data, seed, run.eval_clients)
+    asked = [f"run.{key}={getattr(run, key)}" for key in ("eval_clients", "finetune_steps") if getattr(run, key)]
+    if asked and not run.eval_test:
+        notes.append(f"{' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
+    return with_test_shares(data, seed, least), notes
+
+
 def _cohort_size(config: Config, data: FederatedData) -> int:
     present = data.active
     if config.train.participation is not None:
-        return min(max(1, int(config.train.participation * data.clients)), present)
+        return max(1, whole(config.train.participation * present))
     if config.train.cohort_size is None:
         return present
     if config.train.cohort_size > present:
@@ -375,20 +427,6 @@ def _training(config: Config) -> LocalTraining:
         grad_clip=train.grad_clip,
         augment=config.data.augment == "crop_flip",
     )
-
-
-def _device(config: Config) -> str:
-    engine, device = config.engine, config.engine.device
-    if device == "auto":
-        wants_gpu = engine.gpus_per_actor or engine.actors_per_gpu
-        if engine.kind == "local":
-            wants_gpu = torch.cuda.is_available()
-        device = "cuda" if wants_gpu else "cpu"
-    if device == "cuda" and engine.kind == "local" and not torch.cuda.is_available():
-        raise UserError("engine.device=cuda: there is no usable GPU here; use cpu")
-    if device == "cuda" and engine.kind == "ray" and not (engine.gpus_per_actor or engine.actors_per_gpu):
-        raise UserError("engine.device=cuda: with Ray, give each actor its share too, as in engine.actors_per_gpu=1")
-    return device
 
 
 def _stacks(

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedray.core.model import Loss
     from fedray.data.federated import FederatedData
     from fedray.engine.server import Report
+    from fedray.placement import Device
     from fedray.resolve import Experiment, Own
 
     Callback = Callable[[Report], Any]
@@ -56,6 +58,27 @@ class RunResult:
         return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
 
     @property
+    def evaluation(self) -> pd.DataFrame:
+        """evaluation.parquet: a row per evaluated round and client that was scored on its own test share.
+
+        UserError if ``has_evaluation`` is false.
+        """
+        import pandas as pd
+
+        if not self.has_evaluation:
+            raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
+        return pd.read_parquet(self._evaluation).sort_values(["round", "client"], ignore_index=True)
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether single clients were scored: with personal models, ``run.finetune_steps`` or ``run.eval_clients``."""
+        return any(self._evaluation.glob("part-*.parquet"))
+
+    @property
+    def _evaluation(self) -> Path:
+        return self.folder / "evaluation.parquet"
+
+    @property
     def profile(self) -> pd.DataFrame:
         """profile.csv, of a run with ``engine.profile``: what each round's time went into, in seconds."""
         import pandas as pd
@@ -76,7 +99,7 @@ def simulate(
     *,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: nn.Module | Callable[..., nn.Module] | None = None,
     loss: Loss | None = None,
@@ -89,15 +112,18 @@ def simulate(
 
     ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
     ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
-    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``, for ``natural``
-    clients), or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a class or function that
-    makes a module from ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module,
-    which brings its own, the same for every seed. Its parameters without ``requires_grad`` are not trained, and
-    normalisation layers that have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) ->
-    [b]`` and each of ``metrics`` give one number per sample; a metric's mean over the test set is column
-    ``test_<name>``. ``callbacks`` are called in this process after every round with a :class:`fedray.Report`; the next
-    round waits for them, and one that returns true ends the run. ``verbose`` shows what ``fedray run`` shows:
-    what is run, its progress, and what it reached.
+    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``; a column ``client`` is
+    taken unless another is named), or a :class:`fedray.Source` as ``data`` alone. Labels are whole numbers from 0, or
+    names (texts, booleans, pandas' categories), which are numbered in their order and kept. Clients given with the
+    samples are the clients of the run unless ``data.partition.kind`` says otherwise; they may have any names, which
+    ``clients.parquet`` shows. A Dataset is read once, so it must give the same item each time: random transforms are
+    refused (see ``data.augment``). ``model`` replaces ``model.name``: a class or function that makes a module from
+    ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module, which brings its own,
+    the same for every seed. Its parameters without ``requires_grad`` are not trained, and normalisation layers that
+    have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) -> [b]`` and each of
+    ``metrics`` give one number per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks``
+    are called in this process after every round with a :class:`fedray.Report`; the next round waits for them, and one
+    that returns true ends the run. ``verbose`` shows what ``fedray run`` shows: what is run, its progress, its end.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """
@@ -112,7 +138,7 @@ def simulate(
         if data is not None:
             from fedray.data.own import own_source
 
-            source = own_source(data, test, client_column, label_column)
+            source = own_source(data, test, client_column, label_column, settings.data.normalization)
         return Own(source, model, loss, metrics or {})
 
     return run_experiment(settings, own, callbacks, Display(quiet=not verbose))
@@ -126,7 +152,7 @@ def run_experiment(
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
         from fedray.resolve import resolve
 
-        experiment, federated = resolve(settings, own())
+        experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start))
         result = _run(experiment, federated, callbacks, display, start)
     display.say(_reached(result))
     return result
@@ -150,6 +176,20 @@ def _will_run_on_ray(settings: Config) -> bool:
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 
+def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
+    """What ``engine.device: auto`` stands for: where the run in ``folder`` began, as other devices give other bits; for
+    a new one a GPU, if this machine, or the Ray cluster, has any."""
+    from fedray.placement import device_here, device_of_cluster
+    from fedray.tracking.folder import device_of
+
+    begun = device_of(folder) if settings.run.resume is not False else None
+    if begun is not None:
+        return begun
+    if settings.engine.kind == "local":
+        return device_here(folder)
+    return device_of_cluster(start.gpus(), is_this_machine=start.ready())
+
+
 def _run(
     experiment: Experiment, federated: FederatedData, callbacks: Sequence[Callback], display: Display, start: RayStart
 ) -> RunResult:
@@ -158,7 +198,7 @@ def _run(
 
     for line in experiment.notes:
         display.say(line)
-    folder = RunFolder(experiment.config, experiment.inputs)
+    folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
     result = RunResult(folder.path, experiment.module)
     found = folder.look()
     if doubt := folder.doubts():

@@ -27,7 +27,7 @@ def study(storage, space=SPACE, **options):
 @contextlib.contextmanager
 def kept(path):
     path.parent.mkdir(exist_ok=True)
-    with owned(path):
+    with owned(path, print):
         yield journal(path)
 
 
@@ -211,10 +211,15 @@ def test_a_torn_line_is_cut(tmp_path):
 
 def test_a_sweep_belongs_to_one_process(tmp_path):
     path = tmp_path / "j.log"
-    with owned(path), pytest.raises(UserError, match="another process runs this sweep"), owned(path):
+    said: list[str] = []
+    taken = rf"is a sweep that another process runs \(process {os.getpid()} on "
+    with owned(path, said.append), pytest.raises(UserError, match=taken), owned(path, said.append, patience=0.3):
         pass
-    with owned(path):
+    assert len(said) == 1
+    assert f"{path} is in use by process {os.getpid()} on " in said[0]
+    with owned(path, said.append):
         pass
+    assert len(said) == 1
 
 
 def test_any_storage_of_optunas(tmp_path):

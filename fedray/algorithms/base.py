@@ -159,12 +159,24 @@ class Algorithm:
     def __init__(self, hyper: BaseModel | None = None) -> None:
         self.hyper: Any = hyper if hyper is not None else self.Hyper()
 
+    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+        """What hyper-parameters whose default depends on the run stand for when they are None, by name.
+
+        ``cohort`` of ``clients`` clients take part in a round, with ``steps`` local steps each (None: whole epochs).
+        """
+        return {}
+
     def init_server(self, server: Server) -> None:
         """Add the algorithm's vectors to ``server``, which holds the initial model ``x``."""
 
     def broadcast(self, server: Server, phase: str) -> Broadcast:
         """What clients need in ``phase``; by default the model ``x``."""
         return Broadcast({"x": server["x"]})
+
+    @property
+    def past_rounds(self) -> int:
+        """How many rounds back the server's rules ask for models, by :attr:`Server.past`. Each is kept in a file."""
+        return 0
 
     @property
     def stateful(self) -> bool:
@@ -193,8 +205,9 @@ class Algorithm:
             carry = ctx.hold(self.step(ctx, carry, batch, batch.step), carry, batch.step)
         return carry
 
-    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
-        """Lines worth logging about a run with this client momentum and so many of the clients in a cohort."""
+    def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
+        """Lines worth logging about a run with this client momentum, so many of the clients in a cohort, and this
+        server learning rate."""
         if momentum and self.assumes_plain_sgd:
             yield (
                 f"train.momentum={momentum}: the paper's clients have none beside the algorithm's own rule, whose "
@@ -220,7 +233,10 @@ class Algorithm:
         return server.vectors.get("buffers")
 
     def monitors(self, server: Server) -> Mapping[str, Tensor]:
-        """Further models ``[width]`` whose test accuracy is logged, by name."""
+        """Further models ``[width]`` by name: the test accuracy of each is the column ``<name>_accuracy``.
+
+        The names must be the same in every round, from :meth:`init_server` on.
+        """
         return {}
 
     def has_personal_model(self) -> bool:

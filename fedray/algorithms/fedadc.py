@@ -44,9 +44,8 @@ class FedADC(FedAvg):
                 raise ValueError(f"algorithm.beta_l={self.beta_l} must be at most algorithm.beta_g={self.beta_g}")
             return self
 
-    @property
-    def _beta_l(self) -> float:
-        return self.hyper.beta_g if self.hyper.beta_l is None else self.hyper.beta_l
+    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+        return {"beta_l": self.hyper.beta_g}
 
     def init_server(self, server: Server) -> None:
         server["m"] = torch.zeros_like(server["x"])
@@ -55,7 +54,7 @@ class FedADC(FedAvg):
         return Broadcast({"x": server["x"], "m": server["m"]})
 
     def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y, mbar = carry["y"], self._beta_l * ctx.shared["m"] / ctx.J
+        y, mbar = carry["y"], self.hyper.beta_l * ctx.shared["m"] / ctx.J
         if self.hyper.variant == "nesterov":
             z = y - ctx.lr * mbar
             return {"y": ctx.descend(z, ctx.grad(z, batch))}
@@ -65,5 +64,5 @@ class FedADC(FedAvg):
         self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
     ) -> None:
         gathered = (server["x"] - sums["y"]) / server.lr
-        server["m"] = gathered + (self.hyper.beta_g - self._beta_l) * server["m"]
+        server["m"] = gathered + (self.hyper.beta_g - self.hyper.beta_l) * server["m"]
         server["x"] = server["x"] - self.hyper.alpha * server.lr * server["m"]

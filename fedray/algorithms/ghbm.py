@@ -6,7 +6,7 @@ Generalized Heavy-Ball Momentum. TMLR 2025 (arXiv 2311.18578).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -35,20 +35,19 @@ class GHBM(FedAvg):
         beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
         warmup: Literal["zero", "init"] = base.parameter("zero", "the momentum of the first tau rounds")
 
-    def _tau(self, server: Server) -> int:
-        return self.hyper.tau or max(1, round(server.N / len(server.cohort.ids)))
+    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+        return {"tau": max(1, round(clients / cohort))}
+
+    @property
+    def past_rounds(self) -> int:
+        return self.hyper.tau
 
     def broadcast(self, server: Server, phase: str) -> Broadcast:
-        tau, x = self._tau(server), server["x"]
-        # x^r is kept until it has been the far end of a window
-        server[f"past/{server.round}"] = x
+        tau, x = self.hyper.tau, server["x"]
         first = server.round - tau
         if first < 1 and self.hyper.warmup == "zero":
             return Broadcast({"x": x, "M": torch.zeros_like(x)})
-        far = server.vectors[f"past/{max(first, 1)}"]
-        for old in [name for name in server.vectors if name.startswith("past/") and int(name[5:]) <= first]:
-            del server.vectors[old]
-        return Broadcast({"x": x, "M": (far - x) / tau})
+        return Broadcast({"x": x, "M": (server.past(max(first, 1)) - x) / tau})
 
     def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
         y = carry["y"]
@@ -128,7 +127,7 @@ class FedHBM(_OwnWindow):
     def end(self, ctx: Context, carry: Carry) -> Result:
         return Result(uploads={"y": mean(carry["y"])}, state={"a": carry["y"]})
 
-    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
-        yield from super().advice(momentum, cohort, clients)
+    def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
+        yield from super().advice(momentum, cohort, clients, server_lr)
         if cohort == clients and self.hyper.beta:
             yield "the cohort is everybody, so that s_i = 1: models may run away along flat directions"

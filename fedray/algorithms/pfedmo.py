@@ -59,6 +59,9 @@ class PFedMo(Algorithm):
             "public", "where the probe batch comes from; the paper takes the test set"
         )
 
+    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+        return {} if steps is None else {"rep_steps": steps}
+
     def init_server(self, server: Server) -> None:
         x = server["x"]
         m = x.clone() if self.hyper.form == "printed" else torch.zeros_like(x)

@@ -44,6 +44,9 @@ class Server:
     probe: Callable[[Server, int, str], Tensor]
     """``probe(server, size, source)``: a batch of inputs ``[size, ...]`` of the public or the test set, drawn anew
     each round."""
+    past: Callable[[int], Tensor]
+    """``past(s)``: the model x^s ``[width]`` as it was at the start of round s, which is this one or one of the
+    algorithm's ``past_rounds`` before it."""
     weighting: str = "samples"
     total_samples: int = 0
     batch_size: int | None = None

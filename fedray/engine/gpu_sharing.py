@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
 from fedray.engine.memory import Footprint, actors_per_gpu
-from fedray.engine.process import environment, settled
+from fedray.engine.process import environment, require_device, settled
 from fedray.engine.ray_cluster import in_group, shortage
 from fedray.engine.states import StateFolder
 from fedray.engine.stored import StoredData
@@ -24,6 +24,7 @@ class Probe:
 
     def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
         with settled(experiment.config.engine.threads, experiment.config.engine.portable_bits):
+            require_device(experiment.device)
             worker = Worker(experiment, data.get(), StateFolder.of_run(experiment.config), experiment.device)
             return worker.footprint()
 
@@ -65,7 +66,8 @@ def _measured(experiment: Experiment, data: StoredData) -> Footprint:
     try:
         return ray.get(probe.measure.remote(experiment, data), timeout=engine.start_timeout)
     except GetTimeoutError:
-        raise UserError(f"{shortage(1, share)}: it did not start in {engine.start_timeout:g} s") from None
+        line = f"{shortage(1, share)}: it did not start in {engine.start_timeout:g} s; engine.device=cpu needs no GPU"
+        raise UserError(line) from None
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, UserError) else error from None
     finally:

@@ -22,7 +22,10 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
         return LocalPool(worker), [describe(experiment.device)]
 
     engine = experiment.config.engine
-    with settled(engine.threads, engine.portable_bits), opened(experiment, data, make_pool, False) as simulation:
+    with (
+        settled(engine.threads, engine.portable_bits),
+        opened(experiment, data, make_pool, False, driver.say) as simulation,
+    ):
         if simulation is None:
             return
         simulation.stopping = driver.stopping

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedray.core.batches import Batch
 from fedray.core.model import FlatModel
+from fedray.core.rounding import whole
 
 VECTORS = 5
 """Vectors of a model's width that local training holds at once, beyond the clients' state: parameters, gradient,
@@ -124,7 +125,7 @@ class Footprint:
 
 def actors_per_gpu(footprint: Footprint, cpus: float) -> int:
     """``engine.actors_per_gpu: auto``: as many as fit and can help, where each GPU has CPUs for ``cpus`` of them."""
-    return max(1, min(footprint.fits, MOST_PER_GPU, int(cpus + 1e-9)))
+    return max(1, min(footprint.fits, MOST_PER_GPU, whole(cpus)))
 
 
 def footprint(model: FlatModel, batch: Batch, state_width: int) -> Footprint:

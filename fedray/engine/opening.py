@@ -11,7 +11,7 @@ from typing import Any
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.pool import Pool
-from fedray.engine.process import same_kind
+from fedray.engine.process import require_device, same_kind
 from fedray.engine.server import Simulation
 from fedray.engine.states import StateFolder
 from fedray.engine.worker import Worker
@@ -27,16 +27,18 @@ def opened(
     data: FederatedData,
     make_pool: Callable[[Worker], tuple[Pool, list[dict[str, Any]]]],
     concurrent: bool,
+    say: Callable[[str], None] = lambda line: None,
     node: str = "",
 ) -> Iterator[Simulation | None]:
     """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards. None
     if another process has finished the run while this one waited for the folder.
 
-    ``make_pool`` gives the pool and a description of each computing process; ``node`` is the name of this one's node.
+    ``make_pool`` gives the pool and a description of each computing process; ``say`` shows a line;
+    ``node`` is the name of this one's node.
     Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
     """
-    folder = RunFolder(experiment.config, experiment.inputs)
-    with folder.locked(), contextlib.ExitStack() as stack:
+    folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
+    with folder.locked(say), contextlib.ExitStack() as stack:
         found = folder.look()
         if found.status == "finished":
             yield None
@@ -51,10 +53,9 @@ def opened(
                 )
             if saved is None and found.summary is not None and found.summary["rounds"]:
                 raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
-            if saved is not None and saved.round > experiment.rounds:
-                raise UserError(
-                    f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
-                )
+            if saved is not None:
+                _check_checkpoint(folder, saved, experiment)
+        require_device(experiment.server_device)
         states = StateFolder.of_run(experiment.config, node, node)
         worker = Worker(experiment, data, states, experiment.server_device)
         pool, machines = make_pool(worker)
@@ -65,8 +66,17 @@ def opened(
         folder.prepare()
         checkpoints.discard(folder.checkpoints)
         machine = {"bits_promised": same_kind(machines), "processes": machines}
-        columns = [f"test_{name}" for name in experiment.metrics]
-        recorder = Recorder(folder, dump(experiment.config), machine, columns, saved.round if saved else 0)
+        simulation = Simulation(experiment, data, worker, pool, concurrent)
+        recorder = Recorder(
+            folder,
+            dump(experiment.config),
+            machine,
+            simulation.further_columns,
+            after=saved.round if saved else 0,
+            hyper_parameters=experiment.hyper_parameters,
+            with_scores=simulation.scoring.wanted,
+        )
+        simulation.recorder = recorder
         stack.callback(recorder.close)
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
         for line in (*warnings, *experiment.notes):
@@ -75,7 +85,21 @@ def opened(
             recorder.note(
                 "warning: the nodes differ in device, instruction set or torch version: bits are not promised"
             )
-        simulation = Simulation(experiment, data, worker, pool, recorder, concurrent)
         if saved is not None:
             simulation.restore(saved)
         yield simulation
+
+
+def _check_checkpoint(folder: RunFolder, saved: checkpoints.Checkpoint, experiment: Experiment) -> None:
+    """Raises :class:`UserError` if ``experiment`` can't go on from ``saved``."""
+    if saved.round > experiment.rounds:
+        raise UserError(
+            f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
+        )
+    following = saved.round + 1
+    needed = range(max(1, following - experiment.algorithm.past_rounds), following)
+    if missing := set(needed) - saved.past.keys():
+        raise UserError(
+            f"the checkpoint of round {saved.round} in {folder.path} lacks the model of round {min(missing)}, as "
+            "another version of fedray wrote it: use run.resume=false to start over"
+        )

@@ -20,8 +20,8 @@ class Pool(Protocol):
     ``slots``: tasks that are worked on at once; ``at_once``: the part of its even share of the work left that a worker
     may be given with one task. ``publish`` makes a broadcast available to all of them; ``map`` runs
     tasks and yields ``(task, result)`` as they finish; ``sticky`` tasks go to the worker that did the phase before on
-    the same clients. ``keep`` makes vectors available for many rounds, under a name; ``store`` writes what a handle of
-    kept vectors or of a state names to a file, and ``drop`` forgets it.
+    the same clients. ``keep`` makes vectors available for many rounds, under a name, and ``fetch`` gives them back;
+    ``store`` writes what a handle of kept vectors or of a state names to a file, and ``drop`` forgets it.
     """
 
     slots: int
@@ -34,6 +34,8 @@ class Pool(Protocol):
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]: ...
 
     def keep(self, name: str, vectors: State) -> Handle: ...
+
+    def fetch(self, handle: Handle) -> State: ...
 
     def store(self, handle: Handle, target: Path) -> None: ...
 
@@ -67,6 +69,9 @@ class LocalPool:
 
     def keep(self, name: str, vectors: State) -> StateFile:
         return self.states.write(name, vectors)
+
+    def fetch(self, handle: StateFile) -> State:
+        return self.states.read(handle)
 
     def store(self, handle: StateFile, target: Path) -> None:
         self.states.store(handle, target)

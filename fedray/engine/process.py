@@ -11,6 +11,9 @@ import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
+from fedray.engine.determinism import CUBLAS, deterministic
+from fedray.errors import UserError
+
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
 """glibc's settings under which a training step returns no memory to the system: either threshold alone is worse than
 neither. Larger ones make no step faster, and every process may keep as much that it does not use, in each arena."""
@@ -39,7 +42,7 @@ def _import_path() -> dict[str, str]:
 def environment(threads: int, portable: bool) -> dict[str, str]:
     """Environment variables of a computing process, to be set before it starts."""
     count = str(threads)
-    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **_import_path(), **ALLOCATOR}
+    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **_import_path(), **ALLOCATOR, **CUBLAS}
     return variables | PORTABLE if portable else variables
 
 
@@ -47,8 +50,6 @@ def environment(threads: int, portable: bool) -> dict[str, str]:
 def settled(threads: int, portable: bool) -> Iterator[None]:
     """This process as a computing process; torch's global settings are put back afterwards."""
     if portable and "torch" in sys.modules and any(os.environ.get(k) != v for k, v in PORTABLE.items()):
-        from fedray.errors import UserError
-
         raise UserError(
             "engine.portable_bits=true with engine.kind=local needs these set before Python starts: "
             + " ".join(f"{k}={v}" for k, v in PORTABLE.items())
@@ -59,27 +60,25 @@ def settled(threads: int, portable: bool) -> Iterator[None]:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, int(ALLOCATOR["MALLOC_MMAP_THRESHOLD_"]))
         libc.mallopt(_M_TRIM_THRESHOLD, int(ALLOCATOR["MALLOC_TRIM_THRESHOLD_"]))
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    deterministic: Any = torch.utils.deterministic
-    fill = deterministic.fill_uninitialized_memory
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    _deterministic(True, warn_only=True)
-    # deterministic mode would fill every fresh tensor with NaN, which costs time and hides nothing here
-    deterministic.fill_uninitialized_memory = False
     try:
-        yield
+        with deterministic():
+            yield
     finally:
-        torch.set_num_threads(before[0])
-        _deterministic(before[1], warn_only=warn_only)
-        deterministic.fill_uninitialized_memory = fill
+        torch.set_num_threads(before)
 
 
-def _deterministic(mode: bool, warn_only: bool) -> None:
-    """torch.use_deterministic_algorithms without its import of the compiler, which takes a second and is not used."""
+def require_device(device: str) -> None:
+    """Raises :class:`UserError` if torch can't use ``device`` in this process, whatever Ray takes the node to have."""
     import torch
 
-    torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
+    if device == "cuda" and not torch.cuda.is_available():
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        raise UserError(
+            f"engine.device=cuda: torch {torch.__version__} ({built}) can't use a GPU on {platform.node()}, though Ray "
+            "counts one there: use engine.device=cpu, or install a torch and a driver that fit together"
+        )
 
 
 def describe(device: str) -> dict[str, Any]:

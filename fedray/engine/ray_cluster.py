@@ -11,6 +11,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedray.config import EngineConfig
+from fedray.core.rounding import whole
 from fedray.errors import UserError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def actor_count(experiment: Experiment) -> int:
         fits.append((resources.get("CPU", 0) - engine.server_cpus) / engine.cpus_per_actor)
     if gpu_share(experiment):
         fits.append((resources.get("GPU", 0) - engine.server_gpus) / gpu_share(experiment))
-    return max(1, min(int(min(fits) + 1e-9) if fits else (os.cpu_count() or 1), members))
+    return max(1, min(whole(min(fits)) if fits else (os.cpu_count() or 1), members))
 
 
 def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:

@@ -66,7 +66,7 @@ class ServerActor:
     def _run(self, lockstep: bool) -> Iterator[list[Any]]:
         """Open the run, then yield lists of events: what was said, where it starts, and its rounds."""
         data = self.data.get()
-        engine = self.experiment.config.engine
+        engine, here = self.experiment.config.engine, ray.get_runtime_context().get_node_id()
         notes: list[str] = []
 
         def make_pool(worker: Any) -> tuple[Pool, list[dict[str, Any]]]:
@@ -75,7 +75,7 @@ class ServerActor:
 
         with (
             settled(engine.threads, engine.portable_bits),
-            opened(self.experiment, data, make_pool, True, ray.get_runtime_context().get_node_id()) as simulation,
+            opened(self.experiment, data, make_pool, True, self._say, here) as simulation,
         ):
             if simulation is None:
                 return
@@ -105,6 +105,9 @@ class ServerActor:
                 if lockstep and self.answers.get():
                     self.stop_asked.set()
             yield pending
+
+    def _say(self, line: str) -> None:
+        self.events.put([("said", line)])
 
     def stop(self) -> None:
         """Stop after the round in progress."""

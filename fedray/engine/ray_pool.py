@@ -17,11 +17,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from fedray.engine.process import describe, environment, settled
+from fedray.engine.process import describe, environment, require_device, settled
 from fedray.engine.ray_cluster import UNRECORDED, gpu_share, in_group, shortage
 from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
-from fedray.engine.tasks import AnyTask, Handle, PersonalTask, PhaseTask, Task
+from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment
@@ -42,10 +42,18 @@ class ClientActor:
         self._settled.__enter__()
         self.device, self.node = experiment.device, ray.get_runtime_context().get_node_id()
         states = StateFolder.of_run(experiment.config, self.node, server)
-        self.worker = Worker(experiment, data.get(), states, experiment.device, fetch=_get)
+        self._refusal: UserError | None = None
+        try:
+            require_device(self.device)
+            self.worker = Worker(experiment, data.get(), states, self.device, fetch=_get)
+        except UserError as error:
+            # raised from here it would be the death of an actor, whose cause Ray tells as a text
+            self._refusal = error
 
     def describe(self) -> tuple[str, dict[str, Any]]:
         """The node, by Ray's name of it, and what decides the bits of its results."""
+        if self._refusal is not None:
+            raise self._refusal
         return self.node, describe(self.device)
 
     def run(self, task: Task) -> Any:
@@ -245,7 +253,7 @@ class RayPool:
 
     def _send(self, actor: Any, task: Task, sent: dict[Any, _Sent]) -> None:
         within_reach = task
-        if isinstance(task, (PhaseTask, PersonalTask)) and task.states:
+        if isinstance(task, (PhaseTask, ScoreTask)) and task.states:
             within_reach = replace(task, states=[self._near(state, self.nodes[actor]) for state in task.states])
         sent[actor.run.remote(within_reach)] = _Sent(actor, task)
 
@@ -273,7 +281,11 @@ class RayPool:
         self._expect(create_actor(self.experiment, self.data, self.states.node))
 
     def keep(self, name: str, vectors: State) -> Handle:
-        return ray.put(vectors)
+        # what clients need must be within reach of every node; what the server alone needs is a file beside it
+        return ray.put(vectors) if self.experiment.algorithm.needs_past else self.states.write(name, vectors)
+
+    def fetch(self, handle: Handle) -> State:
+        return self.states.read(handle) if isinstance(handle, StateFile) else _get(handle)
 
     def store(self, handle: Handle, target: Path) -> None:
         if isinstance(handle, StateFile) and handle.node == self.states.node:

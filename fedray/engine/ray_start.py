@@ -45,6 +45,13 @@ class RayStart:
             self._thread.start()
         return bool(self._found.result())
 
+    def gpus(self) -> float:
+        """How many GPUs the cluster has, on whichever nodes; waits for it."""
+        self.ready()
+        import ray
+
+        return ray.cluster_resources().get("GPU", 0)
+
     def __enter__(self) -> RayStart:
         return self
 

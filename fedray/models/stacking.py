@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
 from fedray.core.model import FlatModel, LoopModel, Loss, VmapModel
-from fedray.core.seeds import Purpose, torch_rng
+from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import first_sentence
 
@@ -46,6 +47,8 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
             alone = loop.gradients(at, batch, None).value
         except Exception as error:
             return f"torch.func.vmap fails, {type(error).__name__}: {first_sentence(error)}"
+    if not torch.isfinite(alone).all():
+        return "its gradients near the initial weights are not finite, so that a stack can't be compared with them"
     off = (together - alone).norm(dim=1) / alone.norm(dim=1).clamp(min=1e-12)
     if off.max() <= TOLERANCE:
         return None
@@ -58,5 +61,6 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
 def _several(model: FlatModel, clients: int) -> Tensor:
     """Models ``[clients, width]`` near the initial one, each another, none with weights of zero, which would hide what
     lies before them."""
-    noise = torch.randn(2, clients, model.layout.width, generator=torch.Generator().manual_seed(0))
-    return model.parameters * (1 + 0.1 * noise[0]) + 0.02 * noise[1]
+    noise = stream(0, Purpose.INIT).standard_normal((2, clients, model.layout.width), dtype=np.float32)
+    scale, shift = torch.from_numpy(noise)
+    return model.parameters * (1 + 0.1 * scale) + 0.02 * shift

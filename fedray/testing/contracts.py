@@ -221,6 +221,9 @@ def assert_same(a: RunResult, b: RunResult) -> None:
         a.metrics.drop(columns=list(TIMES)), b.metrics.drop(columns=list(TIMES)), check_exact=True
     )
     pd.testing.assert_frame_equal(a.clients, b.clients, check_exact=True)
+    assert a.has_evaluation == b.has_evaluation
+    if a.has_evaluation:
+        pd.testing.assert_frame_equal(a.evaluation, b.evaluation, check_exact=True)
 
 
 def _simulation(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:

@@ -104,6 +104,7 @@ def server_of_mean_clients(
         server_lr=1.0,
         public_context=absent,
         probe=absent,
+        past=absent,
         total_samples=sum(sizes),
         batch_size=training.batch_size,
         public_samples=public_samples,

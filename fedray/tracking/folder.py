@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ import yaml
 
 from fedray.config import Config, documented_keys, flat
 from fedray.errors import UserError
+from fedray.tracking.lock import PATIENCE, locked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,11 @@ COLUMNS = (
     "validation_accuracy", "personalized_accuracy", "representation_accuracy", "bytes_down", "bytes_up", "flops",
     "virtual_seconds", "round_seconds", "wall_seconds",
 )  # fmt: skip
-"""The columns of metrics.csv; further ones (a user's metrics) follow them."""
+"""The columns of metrics.csv; further ones follow them: a user's metrics, an algorithm's monitors, and scores on
+clients' own test shares."""
+
+PART_ROUNDS, PART_ROWS = 500, 200_000
+"""A part of a parquet folder is written at the latest when it has so many rounds, or rows."""
 
 WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
@@ -56,14 +60,21 @@ class Found:
 
 
 class RunFolder:
-    """``run.output/run.name``. ``inputs``: digests of what the run is made from beside ``config``, by name."""
+    """``run.output/run.name``.
 
-    def __init__(self, config: Config, inputs: Mapping[str, str]) -> None:
-        self.config, self.inputs = config, inputs
+    ``inputs``: digests of what the run is made from beside ``config``, by name; ``implied``: what null stands for in a
+    configuration of this run, by dotted key.
+    """
+
+    def __init__(
+        self, config: Config, inputs: Mapping[str, str], implied: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self.config, self.inputs, self.implied = config, inputs, implied
         assert config.run.name is not None
         self.path = Path(config.run.output) / config.run.name
         self.checkpoints = self.path / "checkpoints"
         self.clients = self.path / "clients.parquet"
+        self.evaluation = self.path / "evaluation.parquet"
 
     def look(self) -> Found:
         """What is there already, without changing anything.
@@ -83,7 +94,7 @@ class RunFolder:
         summary = self._summary()
         rounds = old["run"]["rounds"]
         wanted = self.config.run.rounds or 0
-        differ = differing_keys(old, self.config.model_dump(mode="json"))
+        differ = differing_keys(old, self.config.model_dump(mode="json"), self.implied)
         if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
             differ.append("run.rounds")
         known = self._known_inputs()
@@ -133,28 +144,14 @@ class RunFolder:
         raise UserError(f"{path} is damaged: use run.resume=false to start over")
 
     @contextlib.contextmanager
-    def locked(self, patience: float = 20.0) -> Iterator[None]:
-        """Hold the folder against other processes; :class:`UserError` if one keeps it for ``patience`` seconds.
-
-        The processes of a killed run may need a moment to end, hence the patience.
-        """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = (self.path.parent / f".{self.path.name}.lock").open("w")
-        except OSError as error:
-            raise UserError(f"can't write to run.output={self.config.run.output}: {error.strerror}") from None
-        with lock:
-            deadline = time.monotonic() + patience
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise UserError(
-                            f"{self.path} is being written by another run; choose another run.name"
-                        ) from None
-                    time.sleep(0.2)
+    def locked(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
+        """Hold the folder against other processes, as :func:`fedray.tracking.lock.locked` does."""
+        with contextlib.ExitStack() as stack:
+            try:
+                busy = "is being written by another run; choose another run.name"
+                stack.enter_context(locked(self.path, busy, say, patience))
+            except OSError as error:
+                raise UserError(f"can't write to run.output={self.config.run.output}: {error.strerror}") from None
             yield
 
     def prepare(self) -> None:
@@ -192,13 +189,15 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
-def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differing_keys(
+    old: Mapping[str, Any], new: Mapping[str, Any], implied: Mapping[str, Any] = MappingProxyType({})
+) -> list[str]:
     """The dotted keys whose values differ, of those that can change a result.
 
-    A key that did not exist when ``old`` was written had its default.
+    A key that did not exist when ``old`` was written had its default; ``implied`` says what null stands for.
     """
     defaults = {key: default for key, default, *_ in documented_keys()}
-    a, b = defaults | flat(old), defaults | flat(new)
+    a, b = (_without_nulls(defaults | flat(each), implied) for each in (old, new))
     vectorized = b.get("engine.vectorize") is True
 
     def matters(key: str) -> bool:
@@ -208,6 +207,19 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         return key not in IGNORED
 
     return [key for key in sorted({*a, *b}) if matters(key) and a.get(key) != b.get(key)]
+
+
+def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: implied.get(key) if value is None else value for key, value in values.items()}
+
+
+def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
+    """The device of the run in ``folder``; None if there is none, or one that :meth:`RunFolder.look` refuses."""
+    try:
+        device = yaml.safe_load((folder / "config.yaml").read_text())["engine"]["device"]
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        return None
+    return device if device in ("cpu", "cuda") else None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -254,13 +266,15 @@ class RoundsFile:
         self._file.close()
 
 
-class ClientsFile:
-    """clients.parquet: a folder of parts, each the rows of some consecutive rounds."""
+class ParquetRows:
+    """A folder of parquet parts, each the rows of some consecutive rounds, several in a round: clients.parquet and
+    evaluation.parquet."""
 
     def __init__(self, path: Path, after: int) -> None:
         """Drop the rounds after ``after``."""
         self.path = path
         self._rows: list[dict[str, Any]] = []
+        self._held = 0
         path.mkdir(exist_ok=True)
         for part in path.glob("part-*-*.parquet"):
             first, last = (int(number) for number in part.stem.split("-")[1:3])
@@ -274,7 +288,8 @@ class ClientsFile:
     def append(self, rows: Mapping[str, Any]) -> None:
         """The rows of one round, as equally long lists by column (``round`` a number)."""
         self._rows.append(dict(rows))
-        if len(self._rows) >= 500:
+        self._held += len(rows["client"])
+        if len(self._rows) >= PART_ROUNDS or self._held >= PART_ROWS:
             self.flush()
 
     def flush(self) -> None:
@@ -288,7 +303,7 @@ class ClientsFile:
         self._write(
             pa.concat_tables(tables, promote_options="default"), self._rows[0]["round"], self._rows[-1]["round"]
         )
-        self._rows = []
+        self._rows, self._held = [], 0
 
     def _write(self, table: pa.Table, first: int, last: int) -> None:
         target = self.path / f"part-{first:08d}-{last:08d}.parquet"

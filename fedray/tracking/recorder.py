@@ -1,4 +1,5 @@
-"""Keeps the records of a run: metrics.csv, clients.parquet, TensorBoard, log.txt, config.yaml, summary.json."""
+"""Keeps the records of a run: metrics.csv, clients.parquet, evaluation.parquet, TensorBoard, log.txt, config.yaml and
+summary.json."""
 
 from __future__ import annotations
 
@@ -10,31 +11,44 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedray.config import flat
-from fedray.tracking.folder import COLUMNS, INPUTS, ClientsFile, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.folder import COLUMNS, INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
 
 if TYPE_CHECKING:
     import pandas as pd
 
+CLIENT_FACTS = ("round", "client", "client_name", "samples", "steps")
+"""Columns of clients.parquet that say which client it is and what it trained on; the others are its scores."""
+
 
 class Recorder:
     """Writes the run folder of a run whose rounds up to ``after`` are there already.
 
-    ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv.
+    ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv;
+    ``hyper_parameters``: the run's columns of TensorBoard's HParams table; ``with_scores``: clients are scored on their
+    own test shares.
     """
 
     def __init__(
-        self, folder: RunFolder, settings: str, machine: Mapping[str, Any], extra_columns: Sequence[str], after: int
+        self,
+        folder: RunFolder,
+        settings: str,
+        machine: Mapping[str, Any],
+        extra_columns: Sequence[str],
+        after: int,
+        hyper_parameters: Mapping[str, Any],
+        with_scores: bool = False,
     ) -> None:
-        self.folder, self.machine = folder, dict(machine)
+        self.folder, self.machine, self.hyper_parameters = folder, dict(machine), dict(hyper_parameters)
         path = folder.path
         folder.write("config.yaml", settings)
         folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
         (path / "summary.json").unlink(missing_ok=True)
         self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
-        self._clients = ClientsFile(folder.clients, after) if folder.config.run.log_clients else None
+        log_clients = folder.config.run.log_clients
+        self._clients = ParquetRows(folder.clients, after) if log_clients else None
+        self._scores = ParquetRows(folder.evaluation, after) if log_clients and with_scores else None
         self._profile: RoundsFile | None = None
         if folder.config.engine.profile or (after and (path / "profile.csv").exists()):
             self._profile = RoundsFile(path / "profile.csv", ["round", *PURPOSES], after)
@@ -51,15 +65,26 @@ class Recorder:
         self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
         self._log.flush()
 
+    def withdraw_promise(self, operations: Sequence[str]) -> None:
+        """Operations that may give other bits another time: the summary promises none any more, and names them."""
+        for operation in operations:
+            known = self.machine.get("nondeterministic", [])
+            if operation not in known:
+                self.machine |= {"bits_promised": False, "nondeterministic": [*known, operation]}
+                self.note(f"warning: bits are not promised: {operation}")
+
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
         """One finished round: its row, and its clients' rows as lists by column."""
         self._metrics.append(row)
         if self._clients:
             self._clients.append(clients)
-        scores = {
-            name: values for name, values in clients.items() if name not in ("round", "client", "samples", "steps")
-        }
+        scores = {name: values for name, values in clients.items() if name not in CLIENT_FACTS}
         self._events.round(row, scores, histograms="test_accuracy" in row)
+
+    def scores(self, rows: Mapping[str, Any]) -> None:
+        """How good the models are for single clients, as lists by column; kept if clients are scored."""
+        if self._scores:
+            self._scores.append(rows)
 
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
         """What the time went into, from the end of the round before to the end of this one; kept if asked for."""
@@ -72,6 +97,8 @@ class Recorder:
         self._metrics.sync()
         if self._clients:
             self._clients.flush()
+        if self._scores:
+            self._scores.flush()
         self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:
@@ -81,7 +108,7 @@ class Recorder:
         summary = summarize(metrics, status, self.folder.config.run.targets) | facts
         summary |= {"versions": versions(), "machine": self.machine}
         self._events.hyper_parameters(
-            flat(self.folder.config.model_dump(mode="json")),
+            self.hyper_parameters,
             {f"final/{key}": summary[key] for key in ("final_accuracy", "best_accuracy") if summary[key] is not None},
         )
         self._events.flush()

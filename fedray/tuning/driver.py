@@ -50,7 +50,7 @@ def tune(
     *,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: Any = None,
     loss: Any = None,
@@ -87,7 +87,7 @@ def own_of(
     spec: SweepSpec,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: Any = None,
     loss: Any = None,
@@ -99,12 +99,12 @@ def own_of(
     from fedray.resolve import Own
 
     if data is not None:
-        source = own_source(data, test, client_column, label_column)
+        source = own_source(data, test, client_column, label_column, load(spec.base).data.normalization)
     elif test is not None:
         raise UserError("tune(test=...) needs data=... too")
     else:
         config = load(spec.base).data
-        source = load_source(config.source, config.root)
+        source = load_source(config.source, config.root, config.normalization)
     return Own(source, model, loss, metrics or {}, preloaded=data is None)
 
 
@@ -120,7 +120,7 @@ def run_sweeps(
     from fedray.tuning.sweep import opened_sweep
 
     with contextlib.ExitStack() as stack:
-        sweeps = [stack.enter_context(opened_sweep(spec, own)) for spec in specs]
+        sweeps = [stack.enter_context(opened_sweep(spec, own, view.say)) for spec in specs]
         for sweep in sweeps:
             sweep.show = view
             if retry_failed and (again := sweep.study.retry_failed()):
@@ -143,18 +143,20 @@ def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RaySta
     """Run what is left; whether the user stopped it."""
     started_here = start.ready()
     from fedray.engine.ray_engine import ship_own_code
-    from fedray.tuning.resources import at_once, bundles_of, engine_of_trials
+    from fedray.tuning.resources import at_once, bundles_of, engine_of_trials, unused_gpus
     from fedray.tuning.runner import Interrupted, run_trials
     from fedray.tuning.several import Several
 
     asked = sweeps[0].spec.tune.concurrency
     limit = None if asked == "auto" else asked
-    settings = engine_of_trials(load(sweeps[0].base).engine, sweeps[0].base, limit)
+    engine_asked = load(sweeps[0].base).engine
+    settings = engine_of_trials(engine_asked, sweeps[0].base, limit)
     engine = load({**sweeps[0].base, **settings}).engine
     bundles = bundles_of(engine)
-    concurrency, line = at_once(bundles, limit, started_here)
-    if line:
-        view.say(line)
+    concurrency, fewer = at_once(bundles, limit, started_here)
+    for line in (fewer, unused_gpus(engine_asked, start.gpus())):
+        if line:
+            view.say(line)
     for sweep in sweeps:
         sweep.engine = settings
         if not sweep.finished:

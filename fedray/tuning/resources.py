@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from fedray.config import EngineConfig
+from fedray.core.rounding import whole
 from fedray.errors import UserError
 
 Bundles = list[dict[str, float]]
@@ -41,6 +42,11 @@ def engine_of_trials(engine: EngineConfig, given: Mapping[str, Any], concurrency
         raise UserError(f"engine.server_gpus={engine.server_gpus:g}: in a sweep the servers have no GPU; use 0")
     if kind == "local" and engine.portable_bits:
         raise UserError("engine.portable_bits=true: in a sweep use engine.kind=ray with it")
+    if engine.device == "cuda" and not _share(engine)["GPU"]:
+        raise UserError(
+            "engine.device=cuda: in a sweep, give how many trials or client actors share a GPU, as in "
+            "engine.actors_per_gpu=1"
+        )
     settings: dict[str, Any] = {"engine.kind": kind}
     if engine.device == "auto":
         settings["engine.device"] = "cuda" if _share(engine)["GPU"] else "cpu"
@@ -50,9 +56,19 @@ def engine_of_trials(engine: EngineConfig, given: Mapping[str, Any], concurrency
         raise UserError("engine.actors=per_client: in a sweep, give a number of client actors")
     if engine.actors == "auto":
         cpus, each = ray.cluster_resources().get("CPU", 0), engine.cpus_per_actor
-        fill = int(cpus / (concurrency or 1) / each) if each else 1
+        fill = whole(cpus / (concurrency or 1) / each) if each else 1
         settings["engine.actors"] = 1 if several and "engine.kind" not in given else max(1, fill)
     return settings
+
+
+def unused_gpus(engine: EngineConfig, gpus: float) -> str | None:
+    """A line for whoever leaves a cluster's GPUs unused in a sweep, where none can be measured for sharing it."""
+    if not gpus or engine.device != "auto" or _share(engine)["GPU"]:
+        return None
+    return (
+        f"engine.device=auto: trials run on CPUs, and leave {gpus:g} GPU{'s' if gpus > 1 else ''} unused: "
+        "engine.actors_per_gpu says how many trials, or their client actors, share one"
+    )
 
 
 def bundles_of(engine: EngineConfig) -> Bundles:
@@ -90,7 +106,7 @@ def at_once(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[in
     while any(free.get(kind, 0) + 1e-9 < total.get(kind, 0) for kind in KINDS) and time.monotonic() < deadline:
         time.sleep(0.1)
         free = ray.available_resources()
-    idle = [int(free.get(kind, 0) / need[kind] + 1e-9) for kind in KINDS if need[kind]]
+    idle = [whole(free.get(kind, 0) / need[kind]) for kind in KINDS if need[kind]]
     # another program may be using the rest of the cluster
     possible = max(1, min([fits, *idle] if idle else [asked or int(total.get("CPU", 1))]))
     if asked is None:

@@ -6,12 +6,11 @@ Trials that are running when the process dies are handed out again, with the val
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fedray.errors import UserError
+from fedray.tracking.lock import PATIENCE, locked
 from fedray.tuning.space import Space, Values
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -194,18 +194,13 @@ def values_of(trial: FrozenTrial) -> Values:
 
 
 @contextlib.contextmanager
-def owned(folder: Path) -> Iterator[None]:
-    """Keep other processes that ask for the same folder out; :class:`UserError` if one is in."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        file = (folder.parent / f".{folder.name}.lock").open("ab")
-    except OSError as error:
-        raise UserError(f"can't write to {folder.parent}: {error.strerror}") from None
-    with file:
+def owned(folder: Path, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
+    """Keep other processes that ask for the same folder out, as :func:`fedray.tracking.lock.locked` does."""
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another process runs this sweep") from None
+            stack.enter_context(locked(folder, "is a sweep that another process runs", say, patience))
+        except OSError as error:
+            raise UserError(f"can't write to {folder.parent}: {error.strerror}") from None
         yield
 
 

@@ -1,0 +1,108 @@
+"""Makes torch choose deterministic kernels, and notes the operations that have none.
+
+A GPU's bits depend on more than the operations: cuBLAS needs a workspace of a fixed size, cuDNN must not measure which
+of its kernels is fastest, and TF32 rounds what is multiplied to 10 bits. On a CPU none of these changes anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""cuBLAS reads it when a process first uses it."""
+
+_met: set[str] = set()
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Have this process compute deterministically where torch can; its settings are put back afterwards.
+
+    Operations that torch can only do otherwise are done, and noted: see :func:`nondeterministic_operations`.
+    """
+    import torch
+
+    determinism: Any = torch.utils.deterministic
+    environment = {name: os.environ.get(name) for name in CUBLAS}
+    mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = determinism.fill_uninitialized_memory
+    with _gpu_switches(), warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
+            operation = _operation(str(message))
+            if operation is None:
+                shown(message, category, *where, **more)
+            else:
+                _met.add(operation)
+
+        warnings.filterwarnings("always", ".*deterministic")
+        warnings.showwarning = show
+        os.environ.update(CUBLAS)
+        _set_mode(True, warn_only=True)
+        # deterministic mode would fill every fresh tensor with NaN, which costs time and hides nothing here
+        determinism.fill_uninitialized_memory = False
+        try:
+            yield
+        finally:
+            _set_mode(mode[0], warn_only=mode[1])
+            determinism.fill_uninitialized_memory = fill
+            for name, value in environment.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def nondeterministic_operations() -> tuple[str, ...]:
+    """What this process has done since it was last asked that another time may give other bits, in words."""
+    found = tuple(sorted(_met))
+    _met.difference_update(found)
+    return found
+
+
+def _operation(warning: str) -> str | None:
+    """What torch warns of, if it is an operation that is not deterministic."""
+    if "deterministic" not in warning.lower():
+        return None
+    if "CuBLAS" in warning:
+        return "cuBLAS was used before fedray could set CUBLAS_WORKSPACE_CONFIG=:4096:8"
+    return warning.splitlines()[0].split(", but ")[0].split(". ")[0]
+
+
+@contextlib.contextmanager
+def _gpu_switches() -> Iterator[None]:
+    """Full float32 products, and the kernels of cuDNN that always add up in one order."""
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    switches: list[tuple[Any, str, Any]] = [
+        (matmul, "allow_tf32", False),
+        (cudnn, "allow_tf32", False),
+        (cudnn, "benchmark", False),
+        (cudnn, "deterministic", True),
+    ]
+    # torch 2.9 has these beside allow_tf32, which can't be read if a user has set them
+    newer = [(each, "fp32_precision") for each in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))]
+    before: list[tuple[Any, str, Any]] = []
+    for where, name in [*((where, name) for where, name, _ in switches), *newer]:
+        with contextlib.suppress(AttributeError, RuntimeError):
+            before.append((where, name, getattr(where, name)))
+    for where, name, value in switches:
+        setattr(where, name, value)
+    try:
+        yield
+    finally:
+        for where, name, value in before:
+            setattr(where, name, value)
+
+
+def _set_mode(mode: bool, warn_only: bool) -> None:
+    """torch.use_deterministic_algorithms without its import of the compiler, which takes a second and is not used."""
+    import torch
+
+    torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)

@@ -1,0 +1,53 @@
+"""How keys are read that do not say everything themselves: what null stands for, and what the user should know of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedray.algorithms import Algorithm
+from fedray.config import Config
+from fedray.core.context import LocalTraining
+from fedray.data.federated import FederatedData
+from fedray.data.partition import implied_options
+from fedray.data.source import Source
+
+
+def implied_values(
+    kind: str, algorithm: Algorithm, cohort: int, clients: int, training: LocalTraining
+) -> dict[str, Any]:
+    """By dotted key, what the options of a partition of ``kind``, and the algorithm's hyper-parameters, stand for where
+    they are null.
+
+    ``cohort`` of ``clients`` clients take part in a round.
+    """
+    options = implied_options(kind)
+    hyper = algorithm.implied(cohort, clients, training.local_steps)
+    return {f"data.partition.{name}": value for name, value in options.items()} | {
+        f"algorithm.{name}": value for name, value in hyper.items()
+    }
+
+
+def filled(section: BaseModel, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Those of ``values``, by dotted key, that ``section`` (whose keys begin with ``prefix``) leaves null."""
+    own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    return {name: value for name, value in own.items() if getattr(section, name) is None}
+
+
+def notes_on(config: Config, rounds: int, steps: int, source: Source, data: FederatedData) -> Iterator[str]:
+    """Lines about keys that are not read as their owner may expect. ``steps``: local steps of each of the rounds."""
+    asked, made = config.run.iterations, rounds * steps
+    if asked is not None and made != asked:
+        yield (
+            f"run.iterations={asked} is not a multiple of train.local_steps={steps}: "
+            f"{rounds} round{'s' if rounds > 1 else ''} of {steps} make {made} iterations"
+        )
+    public = len(data.public)
+    if config.data.public_samples == "auto" and public and source.x_public is None:
+        yield (
+            f"data.public_samples=auto: {public:,} of the {len(source.y_train):,} training samples are the server's "
+            f"public set, and no client's; to compare with an algorithm that has none, give both "
+            f"data.public_samples={public}"
+        )

@@ -1,0 +1,48 @@
+"""Where clients are trained: what ``engine.device: auto`` stands for, and how client actors come to share GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fedray.config import EngineConfig
+from fedray.errors import UserError
+
+Device = Literal["cpu", "cuda"]
+
+AutoDevice = Callable[[Path], Device]
+"""Says what ``engine.device: auto`` stands for in a run whose folder is given."""
+
+
+def device_here(folder: Path) -> Device:
+    """``auto`` on one machine: its GPU, if torch can use it."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
+    """``auto`` on a Ray cluster that counts so many GPUs, on whichever nodes: only for this one can torch be asked."""
+    return "cuda" if gpus and (torch.cuda.is_available() or not is_this_machine) else "cpu"
+
+
+def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device, dict[str, Any], tuple[str, ...]]:
+    """The device that clients are trained on, the ``engine`` keys that follow from it, and what the user should know.
+
+    Client actors share the GPUs of a Ray cluster, as many on each as fit, unless the user says how many.
+
+    Raises :class:`UserError` if the local engine is to use a GPU and there is none.
+    """
+    on_ray, device = engine.kind == "ray", engine.device
+    has_share = on_ray and bool(engine.gpus_per_actor or engine.actors_per_gpu)
+    notes: tuple[str, ...] = ()
+    if device == "auto":
+        device = "cuda" if has_share else auto(folder)
+        if device == "cuda" and not has_share:
+            how = "client actors share the GPUs of the cluster" if on_ray else "clients are trained on the GPU"
+            notes = (f"engine.device=auto: {how}; engine.device=cpu trains on CPUs",)
+    if device == "cuda" and not on_ray and not torch.cuda.is_available():
+        raise UserError("engine.device=cuda: there is no usable GPU here; use cpu")
+    share = {"actors_per_gpu": "auto"} if device == "cuda" and on_ray and not has_share else {}
+    return device, {"device": device, **share}, notes
