@@ -107,6 +107,7 @@ def simulate(
     callbacks: Sequence[Callback] = (),
     overrides: Iterable[str] = (),
     verbose: bool = False,
+    display: Display | None = None,
 ) -> RunResult:
     """Run a federated learning experiment and return its :class:`RunResult`.
 
@@ -123,7 +124,8 @@ def simulate(
     have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) -> [b]`` and each of
     ``metrics`` give one number per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks``
     are called in this process after every round with a :class:`fedray.Report`; the next round waits for them, and one
-    that returns true ends the run. ``verbose`` shows what ``fedray run`` shows: what is run, its progress, its end.
+    that returns true ends the run. ``verbose`` shows what ``fedray run`` shows: what is run, its progress, its end;
+    ``display`` is shown it in any case, and may do otherwise with it.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """
@@ -141,7 +143,7 @@ def simulate(
             source = own_source(data, test, client_column, label_column, settings.data.normalization)
         return Own(source, model, loss, metrics or {})
 
-    return run_experiment(settings, own, callbacks, Display(quiet=not verbose))
+    return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose))
 
 
 def run_experiment(
