@@ -34,7 +34,6 @@ from fedray.tuning import tune
 from fedray.tuning.intervals import mean_and_margin
 from fedray.tuning.report import markdown, write_report
 from fedray.tuning.spec import known_spaces, read_sweeps
-from fedray.tuning.view import View
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -163,7 +162,7 @@ def claims(output: Path, seeds: int) -> pd.DataFrame:
         space = {"base": base_of_paper() | base, "spaces": {"wide": {key: {"grid": values}}}}
         name = key.partition(".")[2]
         (result,) = tune(
-            space, [WORK, f"tune.seeds={seeds}", f"tune.output={output}", f"tune.name={name}"], view=View()
+            space, [WORK, f"tune.seeds={seeds}", f"tune.output={output}", f"tune.name={name}"], verbose=True
         )
         for trial in result.trials.to_dict("records"):
             runs = [
@@ -213,7 +212,7 @@ def main() -> None:
     arguments = [WORK, f"tune.trials={options.trials}", f"tune.output={options.output}"]
     facts = options.output / "summary.json"
     with Busy() as busy:
-        (result,) = tune("pfedmo", [*arguments, "tune.name=sweep"], view=View())
+        (result,) = tune("pfedmo", [*arguments, "tune.name=sweep"], verbose=True)
     if not facts.exists():
         facts.write_text(
             json.dumps(
@@ -230,7 +229,7 @@ def main() -> None:
             )
             + "\n"
         )
-    (baseline,) = tune(fedavg_space(), [*arguments, "tune.name=fedavg"], view=View())
+    (baseline,) = tune(fedavg_space(), [*arguments, "tune.name=fedavg"], verbose=True)
     for folder in (result.folder, baseline.folder):
         (spec,) = read_sweeps(folder)
         write_report(spec)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from fedray.importing import short_name
 from fedray.reading import (
     assign,
     check,
@@ -28,8 +29,8 @@ from fedray.reading import (
 
 __all__ = [
     "AlgorithmConfig", "Auto", "Config", "DataConfig", "EngineConfig", "ModelConfig", "PartitionConfig", "Real",
-    "RunConfig", "Section", "TrainConfig", "Whole", "assign", "check", "documented_keys", "expand", "flat", "load",
-    "plain", "read", "read_file", "unknown_key",
+    "RunConfig", "Section", "TrainConfig", "Whole", "assign", "check", "documented_keys", "expand", "flat",
+    "folder_name", "load", "plain", "read", "read_file", "unknown_key",
 ]  # fmt: skip
 
 Auto = Literal["auto"]
@@ -138,7 +139,7 @@ class AlgorithmConfig(Section):
     """Which algorithm; its hyper-parameters stand beside its name."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = Field("pfedmo", description="see `fedray algorithms`, or module:Class of your own")
+    name: str = Field("pfedmo", description="see `fedray algorithms`, or your own: file.py:Class or module:Class")
 
 
 class PartitionConfig(Section):
@@ -173,7 +174,7 @@ class PartitionConfig(Section):
 class DataConfig(Section):
     """Which data, and how it is spread over the clients."""
 
-    source: str = Field("sample", description="see `fedray datasets`, or module:function of your own")
+    source: str = Field("sample", description="see `fedray datasets`, or your own: file.py:function or module:function")
     root: str | None = Field(None, description="where the files are ($FEDRAY_DATA and the usual places else)")
     normalization: str = Field("default", description="mean and deviation of the inputs; see `fedray datasets`")
     clients: Whole = Field(20, ge=1, description="number of registered clients N")
@@ -203,7 +204,7 @@ class ModelConfig(Section):
     """Which model; a model's own options stand beside its name."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
-    name: str = Field("lenet5", description="see `fedray models`, or module:Class of your own")
+    name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")
     init: Literal["default", "zeros"] = Field("default", description="PyTorch's initialisation, or zeros")
     weights: str | None = Field(None, description="a safetensors or pt file with initial weights")
     head: Literal["auto", "none", "moon", "siam"] = Field(
@@ -314,6 +315,11 @@ class Config(Section):
             if self.run.iterations < steps:
                 raise ValueError(f"run.iterations={self.run.iterations} is less than train.local_steps={steps}")
         return self
+
+
+def folder_name(algorithm: str, source: str) -> str:
+    """The name of a run's folder, unless ``run.name`` is set."""
+    return plain(f"{short_name(algorithm)}-{short_name(source)}")
 
 
 def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:

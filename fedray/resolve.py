@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import Config, check, flat, plain, unknown_key
+from fedray.config import Config, check, flat, folder_name, unknown_key
 from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
@@ -189,7 +189,7 @@ def resolve(
     training = _training(config)
     size = training.batch_size or int(data.sizes().max())
     source_name = source.name if "data" in own.given else config.data.source
-    run_name = config.run.name or plain(f"{config.algorithm.name}-{source_name}")
+    run_name = config.run.name or folder_name(config.algorithm.name, source_name)
     device, engine, placed = place(config.engine, Path(config.run.output) / run_name, auto_device)
     vectorize, chunk = _stacks(
         config, device, facts.flops * size, cohort_size,

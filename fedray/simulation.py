@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.config import Config, load
+from fedray.config import Config, folder_name, load
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
 from fedray.tracking.progress import Display
@@ -106,6 +106,7 @@ def simulate(
     metrics: Mapping[str, Loss] | None = None,
     callbacks: Sequence[Callback] = (),
     overrides: Iterable[str] = (),
+    verbose: bool = False,
     display: Display | None = None,
 ) -> RunResult:
     """Run a federated learning experiment and return its :class:`RunResult`.
@@ -123,11 +124,11 @@ def simulate(
     have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) -> [b]`` and each of
     ``metrics`` give one number per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks``
     are called in this process after every round with a :class:`fedray.Report`; the next round waits for them, and one
-    that returns true ends the run.
+    that returns true ends the run. ``verbose`` shows what ``fedray run`` shows: what is run, its progress, its end;
+    ``display`` is shown it in any case, and may do otherwise with it.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """
-    display = display or Display(quiet=True)
     settings = config if isinstance(config, Config) else load(config, overrides)
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
@@ -142,7 +143,7 @@ def simulate(
             source = own_source(data, test, client_column, label_column, settings.data.normalization)
         return Own(source, model, loss, metrics or {})
 
-    return run_experiment(settings, own, callbacks, display)
+    return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose))
 
 
 def run_experiment(
@@ -154,12 +155,25 @@ def run_experiment(
         from fedray.resolve import resolve
 
         experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start))
-        return _run(experiment, federated, callbacks, display, start)
+        result = _run(experiment, federated, callbacks, display, start)
+    display.say(_reached(result))
+    return result
+
+
+def _reached(result: RunResult) -> str:
+    """A line about a run's end."""
+    summary = result.summary
+    accuracy = summary["final_accuracy"]
+    return (
+        f"{summary['status']} after {summary['rounds']} rounds"
+        + (f", accuracy {accuracy:.4f} (best {summary['best_accuracy']:.4f})" if accuracy is not None else "")
+        + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
+    )
 
 
 def _will_run_on_ray(settings: Config) -> bool:
     """Whether Ray will be needed, as far as that can be told without reading anything: a run may be finished."""
-    name = settings.run.name or f"{settings.algorithm.name}-{settings.data.source}"
+    name = settings.run.name or folder_name(settings.algorithm.name, settings.data.source)
     finished = Path(settings.run.output) / name / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 

@@ -345,7 +345,8 @@ ANY = [
     ("users_needing:X", "can't import 'users_needing': ModuleNotFoundError: No module named 'no_such_library'"),
     ("users_misspelt:X", "can't import 'users_misspelt': SyntaxError"),
     ("users_things:Goood", "module users_things has no 'Goood' .did you mean 'Good'"),
-    ("./things.py:Good", "is not of the form module:Name"),
+    ("./things.py:Good", "can't read the file .*things.py: No such file"),
+    ("no module:Good", "is not of the form file.py:Name or module:Name"),
 ]
 OWN = [(f"{key}={name}", message) for key in ("model.name", "algorithm.name", "data.source") for name, message in ANY]
 OWN += [

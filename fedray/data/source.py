@@ -12,7 +12,7 @@ import numpy as np
 
 from fedray.data.encode import encode_clients, encode_labels
 from fedray.errors import UserError, near_miss
-from fedray.importing import blamed, import_object
+from fedray.importing import FORMS, blamed, import_object, is_own
 
 DEFAULT = "default"
 """data.normalization unless set."""
@@ -101,7 +101,8 @@ SOURCES = {
 
 
 def load_source(name: str, root: str | None = None, normalization: str = DEFAULT) -> Source:
-    """The checked source called ``name``: one of :data:`SOURCES`, or ``module:function`` of the user's.
+    """The checked source called ``name``: one of :data:`SOURCES`, or the user's own, ``file.py:function`` or
+    ``module:function``.
 
     The function is called with ``root`` if it takes an argument, and with ``normalization`` if it has an argument of
     that name, as each source must that is to take other values than "default". It returns a :class:`Source` or a dict
@@ -110,13 +111,13 @@ def load_source(name: str, root: str | None = None, normalization: str = DEFAULT
     """
     if name in SOURCES:
         loader = import_object(SOURCES[name].loader, "data.source")
-    elif ":" in name:
+    elif is_own(name):
         loader = import_object(name, "data.source")
         if not callable(loader):
             raise UserError(f"data.source={name} is not a function but {type(loader).__name__}")
     else:
         close = near_miss(name, SOURCES)
-        raise UserError(f"data.source: there is no source {name!r}{close}; one of your own is module:function")
+        raise UserError(f"data.source: there is no source {name!r}{close}; your own is given as {FORMS}")
     with blamed(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
         loaded = _call(name, loader, root, normalization)
     if isinstance(loaded, Source):

@@ -20,6 +20,7 @@ from typing import Any
 
 from fedray.config import assign, expand, flat, load, plain, read, read_file
 from fedray.errors import UserError, near_miss
+from fedray.importing import short_name
 from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 
@@ -120,7 +121,7 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     spaces = {str(key): space for key, space in section(values, "spaces", where).items()}
     tune = tune.model_copy(update={"space": _chosen(spaces, tune.space, where)})
     described = _described(spaces, str(tune.space), fixed, where)
-    name = tune.name or (path.stem if path else base.get("algorithm.name", "sweep"))
+    name = tune.name or (path.stem if path else plain(short_name(str(base.get("algorithm.name", "sweep")))))
     environments = list(_environments(section(values, "environments", where), fixed, described, where))
     if len({label for label, _ in environments}) < len(environments):
         raise UserError(f"{where}environments: two of them have the same name: {[label for label, _ in environments]}")
