@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from fedray import __version__, listing
+from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
 from fedray.importing import FORMS
-from fedray.reading import check_words
 
 COMMANDS = ("run", "tune", "data", "costs", "keys", "algorithms", "models", "datasets")
 TAKING_SETTINGS = ("run", "tune", "data", "costs")

@@ -227,7 +227,7 @@ def resolve(
         vectorize, chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
     maker = find_model(name) if own.model is None else own.model
-    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own)
+    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own.loss, experiment.metrics)
     return replace(experiment, inputs=inputs), data
 
 

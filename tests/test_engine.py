@@ -559,7 +559,8 @@ def test_torchs_global_settings_are_as_before(tmp_path):
 
 LAYERS = [
     ("errors",),
-    ("importing", "config", "code_digest"),
+    ("importing",),
+    ("config", "code_digest"),
     ("core",),
     ("models", "data"),
     ("algorithms",),
@@ -569,7 +570,7 @@ LAYERS = [
     ("engine", "comparison"),
     ("simulation",),
     ("testing", "tuning"),
-    ("rerun",),
+    ("rerun", "listing"),
     ("cli",),
     ("run",),
 ]

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from fedray.importing import short_name
-from fedray.reading import (
+from fedray.config.reading import (
     assign,
     check,
     documented_keys,
@@ -26,6 +25,7 @@ from fedray.reading import (
     shown,
     unknown_key,
 )
+from fedray.importing import short_name
 
 __all__ = [
     "AlgorithmConfig", "Auto", "Config", "DataConfig", "EngineConfig", "ModelConfig", "PartitionConfig", "Real",
@@ -252,7 +252,7 @@ class EngineConfig(Section):
     cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
     gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
     actors_per_gpu: Whole | Auto | None = Field(
-        None, description="client actors on each GPU, instead of gpus_per_actor; auto (if neither is set): what fits, <= 4"
+        None, description="client actors on each GPU, instead of gpus_per_actor; auto (if none is set): as many as fit"
     )
     chunk: Whole | Auto = Field(
         "auto",
