@@ -57,6 +57,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 SYSTEMS = {
     "fedray": System("fedray", "fedray_rounds.py", stopped=False),
+    "before": System("before", "fedray_rounds.py"),
     "plain": System("fedray", "plain_rounds.py"),
     "flower": System("flower", "flower_rounds.py", FLOWER, most_clients=10_000),
     "flower-m": System("flower", "flower_rounds.py", FLOWER | ALLOCATOR, most_clients=10_000),
