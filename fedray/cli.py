@@ -100,6 +100,33 @@ def _parser() -> argparse.ArgumentParser:
         "--from-trial", metavar="DIR", help="run a trial of a sweep (sweeps/NAME/trials/0007) alone, and compare"
     )
     run.set_defaults(function=_run)
+    _add_tune(commands)
+    spread = "show how the data are spread over the clients"
+    data = commands.add_parser("data", help=spread, description=spread, epilog="Keys: see fedray keys.")
+    _experiment_arguments(data)
+    data.add_argument("--plot", metavar="FILE", help="draw who holds which labels, as a picture")
+    data.set_defaults(function=_data)
+    compare = "compare what the algorithms cost: bytes and FLOPs"
+    costs = commands.add_parser(
+        "costs",
+        help=compare,
+        description=f"{compare[0].upper()}{compare[1:]}, on the data, model and local training of a configuration. "
+        "Each algorithm has its default hyper-parameters, the configuration's own the given ones.",
+        epilog="Keys: see fedray keys.",
+    )
+    _experiment_arguments(costs)
+    costs.add_argument(
+        "--accounting", metavar="WHOSE", default="own", help="own (default), or a paper's: fedtrip, ghbm"
+    )
+    costs.add_argument("--csv", metavar="FILE", help="write the table as CSV too, with all digits")
+    costs.set_defaults(function=_costs)
+    _add_lists(commands)
+    for each in (parser, *commands.choices.values()):
+        each.add_argument("--version", action="version", version=f"fedray {__version__}", help="print it and exit")
+    return parser
+
+
+def _add_tune(commands: Any) -> None:
     search = "search hyper-parameters on Ray, or go on with a search"
     again = "The same command again goes on where it was stopped or killed."
     tune = commands.add_parser(
@@ -126,29 +153,6 @@ def _parser() -> argparse.ArgumentParser:
         "--report", action="store_true", help="run nothing: tables and pictures of the trials so far, in report/"
     )
     tune.set_defaults(function=_tune)
-    spread = "show how the data are spread over the clients"
-    data = commands.add_parser("data", help=spread, description=spread, epilog="Keys: see fedray keys.")
-    _experiment_arguments(data)
-    data.add_argument("--plot", metavar="FILE", help="draw who holds which labels, as a picture")
-    data.set_defaults(function=_data)
-    compare = "compare what the algorithms cost: bytes and FLOPs"
-    costs = commands.add_parser(
-        "costs",
-        help=compare,
-        description=f"{compare[0].upper()}{compare[1:]}, on the data, model and local training of a configuration. "
-        "Each algorithm has its default hyper-parameters, the configuration's own the given ones.",
-        epilog="Keys: see fedray keys.",
-    )
-    _experiment_arguments(costs)
-    costs.add_argument(
-        "--accounting", metavar="WHOSE", default="own", help="own (default), or a paper's: fedtrip, ghbm"
-    )
-    costs.add_argument("--csv", metavar="FILE", help="write the table as CSV too, with all digits")
-    costs.set_defaults(function=_costs)
-    _add_lists(commands)
-    for each in (parser, *commands.choices.values()):
-        each.add_argument("--version", action="version", version=f"fedray {__version__}", help="print it and exit")
-    return parser
 
 
 def _add_lists(commands: Any) -> None:

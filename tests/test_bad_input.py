@@ -182,7 +182,7 @@ def test_commands(capsys):
         (["c.yaml"], "did you mean 'fedray run c.yaml'"),
         (["run", "--foo"], "unrecognized arguments: --foo; see fedray --help"),
         (["run", "run.rounds=1", "--foo", "train.lr=1"], "unrecognized arguments: --foo; see fedray --help"),
-        (["models", "lenet5"], "unrecognized arguments: lenet5; see fedray --help"),
+        (["keys", "lenet5"], "unrecognized arguments: lenet5; see fedray --help"),
         (["data", "--plot"], "argument --plot: expected one argument; see fedray data --help"),
     ):
         assert main(arguments) == 2

@@ -565,7 +565,7 @@ LAYERS = [
     ("models", "data"),
     ("algorithms",),
     ("tracking", "inputs"),
-    ("placement", "implied", "making"),
+    ("placement", "implied"),
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),
