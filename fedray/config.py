@@ -233,7 +233,7 @@ class EngineConfig(Section):
     cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
     gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
     actors_per_gpu: Whole | Auto | None = Field(
-        None, description="client actors on each GPU, instead of gpus_per_actor; auto (if neither is set): what fits, <= 4"
+        None, description="client actors on each GPU, instead of gpus_per_actor; auto: as many as fit, 4 at most"
     )
     chunk: Whole | Auto = Field(
         "auto",
