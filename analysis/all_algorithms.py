@@ -5,8 +5,9 @@ FEDRAY_DATA=... python analysis/all_algorithms.py OUTPUT [--processes 1] [--only
 `defaults`: every algorithm with its paper's hyper-parameters (those that fedray has as defaults) and lr 0.01. Beside
 each stands FedAvg on the same terms: the same architecture, as MOON and FedSiam-DA have a projection head, and the same
 aggregation weights, as some papers weigh clients alike. `further`: those that end more than 2 points below it, in their
-papers' own regime over three seeds (with the sample deviation), and FedAvg in that regime too. Writes table.md and
-table.csv into OUTPUT; runs that are there already are not made again.
+papers' own regime over three seeds, and FedAvg in that regime too. A mean over seeds is of the runs that ended, and has
+beside it half the width of its 95 % interval (Student's t). Writes table.md and table.csv into OUTPUT; runs that are
+there already are not made again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pandas as pd
 
 import fedray
 from fedray.algorithms import find_algorithm, known_algorithms
+from fedray.tuning.intervals import mean_and_margin
 
 COMMON = {
     "data.source": "mnist",
@@ -86,11 +88,13 @@ def jobs(only: list[str]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
 
 
 def summed(setting: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of several seeds: means, and the deviation of the accuracy."""
+    """One row of several seeds: means over the runs that ended, and the margin of the accuracy."""
     frame = pd.DataFrame(runs)
-    means = frame[["accuracy", "best", "seconds"]].mean().to_dict()
-    row = {**runs[0], **means, "setting": setting, "seeds": len(runs), "deviation": frame["accuracy"].std()}
-    row["status"] = ", ".join(sorted(set(frame["status"])))
+    ended = frame[frame["status"] != "diverged"]
+    means = ended[["accuracy", "best", "seconds"]].mean().to_dict()
+    margin = mean_and_margin(ended["accuracy"].tolist())[1]
+    row = {**runs[0], **means, "setting": setting, "seeds": len(runs), "± (95 % interval)": margin}
+    row["status"] = ", ".join(f"{count} {status}" for status, count in frame["status"].value_counts().items())
     return row
 
 
@@ -103,7 +107,7 @@ def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
             for fedavg, mine in pairs
         ]
     )
-    columns = ["setting", "algorithm", "head", "changed", "seeds", "status", "accuracy", "deviation", "fedavg"]
+    columns = ["setting", "algorithm", "head", "changed", "seeds", "status", "accuracy", "± (95 % interval)", "fedavg"]
     return result[[*columns, "difference", "best", "seconds"]].round(2)
 
 

@@ -23,6 +23,7 @@ import pandas as pd
 import fedray
 from fedray.config import load
 from fedray.resolve import resolve
+from fedray.tuning.intervals import with_interval
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -87,7 +88,8 @@ def one(output: Path, setting: str, method: str, seed: int, data_seed: int) -> p
 
 
 def table(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Final accuracies in percent: mean and sample deviation over the seeds, a row per setting and method."""
+    """Final accuracies in percent, a row per setting and method: the mean over the seeds that ended, with its 95 %
+    interval. Diverged runs are counted."""
     last = metrics.sort_values("round").groupby(["setting", "method", "seed"]).tail(1)
     alone = last[last["method"] == "pfedmo-velocity"].assign(method="representation alone")
     alone = alone.assign(test_accuracy=alone["representation_accuracy"], train_accuracy=float("nan"))
@@ -96,12 +98,13 @@ def table(metrics: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for setting, method in itertools.product(SETTINGS, [*METHODS, "representation alone"]):
         runs = last[(last["setting"] == setting) & (last["method"] == method)]
+        ended = runs[runs["status"] != "diverged"]
         row = {"setting": setting, "method": method}
-        for column in ("test_accuracy", "train_accuracy", "personalized_accuracy", "representation_accuracy"):
-            values = 100 * runs[column].dropna()
-            row[column.removesuffix("_accuracy")] = f"{values.mean():.2f} ± {values.std():.2f}" if len(values) else ""
-        row["diverged"] = int((runs["status"] == "diverged").sum())
-        row["paper (training)"] = PAPER_TABLE2.get(method, "") if setting == "table2" else ""
+        for kind in ("test", "train", "personalized", "representation"):
+            values = 100 * ended[f"{kind}_accuracy"].dropna()
+            row[f"{kind}, % (± 95 % interval)"] = with_interval(values.tolist())
+        row["diverged"] = f"{len(runs) - len(ended)} of {len(runs)}"
+        row["paper (training, its own ±)"] = PAPER_TABLE2.get(method, "") if setting == "table2" else ""
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -123,7 +126,7 @@ def plot(metrics: pd.DataFrame, path: Path) -> None:
         axis.set(title=f"LeNet-5, MNIST: {setting}", xlabel="local iterations", ylim=(0, 100))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("test accuracy, %")
-    axes[0].legend(loc="lower right")
+    axes[0].legend(loc="lower right", title="bands: lowest to highest seed")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

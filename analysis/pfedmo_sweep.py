@@ -1,6 +1,10 @@
 """pFedMo tuned on MNIST: 30 trials of T = 400, its five best and the paper's defaults on five fresh seeds, and what the
 paper claims of gamma, pi and tau, each moved alone over five seeds.
 
+Beside them stand what tells how much of the result is pFedMo's own: the representation model alone, from the same runs,
+and FedAvg, tuned with as many trials over the same keys. FedAvg's best is run once with the public samples held out and
+once with them dealt to its clients: then it trains on the same labelled samples as pFedMo.
+
 FEDRAY_DATA=... python analysis/pfedmo_sweep.py OUTPUT [--trials 30] [--seeds 5]
 
 Setting: LeNet-5, 4 clients of 3 random classes each (another draw for each seed), T = 400. Writes summary.json,
@@ -30,7 +34,6 @@ from fedray.tuning import tune
 from fedray.tuning.intervals import mean_and_margin
 from fedray.tuning.report import markdown, write_report
 from fedray.tuning.spec import known_spaces, read_sweeps
-from fedray.tuning.view import View
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -42,6 +45,13 @@ CLAIMS = {
     "train.local_steps": [10, 20, 40, 80],
 }
 """Moved alone, from the paper's gamma = 0.5, pi = 0.5, tau = 40."""
+
+MOMENTS = (80, 400)
+"""Iterations after which the accuracies are compared: early, and at the end. Every tau in :data:`CLAIMS` divides them,
+so that all values are compared after exactly the same work."""
+
+PUBLIC = 6000
+"""The tenth of MNIST on which pFedMo's server trains, and which FedAvg's clients do without or are dealt."""
 
 
 class Busy:
@@ -92,11 +102,12 @@ def cpu_of_trials() -> dict[int, int]:
 def again(settings: dict[str, Any], name: str, seed: int, output: str) -> dict[str, Any]:
     """A configuration on a fresh seed, with the test set."""
     run = fedray.simulate(settings | {"run.name": f"{name}-{seed}", "run.seed": seed, "run.output": output})
-    return {"config": name, "seed": seed, "accuracy": run.summary["final_accuracy"]}
+    alone = run.metrics["representation_accuracy"].iloc[-1]
+    return {"config": name, "seed": seed, "accuracy": run.summary["final_accuracy"], "representation": alone}
 
 
-def winners(sweep: Path, output: Path, best: int, seeds: int) -> pd.DataFrame:
-    """The best trials and the paper's defaults on seeds that no trial has had."""
+def best_of(sweep: Path, best: int) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """What all trials of a sweep have in common, to be run on another seed, and what its best trials searched."""
     table = pd.read_csv(sweep / "report" / "trials.csv")
     complete = table[table["state"] == "complete"].nlargest(best, "validation_accuracy")
     keys = [key for key in table.columns if key.startswith(("algorithm.", "train."))]
@@ -104,42 +115,66 @@ def winners(sweep: Path, output: Path, best: int, seeds: int) -> pd.DataFrame:
     # rounds were resolved from the iterations of the trial
     base = {key: value for key, value in base.items() if key not in ("run.rounds", "data.seed", "run.eval_test")}
     base |= {"run.iterations": 400, "engine.kind": "local", "run.log_clients": False}
-    configs = {f"trial {row['trial']}": {key: row[key] for key in keys} for row in complete.to_dict("records")}
-    configs["paper"] = {"algorithm.gamma": 0.5, "algorithm.pi": 0.5, "train.local_steps": 40, "train.lr": 0.01}
-    jobs = [(expand(base | c), name, seed) for name, c in configs.items() for seed in range(1, seeds + 1)]
+    return base, {row["trial"]: {key: row[key] for key in keys} for row in complete.to_dict("records")}
+
+
+def winners(pfedmo: Path, fedavg: Path, output: Path, best: int, seeds: int) -> pd.DataFrame:
+    """pFedMo's best trials, the paper's defaults and FedAvg's best on seeds that no trial has had."""
+    base, trials = best_of(pfedmo, best)
+    configs = {f"trial {number}": base | values for number, values in trials.items()}
+    configs["paper"] = base | {
+        "algorithm.gamma": 0.5, "algorithm.pi": 0.5, "train.local_steps": 40, "train.lr": 0.01,
+    }  # fmt: skip
+    searched = list(next(iter(trials.values())))
+    base, trials = best_of(fedavg, 1)
+    configs["FedAvg"] = base | next(iter(trials.values()))
+    configs["FedAvg, the public samples dealt to its clients"] = configs["FedAvg"] | {"data.public_to": "clients"}
+    jobs = [(config, name, seed) for name, config in configs.items() for seed in range(1, seeds + 1)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        runs = [pool.submit(again, flat(c), name, seed, str(output)) for c, name, seed in jobs]
+        runs = [pool.submit(again, config, name, seed, str(output)) for config, name, seed in jobs]
         rows = pd.DataFrame([run.result() for run in runs])
     summary = []
-    for name, values in configs.items():
-        mean, margin = mean_and_margin(rows[rows["config"] == name]["accuracy"].tolist())
-        summary.append({"config": name, **values, "test accuracy, %": 100 * mean, "95 % interval, +-": 100 * margin})
+    for name, config in configs.items():
+        values = {key: config[key] for key in searched if key in config}
+        for column, what in (("accuracy", ""), ("representation", ", representation model alone")):
+            found = rows[rows["config"] == name][column].dropna()
+            if len(found):
+                mean, margin = mean_and_margin(found.tolist())
+                row = {"config": name + what, **values}
+                summary.append(row | {"test accuracy, %": 100 * mean, "95 % interval, +-": 100 * margin})
     return pd.DataFrame(summary)
 
 
+def fedavg_space() -> dict[str, Any]:
+    """FedAvg in pFedMo's setting, over the keys that both have."""
+    space = read_file(known_spaces()["pfedmo"])["spaces"]["wide"]
+    return {
+        "base": base_of_paper() | {"algorithm.name": "fedavg", "data.public_samples": PUBLIC},
+        "spaces": {"wide": {key: values for key, values in space.items() if not key.startswith("algorithm.")}},
+    }
+
+
 def claims(output: Path, seeds: int) -> pd.DataFrame:
-    """Validation accuracy with one key moved: after a quarter of the work, and at the end, over seeds."""
+    """Validation accuracy with one key moved, after each of :data:`MOMENTS`, over seeds."""
     base = {"algorithm.gamma": 0.5, "algorithm.pi": 0.5, "train.local_steps": 40}
     rows = []
     for key, values in CLAIMS.items():
         space = {"base": base_of_paper() | base, "spaces": {"wide": {key: {"grid": values}}}}
         name = key.partition(".")[2]
         (result,) = tune(
-            space, [WORK, f"tune.seeds={seeds}", f"tune.output={output}", f"tune.name={name}"], view=View()
+            space, [WORK, f"tune.seeds={seeds}", f"tune.output={output}", f"tune.name={name}"], verbose=True
         )
         for trial in result.trials.to_dict("records"):
             runs = [
                 read_metrics(path)
                 for path in sorted((result.folder / "trials" / f"{trial['trial']:04d}").glob("seed-*"))
             ]
-            early = [_at(rows_of, 100) for rows_of in runs]
-            late = [rows_of["validation_accuracy"].iloc[-1] for rows_of in runs]
             row = {"key": key, "value": trial[key]}
-            for moment, found in (("T=100", early), ("T=400", late)):
-                mean, margin = mean_and_margin(found)
-                row |= {f"{moment}, %": 100 * mean, f"{moment}, +-": 100 * margin}
+            for moment in MOMENTS:
+                mean, margin = mean_and_margin([_at(rows_of, moment) for rows_of in runs])
+                row |= {f"T={moment}, %": 100 * mean, f"T={moment}, 95 % interval, +-": 100 * margin}
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).sort_values(["key", "value"], ignore_index=True)
 
 
 def base_of_paper() -> dict[str, Any]:
@@ -147,21 +182,21 @@ def base_of_paper() -> dict[str, Any]:
 
 
 def _at(rows: pd.DataFrame, iterations: int) -> float:
-    """The accuracy at the last round up to that many iterations."""
-    return float(rows[rows["iterations"] <= iterations]["validation_accuracy"].iloc[-1])
+    """The accuracy after exactly that many iterations."""
+    (accuracy,) = rows[rows["iterations"] == iterations]["validation_accuracy"]
+    return float(accuracy)
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
     figure, axes = plt.subplots(1, len(CLAIMS), figsize=(14, 4), sharey=True)
     for axis, key in zip(axes, CLAIMS, strict=True):
-        rows = table[table["key"] == key]
-        for moment in ("T=100", "T=400"):
-            axis.errorbar(
-                rows["value"], rows[f"{moment}, %"], rows[f"{moment}, +-"], marker="o", capsize=3, label=moment
-            )
+        rows = table[table["key"] == key].sort_values("value")
+        for moment in MOMENTS:
+            percent, margin = rows[f"T={moment}, %"], rows[f"T={moment}, 95 % interval, +-"]
+            axis.errorbar(rows["value"], percent, margin, marker="o", capsize=3, label=f"T = {moment}")
         axis.set(xlabel=key)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("validation accuracy, % (95 % interval)")
+    axes[0].set_ylabel("validation accuracy, %\n(mean and 95 % interval)")
     axes[0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -174,10 +209,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    arguments = [WORK, f"tune.trials={options.trials}", f"tune.output={options.output}", "tune.name=sweep"]
+    arguments = [WORK, f"tune.trials={options.trials}", f"tune.output={options.output}"]
     facts = options.output / "summary.json"
     with Busy() as busy:
-        (result,) = tune("pfedmo", arguments, view=View())
+        (result,) = tune("pfedmo", [*arguments, "tune.name=sweep"], verbose=True)
     if not facts.exists():
         facts.write_text(
             json.dumps(
@@ -194,9 +229,11 @@ def main() -> None:
             )
             + "\n"
         )
-    (spec,) = read_sweeps(result.folder)
-    write_report(spec)
-    best = winners(result.folder, options.output / "winners", 5, options.seeds)
+    (baseline,) = tune(fedavg_space(), [*arguments, "tune.name=fedavg"], verbose=True)
+    for folder in (result.folder, baseline.folder):
+        (spec,) = read_sweeps(folder)
+        write_report(spec)
+    best = winners(result.folder, baseline.folder, options.output / "winners", 5, options.seeds)
     best.to_csv(options.output / "winners.csv", index=False)
     moved = claims(options.output, options.seeds)
     moved.to_csv(options.output / "claims.csv", index=False)

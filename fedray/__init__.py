@@ -6,6 +6,8 @@ The public names are imported when they are first used, so that the command line
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +47,27 @@ __all__ = [
     "Algorithm", "Batch", "Broadcast", "ClientError", "Cohort", "Config", "Context", "Hyper", "Report", "Result",
     "Server", "Source", "Traffic", "UserError", "Work", "mean", "parameter", "simulate", "total", "uniform", "weighted",
 ]  # fmt: skip
+
+
+__version__ = "0.1.0"
+
+
+def _look_for_own_modules_last() -> None:
+    """In a process that Ray has started, look for the user's own modules where the driver does: after all others.
+
+    Ray puts the driver's working directory first on the import path. A file there that is called as a module of
+    Python's or of a library's, such as profile.py, would be imported in its place.
+    """
+    if "RAY_RAYLET_PID" not in os.environ:
+        return
+    here = os.getcwd()
+    if sys.path[:1] == [here]:
+        sys.path.append(sys.path.pop(0))
+    further = os.environ.get("FEDRAY_PATH", "").split(os.pathsep)
+    sys.path.extend(entry for entry in further if entry and entry not in sys.path)
+
+
+_look_for_own_modules_last()
 
 
 def __getattr__(name: str) -> Any:

@@ -7,17 +7,19 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from inspect import cleandoc
-from textwrap import indent
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from fedray import __version__, listing
+from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
+from fedray.importing import FORMS
 
 COMMANDS = ("run", "tune", "data", "costs", "keys", "algorithms", "models", "datasets")
+TAKING_SETTINGS = ("run", "tune", "data", "costs")
 
 RESULTS = (
-    "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss of a run diverged,\n"
+    "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss of a run diverged, "
     "130 interrupted (the same command goes on)."
 )
 
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command; returns the exit code: 0, 2 for a user's error, 3 when the loss diverged, 130 when interrupted."""
     parser = _parser()
     try:
-        _check_command(arguments)
+        _check_words(arguments)
         options, left = parser.parse_known_args(arguments)
         unknown = [text for text in left if text.startswith("-") or not hasattr(options, "settings")]
         if unknown:
@@ -39,7 +41,10 @@ def main(arguments: Sequence[str]) -> int:
         if options.command is None:
             parser.print_help()
             return EXIT_USER
-        return options.function(options)
+        code = options.function(options)
+        # while a reader that has gone can still be caught
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"fedray: {error}", file=sys.stderr)
         return EXIT_USER
@@ -62,12 +67,20 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
-def _check_command(arguments: Sequence[str]) -> None:
-    """argparse's own message has no near-miss."""
-    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
-        name = arguments[0]
+def _check_words(arguments: Sequence[str]) -> None:
+    """argparse's own messages have no near-miss, and know of no keys."""
+    if not arguments or arguments[0].startswith("-"):
+        return
+    name = arguments[0]
+    if name not in COMMANDS:
         run = f" (did you mean 'fedray run {name}'?)" if "=" in name or name.endswith((".yaml", ".yml")) else ""
         raise UserError(f"there is no command {name!r}{run or near_miss(name, COMMANDS)}")
+    if name in TAKING_SETTINGS:
+        from fedray.config import documented_keys
+        from fedray.tuning.settings import TuneConfig
+
+        further = documented_keys(TuneConfig, "tune.") if name == "tune" else ()
+        check_words(list(arguments[1:]), [key for key, *_ in (*documented_keys(), *further)])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,10 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(function=_run)
     search = "search hyper-parameters on Ray, or go on with a search"
+    again = "The same command again goes on where it was stopped or killed."
     tune = commands.add_parser(
         "tune",
         help=search,
-        description=f"{search[0].upper()}{search[1:]}. The same command again goes on where it was stopped or killed.",
+        description="\n".join(listing.paragraph(f"{search[0].upper()}{search[1:]}. {again}")),
         epilog=_tune_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -131,14 +145,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     costs.add_argument("--csv", metavar="FILE", help="write the table as CSV too, with all digits")
     costs.set_defaults(function=_costs)
-    for name, text, function in (
-        ("keys", "list the config keys with their defaults and ranges", _keys),
-        ("algorithms", "list the algorithms with their hyper-parameters", _algorithms),
-        ("models", "list the models with their options", _models),
-        ("datasets", "list the data sources and partitioners", _datasets),
-    ):
-        commands.add_parser(name, help=text, description=text).set_defaults(function=function)
+    _add_lists(commands)
+    for each in (parser, *commands.choices.values()):
+        each.add_argument("--version", action="version", version=f"fedray {__version__}", help="print it and exit")
     return parser
+
+
+def _add_lists(commands: Any) -> None:
+    for name, text, listed in (
+        ("algorithms", "list the algorithms with their hyper-parameters", listing.algorithms),
+        ("models", "list the models with their options", listing.models),
+        ("datasets", "list the data sources and partitioners", listing.datasets),
+    ):
+        command = commands.add_parser(name, help=text, description=f"{text}, or only those named")
+        command.add_argument("names", nargs="*", metavar="NAME", help=f"one of them, or your own: {FORMS}")
+        command.set_defaults(function=lambda options, listed=listed: _print(listed(options.names)))
+    text = "list the config keys with their defaults and ranges"
+    commands.add_parser("keys", help=text, description=text).set_defaults(
+        function=lambda options: _print(listing.keys())
+    )
+
+
+def _print(lines: Iterable[str]) -> int:
+    print("\n".join(lines))
+    return 0
 
 
 def _tune_epilog() -> str:
@@ -146,25 +176,31 @@ def _tune_epilog() -> str:
     from fedray.tuning.spec import known_spaces
 
     known = f"Spaces: {', '.join(known_spaces())}"
-    return "\n".join(["Keys:", *_key_lines(TuneConfig, "tune."), "", known, "", RESULTS])
+    lines = ["Keys:", *listing.keys(TuneConfig, "tune."), "", *listing.paragraph(known)]
+    return "\n".join([*lines, "", *listing.paragraph(RESULTS)])
 
 
 def _run_epilog() -> str:
     commands = "fedray algorithms, fedray models and fedray datasets show what exists."
-    return "\n".join(["Config keys:", *_key_lines(), "", commands, "", RESULTS])
+    return "\n".join(["Config keys:", *listing.keys(), "", commands, "", *listing.paragraph(RESULTS)])
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help="a config file, and overrides")
 
 
+def _split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files, and the ``key=value`` overrides."""
+    return [text for text in settings if "=" not in text], [text for text in settings if "=" in text]
+
+
 def _load(options: argparse.Namespace) -> Any:
     from fedray.config import load
 
-    files = [text for text in options.settings if "=" not in text]
+    files, overrides = _split(options.settings)
     if len(files) > 1:
         raise UserError(f"one config file at most, not {' and '.join(files)}")
-    return load(files[0] if files else None, [text for text in options.settings if "=" in text])
+    return load(files[0] if files else None, overrides)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -184,14 +220,8 @@ def _run(options: argparse.Namespace) -> int:
     display.say("fedray: loading ...")
     from fedray.simulation import simulate
 
-    result = simulate(config, display=display)
+    result = simulate(config, verbose=True)
     summary = result.summary
-    accuracy = summary["final_accuracy"]
-    display.say(
-        f"{summary['status']} after {summary['rounds']} rounds"
-        + (f", accuracy {accuracy:.4f} (best {summary['best_accuracy']:.4f})" if accuracy is not None else "")
-        + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
-    )
     if options.profile:
         from fedray.tracking.profile import profile_table
 
@@ -213,10 +243,10 @@ def _rerun(options: argparse.Namespace) -> int:
         raise UserError("--print-config goes without --from-trial: a run's folder has its config.yaml")
     display = Display()
     display.say("fedray: loading ...")
-    files = [text for text in options.settings if "=" not in text]
+    files, overrides = _split(options.settings)
     if files:
         raise UserError(f"--from-trial has the trial's own configuration: no file beside it, not {files[0]}")
-    done = rerun(Path(options.from_trial), options.settings, display)
+    done = rerun(Path(options.from_trial), overrides, verbose=True)
     for each in done:
         verdict = (
             f"{', '.join(each.differ)} differ" if each.differ else "identical" if each.rounds else "none to compare"
@@ -231,8 +261,7 @@ def _rerun(options: argparse.Namespace) -> int:
 def _tune(options: argparse.Namespace) -> int:
     from fedray.tuning.spec import known_spaces, read_sweeps
 
-    files = [text for text in options.settings if "=" not in text]
-    overrides = [text for text in options.settings if "=" in text]
+    files, overrides = _split(options.settings)
     if options.suite:
         if files:
             raise UserError(f"--suite has its own space files: none beside it, not {files[0]}")
@@ -251,7 +280,7 @@ def _tune(options: argparse.Namespace) -> int:
 
     view = View()
     view.say("fedray: loading ...")
-    results = tune(files[0], overrides, retry_failed=options.retry_failed, view=view)
+    results = tune(files[0], overrides, retry_failed=options.retry_failed, verbose=True)
     for result in results:
         for path in result.best:
             view.say(f"best: {path}")
@@ -337,62 +366,3 @@ def _costs(options: argparse.Namespace) -> int:
             raise UserError(f"--csv {options.csv}: {error.strerror}") from None
         print(f"wrote {options.csv}")
     return 0
-
-
-def _keys(options: argparse.Namespace) -> int:
-    print("\n".join(_key_lines()))
-    return 0
-
-
-def _algorithms(options: argparse.Namespace) -> int:
-    from fedray.algorithms import known_algorithms
-
-    for name, cls in known_algorithms().items():
-        needs = "; trains on a public set (data.public_samples)" if cls.needs_public else ""
-        if "none" not in cls.heads:
-            needs += f"; needs a model head ({' or '.join(f'model.head={head}' for head in cls.heads)})"
-        print(f"{name}  ({cls.paper}{needs})")
-        print(_first_paragraph(cls))
-        print("\n".join(_key_lines(cls.Hyper, "algorithm.")) or "    no hyper-parameters of its own")
-    return 0
-
-
-def _models(options: argparse.Namespace) -> int:
-    from fedray.models import MODELS, options_of
-
-    for name, cls in MODELS.items():
-        print(f"{name}\n{_first_paragraph(cls)}")
-        for option, parameter in options_of(cls).items():
-            print(f"  {f'model.{option} = {_value(parameter.default)}':36}  [{parameter.annotation}]")
-    return 0
-
-
-def _datasets(options: argparse.Namespace) -> int:
-    from fedray.data.partition import PARTITIONERS
-    from fedray.data.source import SOURCES
-
-    print("sources (data.source); a function of your own is module:function")
-    for name, source in SOURCES.items():
-        print(f"  {name:16}  {source.about}\n{'':20}licence: {source.licence}")
-    print("partitions (data.partition.kind)")
-    for name, partitioner in PARTITIONERS.items():
-        print(f"  {name:16}  {partitioner.about}")
-        print(f"{'':20}keys: {', '.join(f'data.{option}' for option in partitioner.options)}")
-    return 0
-
-
-def _first_paragraph(cls: type) -> str:
-    return indent(cleandoc(cls.__doc__ or "").split("\n\n")[0], "    ")
-
-
-def _key_lines(model: Any = None, prefix: str = "") -> Iterator[str]:
-    """A line for each key of a section (of the whole configuration): default, description, what it takes."""
-    from fedray.config import documented_keys
-
-    for key, default, takes, description in documented_keys(model, prefix):
-        yield f"  {f'{key} = {_value(default)}':36}  {description}  [{takes}]"
-
-
-def _value(default: Any) -> str:
-    """A default as it stands in YAML."""
-    return {"None": "", "True": "true", "False": "false"}.get(str(default), str(default))

@@ -154,7 +154,7 @@ class _Walk:
             return
         yield from map(self.of, cls.__bases__)
         for name, value in sorted(vars(cls).items()):
-            if name not in MADE_BY_PYTHON:
+            if name not in MADE_BY_PYTHON and not _is_made_by_pydantic(name):
                 yield name
                 yield self.of(value)
 
@@ -180,6 +180,11 @@ class _Walk:
         else:
             yield self.of(type(thing))
             yield repr(thing) if type(thing).__repr__ is not object.__repr__ and " at 0x" not in repr(thing) else ""
+
+
+def _is_made_by_pydantic(name: str) -> bool:
+    """Whether an attribute of a class is what pydantic has compiled from its fields: it holds names and addresses."""
+    return name.startswith("__pydantic_") and name != "__pydantic_fields__"
 
 
 def _names(code: types.CodeType) -> set[str]:

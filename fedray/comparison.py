@@ -18,7 +18,7 @@ def compared(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]
 
     All get the data of ``config``'s own algorithm, and a server that trains the public set that it would have.
     """
-    own = Own(load_source(config.data.source, config.data.root), preloaded=True)
+    own = Own(load_source(config.data.source, config.data.root, config.data.normalization), preloaded=True)
     chosen, data = resolve(config, own)
     sizes, name_of_chosen = data.sizes(), config.algorithm.name
 

@@ -27,10 +27,11 @@ class StateLost(ClientError):
     """
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` was probably meant to be, whatever its case; None if none is close."""
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that ``name`` was probably meant to be, whatever its case; None if none is as close as ``cutoff``,
+    from 0 (nothing alike) to 1 (the same)."""
     by_lower = {known_name.lower(): known_name for known_name in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedray.algorithms import Algorithm
-from fedray.config import Config, DataConfig
+from fedray.config import Config
 from fedray.core.context import LocalTraining
 from fedray.data.federated import FederatedData
 from fedray.data.partition import implied_options
@@ -16,13 +16,14 @@ from fedray.data.source import Source
 
 
 def implied_values(
-    data: DataConfig, algorithm: Algorithm, cohort: int, clients: int, training: LocalTraining
+    kind: str, algorithm: Algorithm, cohort: int, clients: int, training: LocalTraining
 ) -> dict[str, Any]:
-    """By dotted key, what the partition's options and the algorithm's hyper-parameters stand for where they are null.
+    """By dotted key, what the options of a partition of ``kind``, and the algorithm's hyper-parameters, stand for where
+    they are null.
 
     ``cohort`` of ``clients`` clients take part in a round.
     """
-    options = implied_options(data.partition.kind)
+    options = implied_options(kind)
     hyper = algorithm.implied(cohort, clients, training.local_steps)
     return {f"data.partition.{name}": value for name, value in options.items()} | {
         f"algorithm.{name}": value for name, value in hyper.items()

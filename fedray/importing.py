@@ -1,37 +1,103 @@
-"""The user's own code: objects named ``module:attribute`` in a config, and calls of them."""
+"""The user's own code: objects named ``module:Name`` or ``path/to/file.py:Name`` in a config, and calls of them."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
+import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedray.errors import UserError, near_miss
 
+FORMS = "file.py:Name or module:Name"
+"""How a config names an object of the user's own."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a name in a config is that of an object of the user's own, not of one that comes with fedray."""
+    return ":" in name or name.endswith(".py")
+
 
 def import_object(name: str, key: str) -> Any:
-    """What ``module:attribute`` names; a :class:`UserError` naming the config's ``key`` if there is no such thing."""
-    module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise UserError(f"{key}={name} is not of the form module:Name, for example my_package.my_module:MyClass")
-    with blamed(f"{key}={name}: can't import {module_name!r}"):
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name and (module_name + ".").startswith(error.name + "."):
-                raise UserError(
-                    f"{key}={name}: can't import {module_name!r}: no such module is on the import path"
-                ) from None
-            raise
+    """The object that ``module:Name`` or ``file.py:Name`` names.
+
+    A file's path is absolute or relative to the working directory. Its module can't be mistaken for another one,
+    whatever the file is called, and a file that was edited since is read again. The folder of the file is searched for
+    what it imports, after all other places. :func:`source_file` tells from which file an object came.
+
+    Raises :class:`UserError`, which names the config's ``key``, if there is no such object or its module raises.
+    """
+    where, _, attribute = name.rpartition(":")
+    in_file = where.endswith(".py")
+    if not attribute.isidentifier() or not (in_file or all(part.isidentifier() for part in where.split("."))):
+        raise UserError(f"{key}={name} is not of the form {FORMS}, for example mine.py:Mine or my_package.mine:Mine")
+    with blamed(f"{key}={name}: can't import {where!r}"):
+        module = _module_in_file(Path(where), f"{key}={name}") if in_file else _module(where, f"{key}={name}")
     try:
         return getattr(module, attribute)
     except AttributeError:
         own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        raise UserError(f"{key}={name}: module {module_name} has no {attribute!r}{near_miss(attribute, own)}") from None
+        kind = "" if in_file else "module "
+        raise UserError(f"{key}={name}: {kind}{where} has no {attribute!r}{near_miss(attribute, own)}") from None
+
+
+def source_file(thing: Any) -> Path | None:
+    """The file whose code made a class, function or module, or the class of an object; None where there is none.
+
+    There is none for what was typed at a prompt or is compiled.
+    """
+    owner = thing if isinstance(thing, ModuleType) or hasattr(thing, "__qualname__") else type(thing)
+    module = owner if isinstance(owner, ModuleType) else sys.modules.get(owner.__module__ or "")
+    file = getattr(module, "__file__", None)
+    return Path(file) if file else None
+
+
+def short_name(name: str) -> str:
+    """A name as part of a folder's name: that of an object in a file without the folders and the ``.py``."""
+    where, colon, attribute = name.rpartition(":")
+    return f"{Path(where).stem}:{attribute}" if colon and where.endswith(".py") else name
+
+
+def _module(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name + ".").startswith(error.name + "."):
+            raise UserError(f"{what}: can't import {name!r}: no such module is on the import path") from None
+        raise
+
+
+def _module_in_file(given: Path, what: str) -> ModuleType:
+    """The module of a file, under a name that depends on its path and on its content, and that no other module has."""
+    path = given.expanduser().absolute()
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        beside = [each.name for each in path.parent.glob("*.py")] if not path.exists() else []
+        hint = near_miss(path.name, beside) if beside else ""
+        raise UserError(f"{what}: can't read the file {path}: {error.strerror}{hint}") from None
+    name = f"own_{path.stem}_{hashlib.sha256(bytes(path) + code).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        # not by the module's loader: the bytecode that it keeps may be older than an edit of the same second
+        exec(compile(code, str(path), "exec", dont_inherit=True), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,24 +18,28 @@ from fedray.data.contents import contents
 from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 
-if TYPE_CHECKING:
-    from fedray.resolve import Own
-
 
 def inputs_of(
-    source: Source, data: FederatedData, algorithm: type, model: Any, initial: nn.Module, own: Own
+    source: Source,
+    data: FederatedData,
+    algorithm: type,
+    model: Any,
+    initial: nn.Module,
+    loss: Any,
+    metrics: Mapping[str, Any],
 ) -> dict[str, str]:
     """A digest of each thing that a run is made from, by the name under which a user knows it.
 
-    ``model``: what makes the model, or the module that was given; ``initial``: the model with its initial weights.
+    ``model``: what makes the model, or the module that was given; ``initial``: the model with its initial weights;
+    ``loss`` (None: the model's own) and ``metrics``: what the user gave.
     """
     found = contents(source, data)
     found["algorithm"] = code_digest(algorithm)
     found["model"] = code_digest(model, tensors=False)
     found["initial model"] = _of_tensors(tensors_of(initial))
-    if own.loss is not None:
-        found["loss"] = code_digest(own.loss)
-    return found | {f"metric {name}": code_digest(metric) for name, metric in own.metrics.items()}
+    if loss is not None:
+        found["loss"] = code_digest(loss)
+    return found | {f"metric {name}": code_digest(metric) for name, metric in metrics.items()}
 
 
 def _of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:

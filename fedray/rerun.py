@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from fedray.config import assign, expand, flat, plain, read_file
 from fedray.errors import UserError
-from fedray.tracking.progress import Display
 from fedray.tuning.spec import RECORD, read_record
 
 if TYPE_CHECKING:
@@ -29,8 +28,9 @@ class Rerun:
     differ: tuple[str, ...]
 
 
-def rerun(folder: Path, overrides: Iterable[str] = (), display: Display | None = None) -> list[Rerun]:
-    """Repeat the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``."""
+def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
+    """Repeat the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``; ``verbose``
+    shows their progress."""
     from fedray.simulation import simulate
 
     done = []
@@ -48,7 +48,7 @@ def rerun(folder: Path, overrides: Iterable[str] = (), display: Display | None =
             raise UserError(
                 f"--from-trial {folder}: {original} can't be repeated in its own folder; leave run.output out"
             )
-        result = simulate(values, display=display)
+        result = simulate(values, verbose=verbose)
         done.append(Rerun(original, result, *_compared(original, result.folder)))
         if result.summary["status"] == "interrupted":
             break

@@ -14,15 +14,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import Config, check, flat, plain, unknown_key
+from fedray.config import Config, check, flat, folder_name, unknown_key
 from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
 from fedray.core.rounding import whole
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
-from fedray.data.federated import FederatedData, federate, with_test_shares, with_train_subset
+from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
+from fedray.data.partition import kind_of
 from fedray.data.source import Source, load_source
+from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError, first_sentence, near_miss
 from fedray.implied import filled, implied_values, notes_on
 from fedray.importing import blamed
@@ -158,12 +160,13 @@ def resolve(
     own = own or Own()
     _check_given(config, own)
     algorithm = _algorithm(config)
-    source = own.source or load_source(config.data.source, config.data.root)
+    source = own.source or load_source(config.data.source, config.data.root, config.data.normalization)
     data_seed = config.run.seed if config.data.seed is None else config.data.seed
     public = _public_samples(config, algorithm, source)
     data = federate(source, config.data, data_seed, public)
-    if algorithm.has_personal_model():
-        data = with_test_shares(data, data_seed)
+    if config.data.public_to == "clients":
+        data = with_public_dealt(data, data_seed)
+    data, share_notes = _with_test_shares(config, algorithm, data, data_seed)
     if config.run.eval_train_samples:
         data = with_train_subset(data, config.run.eval_train_samples, data_seed)
     cohort_size = _cohort_size(config, data)
@@ -186,7 +189,7 @@ def resolve(
     training = _training(config)
     size = training.batch_size or int(data.sizes().max())
     source_name = source.name if "data" in own.given else config.data.source
-    run_name = config.run.name or plain(f"{config.algorithm.name}-{source_name}")
+    run_name = config.run.name or folder_name(config.algorithm.name, source_name)
     device, engine, placed = place(config.engine, Path(config.run.output) / run_name, auto_device)
     vectorize, chunk = _stacks(
         config, device, facts.flops * size, cohort_size,
@@ -194,7 +197,8 @@ def resolve(
     )  # fmt: skip
     rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
-    implied = implied_values(config.data, algorithm, cohort_size, data.active, training)
+    kind = kind_of(config.data, source.client_train is not None)
+    implied = implied_values(kind, algorithm, cohort_size, data.active, training)
     if left_out := filled(algorithm.hyper, implied, "algorithm."):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
     options = filled(config.data.partition, implied, "data.partition.")
@@ -202,8 +206,8 @@ def resolve(
         "run": {"rounds": rounds, "iterations": None, "name": run_name, "given": own.given},
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
-            "seed": data_seed, "public_samples": len(data.public), "clients": data.clients, "source": source_name,
-            "partition": config.data.partition.model_copy(update=options),
+            "seed": data_seed, "public_samples": public, "clients": data.clients, "source": source_name,
+            "partition": config.data.partition.model_copy(update=options | {"kind": kind}),
         },
         "model": {"name": name, "head": head, **_options(config)},
         "train": {
@@ -214,15 +218,16 @@ def resolve(
     }  # fmt: skip
     sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
     resolved = config.model_copy(update=sections)
-    advice = algorithm.advice(training.momentum, cohort_size, data.active)
+    advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
     read = notes_on(config, rounds, training.local_steps or 0, source, data)
-    notes = (*data.notes, *read, *placed, *(f"warning: {line}" for line in advice), *facts.notes)
+    warnings = [f"warning: {line}" for line in advice]
+    notes = (*data.notes, *share_notes, *read, *placed, *warnings, *facts.notes)
     experiment = Experiment(
         resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
         vectorize, chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
     maker = find_model(name) if own.model is None else own.model
-    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own)
+    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own.loss, experiment.metrics)
     return replace(experiment, inputs=inputs), data
 
 
@@ -270,13 +275,37 @@ def _algorithm(config: Config) -> Algorithm:
 
 def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:
     asked = config.data.public_samples
+    if config.data.public_to == "clients":
+        if algorithm.needs_public:
+            raise UserError(
+                f"data.public_to=clients: {config.algorithm.name} trains a model on the public set; use server"
+            )
+        if asked in ("auto", 0):
+            raise UserError("data.public_to=clients: there is no public set to deal out; give data.public_samples")
     if asked == "auto":
-        if not algorithm.needs_public:
-            return 0
-        return len(source.y_train) // 10 if source.y_public is None else len(source.y_public)
+        return source.public_by_default if algorithm.needs_public else 0
     if algorithm.needs_public and asked == 0 and source.x_public is None:
         raise UserError(f"data.public_samples=0: {config.algorithm.name} trains a model on a public set; use auto")
     return asked
+
+
+def _with_test_shares(
+    config: Config, algorithm: Algorithm, data: FederatedData, seed: int
+) -> tuple[FederatedData, list[str]]:
+    """``data`` with the clients' test shares if anything is scored on them, and what is worth saying about that."""
+    run, least, notes = config.run, config.data.least_test_samples, []
+    if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
+        if least:
+            notes.append(
+                f"data.least_test_samples={least} changes nothing, as no client is scored on its own test share: "
+                "run.eval_clients and run.finetune_steps ask for that"
+            )
+        return data, notes
+    draw_eval_clients(data, seed, run.eval_clients)
+    asked = [f"run.{key}={getattr(run, key)}" for key in ("eval_clients", "finetune_steps") if getattr(run, key)]
+    if asked and not run.eval_test:
+        notes.append(f"{' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
+    return with_test_shares(data, seed, least), notes
 
 
 def _cohort_size(config: Config, data: FederatedData) -> int:

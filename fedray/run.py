@@ -12,8 +12,8 @@ import sys
 def main(default: str | None = None) -> None:
     """The console script ``fedray``; ``default`` is the command when the first argument is none."""
     if os.getcwd() not in sys.path:
-        # the user's own modules lie where the program is started
-        sys.path.insert(0, os.getcwd())
+        # the user's own modules lie where the program is started; in front, a profile.py there would hide Python's
+        sys.path.append(os.getcwd())
     from fedray.cli import COMMANDS
     from fedray.cli import main as command_line
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.config import Config, load
+from fedray.config import Config, folder_name, load
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
 from fedray.tracking.progress import Display
@@ -58,6 +58,27 @@ class RunResult:
         return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
 
     @property
+    def evaluation(self) -> pd.DataFrame:
+        """evaluation.parquet: a row per evaluated round and client that was scored on its own test share.
+
+        UserError if ``has_evaluation`` is false.
+        """
+        import pandas as pd
+
+        if not self.has_evaluation:
+            raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
+        return pd.read_parquet(self._evaluation).sort_values(["round", "client"], ignore_index=True)
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether single clients were scored: with personal models, ``run.finetune_steps`` or ``run.eval_clients``."""
+        return any(self._evaluation.glob("part-*.parquet"))
+
+    @property
+    def _evaluation(self) -> Path:
+        return self.folder / "evaluation.parquet"
+
+    @property
     def profile(self) -> pd.DataFrame:
         """profile.csv, of a run with ``engine.profile``: what each round's time went into, in seconds."""
         import pandas as pd
@@ -78,31 +99,36 @@ def simulate(
     *,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: nn.Module | Callable[..., nn.Module] | None = None,
     loss: Loss | None = None,
     metrics: Mapping[str, Loss] | None = None,
     callbacks: Sequence[Callback] = (),
     overrides: Iterable[str] = (),
+    verbose: bool = False,
     display: Display | None = None,
 ) -> RunResult:
     """Run a federated learning experiment and return its :class:`RunResult`.
 
     ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
     ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
-    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``, for ``natural``
-    clients), or a :class:`fedray.Source` as ``data`` alone. ``model`` replaces ``model.name``: a class or function that
-    makes a module from ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module,
-    which brings its own, the same for every seed. Its parameters without ``requires_grad`` are not trained, and
-    normalisation layers that have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) ->
-    [b]`` and each of ``metrics`` give one number per sample; a metric's mean over the test set is column
-    ``test_<name>``. ``callbacks`` are called in this process after every round with a :class:`fedray.Report`; the next
-    round waits for them, and one that returns true ends the run.
+    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``; a column ``client`` is
+    taken unless another is named), or a :class:`fedray.Source` as ``data`` alone. Labels are whole numbers from 0, or
+    names (texts, booleans, pandas' categories), which are numbered in their order and kept. Clients given with the
+    samples are the clients of the run unless ``data.partition.kind`` says otherwise; they may have any names, which
+    ``clients.parquet`` shows. A Dataset is read once, so it must give the same item each time: random transforms are
+    refused (see ``data.augment``). ``model`` replaces ``model.name``: a class or function that makes a module from
+    ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module, which brings its own,
+    the same for every seed. Its parameters without ``requires_grad`` are not trained, and normalisation layers that
+    have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) -> [b]`` and each of
+    ``metrics`` give one number per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks``
+    are called in this process after every round with a :class:`fedray.Report`; the next round waits for them, and one
+    that returns true ends the run. ``verbose`` shows what ``fedray run`` shows: what is run, its progress, its end;
+    ``display`` is shown it in any case, and may do otherwise with it.
 
     Raises :class:`fedray.UserError` for what can't be run as asked.
     """
-    display = display or Display(quiet=True)
     settings = config if isinstance(config, Config) else load(config, overrides)
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
@@ -114,10 +140,10 @@ def simulate(
         if data is not None:
             from fedray.data.own import own_source
 
-            source = own_source(data, test, client_column, label_column)
+            source = own_source(data, test, client_column, label_column, settings.data.normalization)
         return Own(source, model, loss, metrics or {})
 
-    return run_experiment(settings, own, callbacks, display)
+    return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose))
 
 
 def run_experiment(
@@ -129,12 +155,25 @@ def run_experiment(
         from fedray.resolve import resolve
 
         experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start))
-        return _run(experiment, federated, callbacks, display, start)
+        result = _run(experiment, federated, callbacks, display, start)
+    display.say(_reached(result))
+    return result
+
+
+def _reached(result: RunResult) -> str:
+    """A line about a run's end."""
+    summary = result.summary
+    accuracy = summary["final_accuracy"]
+    return (
+        f"{summary['status']} after {summary['rounds']} rounds"
+        + (f", accuracy {accuracy:.4f} (best {summary['best_accuracy']:.4f})" if accuracy is not None else "")
+        + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
+    )
 
 
 def _will_run_on_ray(settings: Config) -> bool:
     """Whether Ray will be needed, as far as that can be told without reading anything: a run may be finished."""
-    name = settings.run.name or f"{settings.algorithm.name}-{settings.data.source}"
+    name = settings.run.name or folder_name(settings.algorithm.name, settings.data.source)
     finished = Path(settings.run.output) / name / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 

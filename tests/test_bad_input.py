@@ -200,10 +200,15 @@ def test_helps_and_lists(capsys):
         assert text.startswith(f"usage: fedray {command}")
         assert command != "run" or "train.momentum = 0.0" in text
     for command, pieces in {
-        "keys": ["train.lr = 0.01", "client learning rate eta_l", "[a number > 0]", "data.partition.kind = dirichlet"],
+        "keys": ["train.lr = 0.01", "client learning rate eta_l", "[a number > 0]", "data.partition.kind = auto"],
         "algorithms": ["fedprox  (Li et al., MLSys 2020", "algorithm.mu = 0.01", "[a number >= 0]"],
         "models": ["lenet5", "model.hidden"],
-        "datasets": ["mnist", "free for research", "data.partition.classes_per_client"],
+        "datasets": [
+            "mnist",
+            "free for research",
+            "data.partition.classes_per_client",
+            "data.normalization=ghbm: the dev",
+        ],
     }.items():
         assert main([command]) == 0
         text = capsys.readouterr().out
@@ -232,7 +237,7 @@ X, Y = arrays()["x_train"], arrays()["y_train"]
 NATURAL = ["data.partition.kind=natural"]
 NPZ = [
     ({"x_train": np.where(np.arange(200)[:, None] == 3, np.nan, X).astype(np.float32)}, [], "x_train has NaN in row 3"),
-    ({"y_train": Y.astype(float)}, [], "y_train must hold whole numbers, not float64; cast them"),
+    ({"y_train": Y + 0.5}, [], "y_train must hold whole numbers, not [0-3].5 as in row 0"),
     ({"y_train": Y[:-1]}, [], "x_train has 200 samples and y_train 199"),
     ({"y_train": None}, [], "lacks y_train"),
     ({"y_train": -Y}, [], "y_train has label -"),
@@ -340,7 +345,8 @@ ANY = [
     ("users_needing:X", "can't import 'users_needing': ModuleNotFoundError: No module named 'no_such_library'"),
     ("users_misspelt:X", "can't import 'users_misspelt': SyntaxError"),
     ("users_things:Goood", "module users_things has no 'Goood' .did you mean 'Good'"),
-    ("./things.py:Good", "is not of the form module:Name"),
+    ("./things.py:Good", "can't read the file .*things.py: No such file"),
+    ("no module:Good", "is not of the form file.py:Name or module:Name"),
 ]
 OWN = [(f"{key}={name}", message) for key in ("model.name", "algorithm.name", "data.source") for name, message in ANY]
 OWN += [

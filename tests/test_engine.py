@@ -45,6 +45,11 @@ COLUMNS = [
     "virtual_seconds", "round_seconds", "wall_seconds",
 ]  # fmt: skip
 
+OF_SHARES = [
+    "global_on_shares_accuracy", "representation_on_shares_accuracy", "cohort_with_shares", "cohort_least_share",
+]  # fmt: skip
+"""Further columns of an algorithm that has personal models, here pFedMo."""
+
 SUMMARY = {
     "status", "final_accuracy", "best_accuracy", "last10_accuracy", "rounds", "targets", "parameters", "model_sha256",
     "partition_hash", "versions", "machine",
@@ -84,16 +89,17 @@ def test_the_folder_holds_what_it_should_and_no_more(finished):
     names = {path.name for path in finished.folder.iterdir()}
     (events,) = [name for name in names if name.startswith("events.out.tfevents.")]
     assert names - {events} == {
-        "config.yaml", "metrics.csv", "clients.parquet", "model.safetensors", "summary.json", "inputs.json",
+        "config.yaml", "metrics.csv", "clients.parquet", "evaluation.parquet", "model.safetensors", "summary.json",
+        "inputs.json",
         "checkpoints", "log.txt",
     }  # fmt: skip
 
 
 def test_metrics_columns(finished):
     with (finished.folder / "metrics.csv").open() as file:
-        assert next(file).strip().split(",") == COLUMNS
+        assert next(file).strip().split(",") == [*COLUMNS, *OF_SHARES]
     metrics = finished.metrics
-    assert list(metrics.columns) == COLUMNS
+    assert list(metrics.columns) == [*COLUMNS, *OF_SHARES]
     assert metrics["round"].tolist() == [1, 2, 3, 4, 5, 6]
     assert (metrics["cohort_size"] == 5).all()
     for name in ("iterations", "bytes_down", "bytes_up", "flops", "wall_seconds"):
@@ -208,7 +214,7 @@ def test_what_the_splits_are_evaluated_on(tmp_path):
 def test_evaluation_in_blocks_weighs_every_sample_alike(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole", "pfedmo")
     monkeypatch.setattr("fedray.engine.evaluation.EVAL_BLOCK", 7)
-    monkeypatch.setattr("fedray.engine.worker.EVAL_BATCH", {"cpu": 3})
+    monkeypatch.setattr("fedray.engine.evaluator.EVAL_BATCH", {"cpu": 3})
     blocks = run(tmp_path / "blocks", "pfedmo")
     for name in ("test_accuracy", "test_loss", "representation_accuracy", "personalized_accuracy"):
         np.testing.assert_allclose(whole.metrics[name], blocks.metrics[name], rtol=1e-6)
@@ -233,7 +239,9 @@ def events(finished: RunResult) -> EventAccumulator:
 def test_scalars_are_the_metrics(finished, events):
     tags = set(events.Tags()["scalars"])
     missing = {"virtual_seconds"}
-    assert tags == {tag for name, tag in TAGS.items() if name not in missing} | {
+    of_shares = {f"accuracy/{name}_on_shares" for name in ("global", "representation")}
+    of_shares |= {f"clients/{name}" for name in ("cohort_with_shares", "cohort_least_share")}
+    assert tags == {tag for name, tag in TAGS.items() if name not in missing} | of_shares | {
         "final/final_accuracy",
         "final/best_accuracy",
     }
@@ -551,7 +559,8 @@ def test_torchs_global_settings_are_as_before(tmp_path):
 
 LAYERS = [
     ("errors",),
-    ("importing", "config", "code_digest"),
+    ("importing",),
+    ("config", "code_digest"),
     ("core",),
     ("models", "data"),
     ("algorithms",),
@@ -561,7 +570,7 @@ LAYERS = [
     ("engine", "comparison"),
     ("simulation",),
     ("testing", "tuning"),
-    ("rerun",),
+    ("rerun", "listing"),
     ("cli",),
     ("run",),
 ]

@@ -13,11 +13,12 @@ from fedray.data import dirichlet as dirichlet_module
 from fedray.data.contents import contents
 from fedray.data.deal import largest_remainder
 from fedray.data.dirichlet import dirichlet, dirichlet_fixed
-from fedray.data.federated import federate, with_test_shares, with_train_subset
+from fedray.data.federated import federate, with_train_subset
 from fedray.data.partition import PARTITIONERS, partition
 from fedray.data.plot import label_counts, plot_labels
 from fedray.data.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
 from fedray.data.source import Source
+from fedray.data.test_shares import with_test_shares
 from fedray.errors import UserError
 from fedray.tracking.folder import differing
 

@@ -37,7 +37,7 @@ def test_own_algorithm(tmp_path: Path) -> None:
     assert len(code.splitlines()) < 30
     (tmp_path / "mine.py").write_text(code)
     settings = ["model.name=logistic", "engine.kind=local", "run.rounds=2", "data.clients=4"]
-    command = [*program(), "algorithm.name=mine:Mine", "algorithm.mu=0.1", *settings]
+    command = [*program(), "algorithm.name=mine.py:Mine", "algorithm.mu=0.1", *settings]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "completed after 2 rounds" in done.stdout

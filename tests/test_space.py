@@ -25,11 +25,12 @@ def ranges(draw):
     kind = draw(st.sampled_from(["uniform", "loguniform", "int"]))
     if kind == "int":
         low = draw(st.integers(1, 50))
-        described = {kind: [low, low + draw(st.integers(1, 50))]}
+        span = draw(st.integers(1, 50))
+        described = {kind: [low, low + span]}
         if draw(st.booleans()):
             described["log"] = True
         elif draw(st.booleans()):
-            described["step"] = draw(st.integers(1, 5))
+            described["step"] = draw(st.integers(1, min(5, span)))
         return described
     low = draw(st.floats(1e-6, 10))
     return {kind: [low, low * draw(st.floats(1.5, 1000))]}

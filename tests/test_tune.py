@@ -434,41 +434,59 @@ def test_samples_are_put_into_the_store_once(ray_cluster):
 
 
 def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
-    """Two algorithms of 3 trials each, the winners on 2 fresh seeds; a second time nothing is run again."""
+    """FedAvg and pFedMo, of 3 trials each, the winners on 2 fresh seeds, and what shares their labels or their runs; a
+    second time nothing is run again."""
     monkeypatch.setattr("fedray.data.source.load_source", lambda *a: small_source())
     base = {key: value for key, value in SETTINGS.items() if key not in ("engine.kind", "data.public_samples")}
     base |= {"train.local_steps": 4, "run.rounds": 24, "run.targets": [0.3]}
     del base["train.local_epochs"]
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"base": {"algorithm.name": "fedavgm"}, "spaces": {
-        "wide": {"algorithm.beta": {"uniform": [0.0, 0.9]}}}}))  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"base": {"algorithm.name": "fedavg"}, "spaces": {
+        "wide": {"train.server_lr": {"uniform": [0.5, 1.5]}}}}))  # fmt: skip
     (tmp_path / "two.yaml").write_text(
         yaml.safe_dump({"base": base, "algorithms": ["mine.yaml", "pfedmo"], "seeds": 2, "tune": {"trials": 3}})
     )
     suite = read_suite(tmp_path / "two.yaml", [f"tune.output={tmp_path}"])
     assert run_suite(suite) == "completed"
     table = suite_table(suite)
-    assert sorted(table["algorithm"]) == ["mine", "pfedmo"]
-    assert table["trials"].tolist() == [3, 3]
+    dealt, alone = "mine, the public samples dealt to its clients", "pfedmo, representation model alone"
+    assert sorted(table["algorithm"]) == ["mine", dealt, "pfedmo", alone]
+    assert table["trials"].tolist() == [3, 3, 3, 3]
+    by_name = table.set_index("algorithm")
+    assert by_name["public_samples"].to_dict() == {"mine": 0, dealt: 36, "pfedmo": 36, alone: 36}
+    assert set(table["weighting"]) == {"samples"}
+    assert table["parameters"].nunique() == 1
+    assert by_name["validation"].notna().to_dict() == {"mine": True, dealt: False, "pfedmo": True, alone: False}
+    for name, label, column in ((f"{suite.specs[0].name}/winners/*-public-dealt", dealt, "test_accuracy"),
+                                (f"{suite.specs[1].name}/winners/*", alone, "representation_accuracy")):  # fmt: skip
+        runs = sorted(tmp_path.glob(f"{name}/seed-*"))
+        assert by_name["accuracies"][label] == tuple(read_metrics(run)[column].iloc[-1] for run in runs)
+    # the dealt runs are those of the winner but for who has the public samples
+    one, other = (flat(read_file(path)) for path in sorted(tmp_path.glob("*/mine/winners/*/seed-1/config.yaml")))
+    assert {key for key in one if one[key] != other[key]} == {"run.output", "data.public_to"}
     for spec in suite.specs:
         row = table[table["algorithm"] == spec.name.rpartition("/")[2]].iloc[0]
-        runs = sorted((tmp_path / spec.name / "winners").glob("trial-*/seed-*"))
+        runs = sorted((tmp_path / spec.name / "winners").glob("trial-????/seed-*"))
         # the trials had seed 0
         assert [path.name for path in runs] == ["seed-1", "seed-2"]
         finals = [read_metrics(path)["test_accuracy"].iloc[-1] for path in runs]
         assert row["accuracy"] == pytest.approx(sum(finals) / 2)
-        assert row["margin"] == pytest.approx(12.706204736 * abs(finals[0] - finals[1]) / 2)
+        assert row["accuracies"] == tuple(finals)
         configs = [flat(read_file(path / "config.yaml")) for path in runs]
         best = study_of(spec).best_trial
         assert all({key: config[key] for key in best.params if key != "train.local_steps"}.items()
                    <= best.params.items() for config in configs)  # fmt: skip
         assert {config["data.public_samples"] for config in configs} == {36}
+    first, other = (table[table["algorithm"] == name].iloc[0] for name in ("mine", "pfedmo"))
+    differences = [b - a for a, b in zip(first["accuracies"], other["accuracies"], strict=True)]
+    assert other["differences"] == tuple(differences)
     text = write_suite(suite)[1].read_text()
-    assert text.count("\n") == 4
-    assert "± " in text
+    assert text.count("\n") == 8
+    assert ", ".join(f"{100 * value:.2f}" for value in first["accuracies"]) in text
+    assert pd.read_csv(tmp_path / "two" / "suite.csv")["accuracies"].str.split().map(len).tolist() == [2] * 4
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     assert run_suite(suite) == "completed"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")} == times
     # a winner's run that was interrupted does not count yet
-    (stopped,) = (tmp_path / suite.specs[0].name / "winners").glob("trial-*/seed-2/summary.json")
+    (stopped,) = (tmp_path / suite.specs[0].name / "winners").glob("trial-????/seed-2/summary.json")
     stopped.write_text(stopped.read_text().replace('"completed"', '"interrupted"'))
-    assert sorted(suite_table(suite)["seeds"]) == [1, 2]
+    assert sorted(suite_table(suite)["seeds"]) == [1, 2, 2, 2]

@@ -1,6 +1,7 @@
 """Federated learning algorithms, one short file per method.
 
-An algorithm of this package is found by its name in any module here; a user's own by ``module:Class``.
+An algorithm of this package is found by its name in any module here; a user's own by ``file.py:Class`` or
+``module:Class``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedray.algorithms.base import (
 )
 from fedray.algorithms.server import Cohort, Server
 from fedray.errors import UserError, near_miss
-from fedray.importing import import_object
+from fedray.importing import FORMS, import_object, is_own
 
 __all__ = [
     "Algorithm", "Broadcast", "Cohort", "Hyper", "Result", "Server", "Traffic", "Work", "find_algorithm",
@@ -48,8 +49,8 @@ def known_algorithms() -> dict[str, type[Algorithm]]:
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """The algorithm of a name or of ``module:Class``."""
-    if ":" in name:
+    """The algorithm of a name, or the user's own of ``file.py:Class`` or ``module:Class``."""
+    if is_own(name):
         found = import_object(name, "algorithm.name")
         if not (inspect.isclass(found) and issubclass(found, Algorithm)):
             raise UserError(f"algorithm.name={name} is not a subclass of fedray.Algorithm")
@@ -57,5 +58,5 @@ def find_algorithm(name: str) -> type[Algorithm]:
     known = known_algorithms()
     if name not in known:
         hint = near_miss(re.sub(r"[-\s]", "_", name.lower()), known)
-        raise UserError(f"unknown algorithm {name!r}{hint}; your own is given as module:Class")
+        raise UserError(f"unknown algorithm {name!r}{hint}; your own is given as {FORMS}")
     return known[name]

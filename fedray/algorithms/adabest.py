@@ -53,3 +53,7 @@ class AdaBest(FedAvg):
     ) -> None:
         server["x"] = sums["y"] - self.hyper.beta * (server["xbar"] - sums["y"])
         server["xbar"] = sums["y"]
+
+    def monitors(self, server: Server) -> Mapping[str, Tensor]:
+        """The clients' average xbar, which the authors' code deploys beside x."""
+        return {"averaged": server["xbar"]}

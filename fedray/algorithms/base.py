@@ -205,8 +205,9 @@ class Algorithm:
             carry = ctx.hold(self.step(ctx, carry, batch, batch.step), carry, batch.step)
         return carry
 
-    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
-        """Lines worth logging about a run with this client momentum and so many of the clients in a cohort."""
+    def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
+        """Lines worth logging about a run with this client momentum, so many of the clients in a cohort, and this
+        server learning rate."""
         if momentum and self.assumes_plain_sgd:
             yield (
                 f"train.momentum={momentum}: the paper's clients have none beside the algorithm's own rule, whose "
@@ -232,7 +233,10 @@ class Algorithm:
         return server.vectors.get("buffers")
 
     def monitors(self, server: Server) -> Mapping[str, Tensor]:
-        """Further models ``[width]`` whose test accuracy is logged, by name."""
+        """Further models ``[width]`` by name: the test accuracy of each is the column ``<name>_accuracy``.
+
+        The names must be the same in every round, from :meth:`init_server` on.
+        """
         return {}
 
     def has_personal_model(self) -> bool:

@@ -58,3 +58,7 @@ class FedDyn(FedAvg):
 
     def eval_model(self, server: Server) -> Tensor:
         return server["mean"] if self.hyper.eval == "avg_selected" else server["x"]
+
+    def monitors(self, server: Server) -> Mapping[str, Tensor]:
+        """The one of the two models that is not evaluated: the authors' code reports both."""
+        return {"server": server["x"]} if self.hyper.eval == "avg_selected" else {"averaged": server["mean"]}

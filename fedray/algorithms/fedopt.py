@@ -6,7 +6,7 @@ Optimization. ICLR 2021, Algorithm 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -29,6 +29,14 @@ class FedAdagrad(FedAvg):
     def init_server(self, server: Server) -> None:
         server["m"] = torch.zeros_like(server["x"])
         server["v"] = torch.full_like(server["x"], self.hyper.tau**2)
+
+    def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
+        yield from super().advice(momentum, cohort, clients, server_lr)
+        if server_lr >= 1:
+            yield (
+                f"train.server_lr={server_lr}: an adaptive server moves every parameter by about that much in a round, "
+                "however small the clients' updates are, which mostly destroys the model; try train.server_lr=0.01"
+            )
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
         """The rule of v: all that tells the three methods apart."""

@@ -36,7 +36,7 @@ class FedTrip(FedAvg):
         xi_mode: Literal["inverse_gap", "gap", "const"] = base.parameter("inverse_gap", "what xi is")
         xi_const: float = base.parameter(1.0, "xi under xi_mode: const", ge=0)
 
-    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
+    def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
         if self.hyper.xi_mode == "gap":
             yield "algorithm.xi_mode=gap: a client that was away pushes with xi > 1, which can diverge"
 

@@ -127,7 +127,7 @@ class FedHBM(_OwnWindow):
     def end(self, ctx: Context, carry: Carry) -> Result:
         return Result(uploads={"y": mean(carry["y"])}, state={"a": carry["y"]})
 
-    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
-        yield from super().advice(momentum, cohort, clients)
+    def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
+        yield from super().advice(momentum, cohort, clients, server_lr)
         if cohort == clients and self.hyper.beta:
             yield "the cohort is everybody, so that s_i = 1: models may run away along flat directions"

@@ -43,7 +43,7 @@ class SlowMo(FedAvg):
         elif self.hyper.buffer == "average":
             self.traffic = Traffic(vectors_down=1, vectors_up=1)
 
-    def advice(self, momentum: float, cohort: int, clients: int) -> Iterator[str]:
+    def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
         if self.hyper.buffer != "reset" and not momentum:
             yield f"algorithm.buffer={self.hyper.buffer}: there is no buffer without train.momentum"
 

@@ -183,12 +183,15 @@ class Context:
             raw, labels = self.samples.raw(chosen[start : start + block])
             # all at once, if each batch then begins where a fresh one would: kernels round by alignment
             full = all(min(of_step) == size for of_step in counts[start : start + block])
-            inputs = self.samples.inputs(raw) if full and raw[0].numel() * 4 % 64 == 0 else None
+            at_once = full and raw[0].numel() * 4 % 64 == 0 and not training.augment
+            inputs = self.samples.inputs(raw) if at_once else None
             for j, of_step in enumerate(counts[start : start + block], start):
                 self._now, width = j, max(of_step)
-                x = self.samples.inputs(raw[j - start, :, :width]) if inputs is None else inputs[j - start]
-                if self.training.augment:
-                    x = self._augmented(x, of_step, j)
+                if inputs is not None:
+                    x = inputs[j - start]
+                else:
+                    stored = raw[j - start, :, :width]
+                    x = self.samples.inputs(self._augmented(stored, of_step, j) if training.augment else stored)
                 real = [max(1, count) for count in of_step] if min(of_step) < width else None
                 yield Batch(x, labels[j - start, :, :width], j, real)
 
@@ -208,25 +211,27 @@ class Context:
         return chosen, list(zip_longest(*(plan.counts for plan in schedules), fillvalue=0))
 
     def _augmented(self, x: Tensor, counts: Sequence[int], j: int) -> Tensor:
-        """Random crop after padding by 4, and mirroring; ``x [C, b, c, h, w]``.
+        """Random crop after padding by 4, and mirroring, of samples as they are stored: ``x [C, b, c, h, w]``.
 
-        Drawn for each client's own samples alone, of which there are ``counts`` (C), whatever its chunk-mates have.
+        What is padded is thus black, a stored 0, before it is normalised. Drawn for each client's own samples alone, of
+        which there are ``counts`` (C), whatever its chunk-mates have.
         """
-        rows = []
-        for row, client in enumerate(self.stack.ids):
-            rng = seeds.stream(self.training.seed, Purpose.AUGMENTATION, self.round, client, j)
-            samples, _, height, width = x[row].shape
-            padded = torch.nn.functional.pad(x[row], (4, 4, 4, 4))
-            own, others = counts[row], (0, samples - counts[row])
-            top, left = (torch.from_numpy(np.pad(rng.integers(0, 9, own), others)) for _ in range(2))
-            columns = torch.arange(width) + left[:, None]
-            mirrored = torch.from_numpy(np.pad(rng.random(own) < 0.5, others))[:, None]
-            columns = torch.where(mirrored, columns.flip(1), columns).to(x.device)
-            lines = (torch.arange(height) + top[:, None]).to(x.device)
-            image = torch.arange(samples, device=x.device)[:, None, None]
-            cropped = padded.permute(0, 2, 3, 1)[image, lines[:, :, None], columns[:, None, :]]
-            rows.append(cropped.permute(0, 3, 1, 2))
-        return torch.stack(rows)
+        samples, _, height, width = x.shape[1:]
+        draws = [self._crops(client, own, samples, j) for client, own in zip(self.stack.ids, counts, strict=True)]
+        top, left, mirrored = (np.concatenate(drawn)[:, None] for drawn in zip(*draws, strict=True))
+        across = np.where(mirrored, np.arange(width)[::-1], np.arange(width)) + left
+        lines, columns = (torch.from_numpy(places).to(x.device) for places in (top + np.arange(height), across))
+        image = torch.arange(len(lines), device=x.device)[:, None, None]
+        padded = torch.nn.functional.pad(x.flatten(0, 1), (4, 4, 4, 4))
+        cropped = padded.permute(0, 2, 3, 1)[image, lines[:, :, None], columns[:, None, :]]
+        return cropped.permute(0, 3, 1, 2).contiguous().view_as(x)
+
+    def _crops(self, client: int, own: int, samples: int, j: int) -> tuple[Indices, Indices, NDArray[np.bool_]]:
+        """Top and left edge (0 to 8) of each of a client's windows in step j, and whether it is mirrored."""
+        rng = seeds.stream(self.training.seed, Purpose.AUGMENTATION, self.round, client, j)
+        others = (0, samples - own)
+        top, left = (np.pad(rng.integers(0, 9, own), others) for _ in range(2))
+        return top, left, np.pad(rng.random(own) < 0.5, others)
 
     def epoch_steps(self) -> Tensor:
         """The steps of a local epoch, ceil(n / B), ``[C, 1]``."""

@@ -7,6 +7,7 @@ so distinct coordinates give disjoint streams of 2**64 blocks each.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -34,6 +35,9 @@ class Purpose(IntEnum):
     PROBE = 8
     CLIENT_INIT = 9
     HEAD_INIT = 10
+    EVALUATION = 11
+    """Which clients are evaluated, and which test samples they share with others."""
+    FINETUNE = 12
 
 
 class _Unseeded(ISeedSequence):
@@ -83,3 +87,24 @@ def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
         if devices:
             torch.cuda.manual_seed_all(drawn)
         yield
+
+
+@contextmanager
+def global_generators(seed: int | None = None) -> Iterator[None]:
+    """Within it the user's own code may draw from the global generators of Python, numpy and torch; afterwards they are
+    as before. ``seed`` sets them first."""
+    import torch
+
+    # numpy's old generator is named because users' transforms draw from it
+    before_python, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            if seed is not None:
+                random.seed(seed)
+                np.random.seed(seed)  # noqa: NPY002
+                torch.random.default_generator.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(before_python)
+        np.random.set_state(before_numpy)  # noqa: NPY002

@@ -1,1 +1,1 @@
-"""Sources, partitioners and the federated data set: numpy alone, no torch and no Ray."""
+"""Sources, partitioners and the federated data set: numpy and pandas alone, no torch and no Ray."""

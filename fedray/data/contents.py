@@ -30,9 +30,12 @@ REMEMBERED = 1000
 
 
 def contents(source: Source, data: FederatedData) -> dict[str, str]:
-    """sha256 of each part of ``source``, of how its inputs are scaled, and of who holds what in ``data``."""
+    """sha256 of each part of ``source``, of how its inputs are scaled, its names, and who holds what in ``data``."""
     found = dict(_of_files(source) if source.files else _of_arrays(source))
     found["normalisation"] = array_digest(source.scale, source.shift)
+    if source.class_names is not None or source.client_names is not None:
+        names = json.dumps([source.class_names, source.client_names])
+        found["names of classes and clients"] = hashlib.sha256(names.encode()).hexdigest()
     held = (data.indices, data.offsets, data.public, data.validation, data.test_indices, data.test_offsets)
     found["partition"] = array_digest(*held)
     return found

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedray.config import DataConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.data.deal import Split, by_owner, class_pools, largest_remainder
-from fedray.data.partition import partition
+from fedray.data.deal import Split, by_owner, compressed
+from fedray.data.partition import kind_of, partition
 from fedray.data.source import Source
 from fedray.errors import UserError
 
@@ -28,8 +28,10 @@ class FederatedData:
     their end; a model's input is float32(x) * scale + shift along axis 1 (float32 [channels], or None). Client i holds
     ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted) of them; ``public`` and ``validation`` are indices into x
     too, of nobody's samples; ``train_subset`` are those on which train_accuracy is evaluated. ``ids`` int64 [N] are the
-    clients' names in the data, 0..N-1 unless the partition is natural. ``test_indices`` and ``test_offsets`` give each
-    client's share of the test set, where it is known. ``notes`` are lines about the partition worth logging.
+    clients' numbers in the data, 0..N-1 unless the partition is natural. ``class_names`` and ``client_names`` (one for
+    each class and client) are what the data call them, None where those are just 0, 1, ... ``test_indices`` and
+    ``test_offsets`` give each client's share of the test set, where it is known. ``notes`` are lines about the
+    partition worth logging.
     """
 
     x: np.ndarray
@@ -48,6 +50,8 @@ class FederatedData:
     test_indices: np.ndarray | None = None
     test_offsets: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] | None = None
+    client_names: tuple[str, ...] | None = None
 
     @property
     def clients(self) -> int:
@@ -68,9 +72,9 @@ class FederatedData:
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def client_test(self, i: int) -> np.ndarray:
-        """The sorted indices into x_test of client i's share; :func:`with_test_shares` first."""
+        """The sorted indices into x_test of client i's share; see :mod:`fedray.data.test_shares`."""
         if self.test_indices is None or self.test_offsets is None:
-            raise ValueError("these data have no test shares; call with_test_shares first")
+            raise ValueError("these data have no test shares; call fedray.data.test_shares.with_test_shares first")
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
     def examples(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -129,15 +133,17 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     rest = np.setdiff1d(np.arange(total), np.concatenate([public, validation]), assume_unique=True)
     owners = None if source.client_train is None else source.client_train[rest]
     split, notes = partition(y[rest], source.classes, data, stream(seed, Purpose.PARTITION), owners)
-    places, offsets = _compressed(split)
+    places, offsets = compressed(split)
     indices = rest[places]
-    ids = np.arange(len(split))
+    ids, client_names = np.arange(len(split)), None
     test: Split | None = None
-    if data.partition.kind == "natural" and source.client_train is not None:
-        ids = np.unique(source.client_train[indices])
+    if owners is not None and kind_of(data, True) == "natural":
+        ids = np.unique(owners[places])
+        client_names = _names_of(ids, source.client_names)
         if source.client_test is not None:
             test = _owned(source.client_test, ids)
-    test_indices, test_offsets = (None, None) if test is None else _compressed(test)
+            notes += _unowned(test, len(source.y_test))
+    test_indices, test_offsets = (None, None) if test is None else compressed(test)
     return FederatedData(
         x=x,
         y=y,
@@ -154,7 +160,21 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         test_indices=test_indices,
         test_offsets=test_offsets,
         notes=notes,
+        class_names=source.class_names,
+        client_names=client_names,
     )
+
+
+def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """What the data call the clients ``ids``: by name, else by number; None if their numbers are just 0, 1, ..."""
+    if np.array_equal(ids, np.arange(len(ids))) and names is None:
+        return None
+    return tuple(str(i) if names is None else names[i] for i in ids)
+
+
+def _unowned(test: Split, samples: int) -> tuple[str, ...]:
+    rest = samples - sum(map(len, test))
+    return (f"{rest} of {samples} test samples are those of no client that trains",) if rest else ()
 
 
 def _own_public(source: Source, data: DataConfig, seed: int) -> np.ndarray:
@@ -172,33 +192,20 @@ def _owned(owners: np.ndarray, ids: np.ndarray) -> Split:
     return by_owner(np.where(ids[place] == owners, place, -1), len(ids))
 
 
-def _compressed(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """(indices, offsets) of a split, int64."""
-    offsets = np.cumsum([0, *map(len, split)], dtype=np.int64)
-    return np.concatenate([_none(), *split]), offsets
+def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
+    """``data`` whose public samples belong to the clients: the same labelled samples in all, and none for the server.
 
-
-def with_test_shares(data: FederatedData, seed: int) -> FederatedData:
-    """``data`` with a test share for each client: as it is if the source said which, else by class.
-
-    The test samples of a class go to the clients in proportion to their training samples of it (largest remainder,
-    ties at random); those of a class that no client has go to nobody.
+    They are dealt in random order, in parts whose sizes differ by one at most, to the clients that hold samples. What
+    these hold without them stays as it is.
     """
-    if data.test_indices is not None:
-        return data
-    rng = stream(seed, Purpose.PARTITION, 1)
-    clients = data.clients
-    holder = np.repeat(np.arange(clients), data.sizes())
-    held = class_pools(data.y[data.indices], data.classes)
-    owner = np.full(len(data.y_test), -1)
-    for samples, tests in zip(held, class_pools(data.y_test, data.classes), strict=True):
-        counts = np.bincount(holder[samples], minlength=clients)
-        if len(samples) and len(tests):
-            order = rng.permutation(clients)
-            share = largest_remainder(counts[order] * (len(tests) / len(samples)), len(tests))
-            owner[rng.permutation(tests)] = np.repeat(order, share)
-    indices, offsets = _compressed(by_owner(owner, clients))
-    return replace(data, test_indices=indices, test_offsets=offsets)
+    holders = np.flatnonzero(data.sizes())
+    order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
+    parts = dict(zip(holders, np.array_split(order, len(holders)), strict=True))
+    indices, offsets = compressed(
+        [np.sort(np.concatenate([data.client(i), parts.get(i, _none())])) for i in range(data.clients)]
+    )
+    note = f"the public set of {len(data.public)} samples is dealt out to the {len(holders)} clients that have samples"
+    return replace(data, indices=indices, offsets=offsets, public=_none(), notes=(*data.notes, note))
 
 
 def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:

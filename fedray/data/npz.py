@@ -20,7 +20,8 @@ ARRAYS = [field.name for field in fields(Source) if "_" in field.name]
 def npz(root: str | None) -> Source:
     """The arrays of :class:`Source` in the file ``root``; ``scale`` and ``shift`` are not read.
 
-    Classes are 0..max(y) over train, test and public; uint8 features are scaled to 0..1. Other arrays are ignored.
+    Classes are 0..max(y) over train, test and public, or the labels' names; uint8 features are scaled to 0..1. Other
+    arrays are ignored.
     """
     if root is None:
         raise UserError("data.source npz needs data.root: the path of the .npz file itself")

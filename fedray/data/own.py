@@ -3,76 +3,164 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedray.data.source import Source, validate
-from fedray.errors import UserError, near_miss
+from fedray.core.seeds import global_generators
+from fedray.data.source import DEFAULT, Source, from_fields, stacked, validate
+from fedray.errors import UserError, closest, near_miss
+from fedray.importing import blamed
 
-Arrays = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
+CLIENT = "client"
+"""The column with the clients unless the user names another."""
+
+READ_TWICE = 16
+"""So many items of a Dataset are read again, each twice, to see whether its transforms are random."""
 
 
-def own_source(data: Any, test: Any, client_column: str, label_column: str) -> Source:
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a DataFrame hold the labels and the clients; ``client`` is None unless the user named it."""
+
+    label: str = "label"
+    client: str | None = None
+
+
+def own_source(
+    data: Any,
+    test: Any,
+    client_column: str | None = None,
+    label_column: str = "label",
+    normalization: str = DEFAULT,
+) -> Source:
     """A checked :class:`Source` of ``data`` (training) and ``test``, each in any form that simulate() takes.
 
-    Clients given with the samples (a third array, a client column) may have any names; they are numbered in their
-    order.
+    Labels and clients given with the samples (a third array, a client column) may have any names, which are numbered
+    and kept.
     """
+    if normalization != DEFAULT:
+        raise UserError(
+            f"data.normalization={normalization} is for sources that know it; data=... is used as it is given"
+        )
     if isinstance(data, Source):
         if test is not None:
             raise UserError("test=... must not be given with a Source, which has its own test set")
         # what was read from files may have been changed since
         return validate(replace(data, files=()))
     if test is None:
-        raise UserError("simulate(data=...) needs test=... in the same form")
-    x, y, client = _arrays(data, "data", client_column, label_column)
-    x_test, y_test, client_test = _arrays(test, "test", client_column, label_column)
-    numbers: dict[str, np.ndarray | None] = {"client_train": None, "client_test": None}
-    if client is not None:
-        names = np.unique(client)
-        numbers["client_train"] = np.searchsorted(names, client)
-        if client_test is not None:
-            place = np.minimum(np.searchsorted(names, client_test), len(names) - 1)
-            numbers["client_test"] = np.where(names[place] == client_test, place, -1)
-    labels = [np.asarray(a) for a in (y, y_test)]
-    classes = int(max(a.max(initial=-1) for a in labels)) + 1 if all(a.dtype.kind in "iu" for a in labels) else 0
-    return validate(
-        Source(name="own", x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=classes, **numbers)  # type: ignore[arg-type]
-    )
+        raise UserError("data=... needs test=... in the same form")
+    columns = Columns(label_column, client_column)
+    if columns != Columns() and not isinstance(data, pd.DataFrame):
+        raise UserError("client_column and label_column name columns of a DataFrame, but data is none")
+    given = _fields(data, "data", "train", columns)
+    if isinstance(data, pd.DataFrame) and isinstance(test, pd.DataFrame):
+        _require(test, "test", columns.label, "label_column")
+        test = _in_order_of(data, test, columns)
+    return from_fields("own", given | _fields(test, "test", "test", columns), where="data")
 
 
-def _arrays(data: Any, name: str, client_column: str, label_column: str) -> Arrays:
+def _fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]:
+    """``x_<part>``, ``y_<part>`` and, where there are clients, ``client_<part>``, as they were given."""
     if isinstance(data, pd.DataFrame):
-        return _frame(data, name, client_column, label_column)
-    if isinstance(data, (tuple, list)) and len(data) in (2, 3) and not hasattr(data, "__getitems__"):
-        x, y, *rest = (np.asarray(part) for part in data)
-        return x, y, rest[0] if rest else None
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return _dataset(data, name)
-    raise UserError(
-        f"simulate({name}=...) must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}"
-    )
+        found = _frame(data, name, columns)
+    elif isinstance(data, (tuple, list)) and len(data) in (2, 3):
+        found = tuple(data)
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        found = _dataset(data, name)
+    else:
+        raise UserError(f"{name}=... must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}")
+    return dict(zip((f"x_{part}", f"y_{part}", f"client_{part}"), found, strict=False))
 
 
-def _frame(frame: pd.DataFrame, name: str, client_column: str, label_column: str) -> Arrays:
-    if label_column not in frame.columns:
-        raise UserError(f"{name} has no column {label_column!r}{near_miss(label_column, map(str, frame.columns))}")
-    features = frame.drop(columns=[label_column, client_column], errors="ignore")
-    texts = [str(column) for column in features.columns if features[column].dtype.kind not in "biuf"]
-    if texts:
-        raise UserError(f"{name}: column {texts[0]!r} is not numeric")
-    client = frame[client_column].to_numpy() if client_column in frame.columns else None
-    return features.to_numpy(np.float32), frame[label_column].to_numpy(), client
+def _frame(frame: pd.DataFrame, name: str, columns: Columns) -> tuple[Any, ...]:
+    _require(frame, name, columns.label, "label_column")
+    client = _client_column(frame, name, columns)
+    features = frame.drop(columns=[columns.label, *([client] if client is not None else [])])
+    if not features.columns.is_unique:
+        twice = features.columns[features.columns.duplicated()][0]
+        raise UserError(f"{name} has two columns {str(twice)!r}")
+    for column in features.columns:
+        if features[column].dtype.kind not in "biuf":
+            raise UserError(f"{name}: column {str(column)!r} is not numeric")
+    x = features.to_numpy(np.float32, na_value=np.nan)
+    return (x, frame[columns.label]) if client is None else (x, frame[columns.label], frame[client])
 
 
-def _dataset(dataset: Sequence[Any], name: str) -> Arrays:
+def _require(frame: pd.DataFrame, name: str, column: str, argument: str) -> None:
+    if column not in frame.columns:
+        hint = near_miss(column, map(str, frame.columns))
+        raise UserError(f"{name} has no column {column!r} ({argument}){hint}")
+
+
+def _client_column(frame: pd.DataFrame, name: str, columns: Columns) -> str | None:
+    """The column with the clients, if there is one; a test set need not have it."""
+    if columns.client is not None:
+        if name == "data":
+            _require(frame, name, columns.client, "client_column")
+        return columns.client if columns.client in frame.columns else None
+    if CLIENT in frame.columns:
+        return CLIENT
+    near = closest(CLIENT, map(str, frame.columns.drop(columns.label)), cutoff=0.8)
+    if near is not None:
+        raise UserError(
+            f"{name} has no column {CLIENT!r}, but {near!r}: give client_column={near!r} if it holds the clients, and "
+            "rename it if it is a feature"
+        )
+    return None
+
+
+def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """``test`` with its columns in the order of those of ``data``, as features are told by their places."""
+    others = (columns.label, CLIENT if columns.client is None else columns.client)
+    wanted = [column for column in data.columns if column not in others]
+    there = [column for column in test.columns if column not in others]
+    lacking = [str(column) for column in wanted if column not in there]
+    surplus = [str(column) for column in there if column not in wanted]
+    if lacking or surplus:
+        which = f"lacks column {lacking[0]!r}" if lacking else f"has column {surplus[0]!r}"
+        raise UserError(
+            f"test {which}, which data {'has' if lacking else 'does not have'}; both need the same features"
+        )
+    return test[[*wanted, *(column for column in others if column in test.columns)]]
+
+
+def _dataset(dataset: Sequence[Any], name: str) -> tuple[Any, ...]:
+    """The items of a Dataset; the global generators that its transforms may use are afterwards as they were."""
     if len(dataset) == 0:
         raise UserError(f"{name} is an empty data set")
-    try:
-        pairs = [(np.asarray(x), int(y)) for x, y in (dataset[i] for i in range(len(dataset)))]
-    except (TypeError, ValueError):
-        raise UserError(f"the items of {name} must be (x, y) with a whole-number label y") from None
-    return np.stack([x for x, _ in pairs]), np.array([y for _, y in pairs], dtype=np.int64), None
+    with global_generators():
+        items = [_item(dataset, name, i) for i in range(len(dataset))]
+    _refuse_random(dataset, name, items)
+    labels = np.empty(len(items), dtype=object)
+    labels[:] = [label for _, label in items]
+    return stacked("item", name, [x for x, _ in items]), labels
+
+
+def _item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, Any]:
+    with blamed(f"item {i} of {name} can't be read"):
+        item = dataset[i]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise UserError(f"item {i} of {name} is no pair (x, y), but {type(item).__name__}")
+        x, label = np.asarray(item[0]), np.asarray(item[1])
+    if label.size != 1:
+        raise UserError(
+            f"item {i} of {name} has a label of shape {list(label.shape)}; labels must be one number or name"
+        )
+    return x, label.reshape(()).item()
+
+
+def _refuse_random(dataset: Sequence[Any], name: str, items: Sequence[tuple[np.ndarray, Any]]) -> None:
+    """Reads some items again, from other states of the global generators: a random transform would be frozen at one
+    draw."""
+    for seed in (1, 2):
+        with global_generators(seed):
+            for i in np.unique(np.linspace(0, len(items) - 1, READ_TWICE).astype(int)).tolist():
+                (x, label), (again, label_again) = items[i], _item(dataset, name, i)
+                if not np.array_equal(x, again, equal_nan=x.dtype.kind == "f") or str(label) != str(label_again):
+                    raise UserError(
+                        f"item {i} of {name} differs when it is read again, as with random transforms; it would stay "
+                        "as first read in all rounds: give it without them, and data.augment=crop_flip for images"
+                    )

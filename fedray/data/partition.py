@@ -45,6 +45,9 @@ PARTITIONERS = {
     "orthogonal": Partitioner(orthogonal, "clusters of clients with classes of their own (FedTrip)"),
     "natural": Partitioner(natural, "the data's own clients, as the source says; data.clients is ignored"),
 }
+AUTO = "auto"
+"""Not a partition but the choice of one: :func:`kind_of`."""
+
 _OPTIONS = ["samples_per_client", *(name for name in PartitionConfig.model_fields if name != "kind")]
 
 
@@ -64,17 +67,32 @@ def partition(
     ``owners`` int64 [n] are the data's own clients. UserError for an unknown kind, options that the kind doesn't take,
     and clients with fewer than ``min_samples`` samples.
     """
-    kind = data.partition.kind
-    if kind not in PARTITIONERS:
-        raise UserError(f"data.partition.kind: there is no partition {kind!r}{near_miss(kind, PARTITIONERS)}")
+    kind = kind_of(data, owners is not None)
     chosen = PARTITIONERS[kind]
     notes: list[str] = []
+    if owners is not None and kind != "natural":
+        notes.append(
+            f"the data say whose each sample is, but data.partition.kind={kind} does not use that; natural does"
+        )
     offered = {**_given(data, kind), "classes": classes, "owners": owners, "note": notes.append}
     arguments = {name: value for name, value in offered.items() if name in chosen.arguments}
     split = chosen.split(labels, data.clients, rng, **arguments)
     least = data.partition.min_samples
     _check_sizes(split, LEAST_SAMPLES if least is None else least, kind)
+    if kind == "natural" and data.clients not in (len(split), DataConfig.model_fields["clients"].default):
+        notes.append(f"data.clients={data.clients} is not used: the data have {len(split)} clients of their own")
     return split, tuple(notes)
+
+
+def kind_of(data: DataConfig, has_owners: bool) -> str:
+    """The kind of partition that ``data`` asks for; ``auto`` depends on whether the data have clients of their own."""
+    kind = data.partition.kind
+    if kind == AUTO:
+        return "natural" if has_owners else "dirichlet"
+    if kind not in PARTITIONERS:
+        known = [AUTO, *PARTITIONERS]
+        raise UserError(f"data.partition.kind: there is no partition {kind!r}{near_miss(kind, known)}")
+    return kind
 
 
 def _given(data: DataConfig, kind: str) -> dict[str, Any]:
@@ -91,7 +109,10 @@ def _given(data: DataConfig, kind: str) -> dict[str, Any]:
         given[name] = value
         if _key(name) not in PARTITIONERS[kind].options:
             takers = ", ".join(other for other, entry in PARTITIONERS.items() if name in entry.arguments)
-            raise UserError(f"data.{_key(name)} does not apply to data.partition.kind={kind}; it does to {takers}")
+            chosen = " (auto: the data have clients of their own)" if data.partition.kind == AUTO else ""
+            raise UserError(
+                f"data.{_key(name)} does not apply to data.partition.kind={kind}{chosen}; it does to {takers}"
+            )
     return given
 
 

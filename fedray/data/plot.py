@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from fedray.data.federated import FederatedData
 STACKED = 40
 """Up to so many clients are bars; beyond that they are the columns of a heat map."""
 LEGEND = 20
-"""Up to so many classes bars have a legend; beyond that a colour bar."""
+"""Up to so many classes have their names or numbers in the picture; beyond that bars have a colour bar."""
+LONGEST = 20
+"""Up to so many characters of a name are drawn."""
 
 
 def label_counts(data: FederatedData) -> np.ndarray:
@@ -30,29 +33,40 @@ def label_counts(data: FederatedData) -> np.ndarray:
 def plot_labels(data: FederatedData, path: str | Path) -> None:
     """Draws the samples of each client by label into the file ``path`` (its suffix says the format).
 
-    Stacked bars for few clients. For many, a bar of their sizes above a heat map, classes by clients, of the share
-    that a class has in a client; clients are then in the order of their most frequent class, so that skew shows.
+    Classes and clients have the names that the data give them, where they fit. Stacked bars for few clients. For many,
+    a bar of their sizes above a heat map, classes by clients, of the share that a class has in a client; clients are
+    then in the order of their most frequent class, so that skew shows.
     """
     counts = label_counts(data)
+    classes = data.class_names or tuple(map(str, range(data.classes)))
     bars = len(counts) <= STACKED
     figure = Figure(figsize=(min(4 + 0.25 * len(counts), 11), 4.2) if bars else (10, 5), layout="constrained")
     FigureCanvasAgg(figure)  # and no pyplot: no display, no global state
-    (_bars if bars else _heat_map)(figure, counts)
+    if bars:
+        _bars(figure, counts, classes, data.client_names)
+    else:
+        _heat_map(figure, counts, classes if data.class_names else None)
     figure.savefig(path, dpi=150)
 
 
-def _bars(figure: Figure, counts: np.ndarray) -> None:
+def _bars(figure: Figure, counts: np.ndarray, class_names: Sequence[str], client_names: Sequence[str] | None) -> None:
     clients, classes = counts.shape
     axes = figure.subplots()
     few = classes <= 10
     colours = colormaps["tab10"](range(classes)) if few else colormaps["turbo"](np.linspace(0, 1, classes))
     bottom = np.zeros(clients)
     for c in range(classes):
-        axes.bar(range(clients), counts[:, c], bottom=bottom, width=0.85, color=colours[c], label=str(c))
+        axes.bar(
+            range(clients), counts[:, c], bottom=bottom, width=0.85, color=colours[c], label=_short(class_names[c])
+        )
         bottom += counts[:, c]
     top = 1.05 * max(1, bottom.max())
     axes.set(xlabel="client", ylabel="training samples", xlim=(-0.6, clients - 0.4), ylim=(0, top))
-    axes.xaxis.set_major_locator(MaxNLocator(20, integer=True, steps=[1, 2, 5, 10]))
+    if client_names is None:
+        axes.xaxis.set_major_locator(MaxNLocator(20, integer=True, steps=[1, 2, 5, 10]))
+    else:
+        shown = [_short(name) for name in client_names]
+        axes.set_xticks(range(clients), shown, rotation=90 if max(map(len, shown)) > 2 else 0)
     axes.spines[["top", "right"]].set_visible(False)
     if classes <= LEGEND:
         figure.legend(title="label", loc="outside right upper", frameon=False, reverse=True)
@@ -60,7 +74,7 @@ def _bars(figure: Figure, counts: np.ndarray) -> None:
         figure.colorbar(ScalarMappable(Normalize(0, classes - 1), "turbo"), ax=axes, label="label")
 
 
-def _heat_map(figure: Figure, counts: np.ndarray) -> None:
+def _heat_map(figure: Figure, counts: np.ndarray, class_names: Sequence[str] | None) -> None:
     sizes = counts.sum(axis=1)
     shares = counts / np.maximum(sizes, 1)[:, None]
     order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
@@ -70,5 +84,14 @@ def _heat_map(figure: Figure, counts: np.ndarray) -> None:
     top.spines[["top", "right"]].set_visible(False)
     image = main.imshow(shares[order].T, aspect="auto", cmap="viridis", vmin=0, origin="lower", interpolation="nearest")
     main.set(xlabel=f"{len(counts):,} clients, by most frequent label", ylabel="label")
-    main.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if class_names is not None and len(class_names) <= LEGEND:
+        main.set_yticks(range(len(class_names)), [_short(name) for name in class_names])
+    else:
+        main.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=main, label="share of the client's samples", format=PercentFormatter(1, 0))
+
+
+def _short(name: str) -> str:
+    """A name as matplotlib draws it: it takes $ for mathematics, and leaves out of a legend what begins with _."""
+    text = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    return f"{' ' if text.startswith('_') else ''}{text}".replace("$", r"\$")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedray.data.encode import encode_clients, encode_labels
 from fedray.errors import UserError, near_miss
-from fedray.importing import blamed, import_object
+from fedray.importing import FORMS, blamed, import_object, is_own
+
+DEFAULT = "default"
+"""data.normalization unless set."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,9 +24,13 @@ class Source:
 
     ``x_*`` are [n, ...] uint8 or float32 (images [n, channels, height, width]), ``y_*`` [n] int64. A model's input is
     float32(x) * scale + shift along axis 1, (x/255 - mean)/std for images; ``scale`` and ``shift`` are float32
-    [channels] or None. ``client_*`` [n] int64 say to whom a sample belongs (partition kind natural); ``x_public`` is a
-    public set of its own. ``files``: of a source of fedray's own, :func:`fedray.data.find.stamp` of each file that
-    it was read from.
+    [channels] or None. ``client_*`` [n] int64 say to whom a sample belongs (partition kind natural; -1 in the test set
+    is nobody); ``x_public`` is a public set of its own. ``class_names`` are the labels' names, in their order, and
+    ``client_names[k]`` is the name of client k; None where there are only numbers. ``files``: of a source of fedray's
+    own, :func:`fedray.data.find.stamp` of each file that it was read from.
+
+    Labels and clients may be given as names (texts, booleans, pandas' categories): :func:`validate` numbers them.
+    Labels that are floats must be whole.
     """
 
     name: str
@@ -37,15 +45,26 @@ class Source:
     client_test: np.ndarray | None = None
     x_public: np.ndarray | None = None
     y_public: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    client_names: tuple[str, ...] | None = None
     files: tuple[tuple[str, int, int, int, int], ...] = ()
+
+    @property
+    def public_by_default(self) -> int:
+        """How many public samples ``auto`` stands for: the source's own, else a tenth of the training samples."""
+        return len(self.y_train) // 10 if self.y_public is None else len(self.y_public)
 
 
 class SourceEntry(NamedTuple):
-    """A source by name: its loader as ``module:function`` (imported when used), what it is, and its terms."""
+    """A source by name: its loader as ``module:function`` (imported when used), what it is, and its terms.
+
+    ``normalizations`` are the values of data.normalization that it takes, each with what it is.
+    """
 
     loader: str
     about: str
     licence: str
+    normalizations: Mapping[str, str] = {DEFAULT: "mean and deviation of its own training samples"}
 
 
 SOURCES = {
@@ -68,6 +87,10 @@ SOURCES = {
         "fedray.data.cifar:cifar10",
         "CIFAR-10: 50,000 + 10,000 colour photographs of 32x32, 10 classes (Krizhevsky 2009)",
         "no formal licence; free for research",
+        {
+            DEFAULT: "mean and deviation of its own training samples",
+            "ghbm": "the deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables",
+        },
     ),
     "npz": SourceEntry(
         "fedray.data.npz:npz",
@@ -77,23 +100,26 @@ SOURCES = {
 }
 
 
-def load_source(name: str, root: str | None = None) -> Source:
-    """The checked source called ``name``: one of :data:`SOURCES`, or ``module:function`` of the user's.
+def load_source(name: str, root: str | None = None, normalization: str = DEFAULT) -> Source:
+    """The checked source called ``name``: one of :data:`SOURCES`, or the user's own, ``file.py:function`` or
+    ``module:function``.
 
-    The function is called with ``root`` if it takes an argument; it returns a :class:`Source` or a dict of its fields
-    (``classes`` may be left out: the largest label + 1). UserError for unknown names, failing imports and bad data.
+    The function is called with ``root`` if it takes an argument, and with ``normalization`` if it has an argument of
+    that name, as each source must that is to take other values than "default". It returns a :class:`Source` or a dict
+    of its fields (``classes`` may be left out: the largest label + 1). UserError for unknown names, failing imports and
+    bad data.
     """
     if name in SOURCES:
         loader = import_object(SOURCES[name].loader, "data.source")
-    elif ":" in name:
+    elif is_own(name):
         loader = import_object(name, "data.source")
         if not callable(loader):
             raise UserError(f"data.source={name} is not a function but {type(loader).__name__}")
     else:
         close = near_miss(name, SOURCES)
-        raise UserError(f"data.source: there is no source {name!r}{close}; one of your own is module:function")
+        raise UserError(f"data.source: there is no source {name!r}{close}; your own is given as {FORMS}")
     with blamed(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
-        loaded = loader(root) if inspect.signature(loader).parameters else loader()
+        loaded = _call(name, loader, root, normalization)
     if isinstance(loaded, Source):
         # a function of the user's may have changed what it read from files
         return validate(loaded if name in SOURCES else replace(loaded, files=()))
@@ -101,6 +127,19 @@ def load_source(name: str, root: str | None = None) -> Source:
         return from_fields(name, loaded)
     kind = type(loaded).__name__
     raise UserError(f"data.source {name} must return a Source or a dict of its fields, not {kind}")
+
+
+def _call(name: str, loader: Any, root: str | None, normalization: str) -> Any:
+    """What a loader returns, called with what it takes of the root and the normalisation."""
+    taken = set(inspect.signature(loader).parameters)
+    entry = SOURCES.get(name)
+    if entry is not None and normalization not in entry.normalizations:
+        hint = near_miss(normalization, entry.normalizations)
+        raise UserError(f"data.normalization: the source {name} has no {normalization!r}{hint}")
+    if normalization != DEFAULT and "normalization" not in taken:
+        raise UserError(f"data.normalization={normalization}: the source {name} takes no argument normalization")
+    places = (root,) if taken - {"normalization"} else ()
+    return loader(*places, **({"normalization": normalization} if "normalization" in taken else {}))
 
 
 def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -> Source:
@@ -113,15 +152,79 @@ def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -
     missing = [key for key in ("x_train", "y_train", "x_test", "y_test") if given.get(key) is None]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}")
+    return _checked(where, {"name": name, **given})
+
+
+def validate(source: Source, where: str | None = None) -> Source:
+    """``source`` with its arrays in the promised dtypes; UserError, naming array and row, for whatever is wrong."""
+    return _checked(where or source.name, {field.name: getattr(source, field.name) for field in fields(Source)})
+
+
+def _checked(where: str, given: dict[str, Any]) -> Source:
+    """A Source of ``given``, its fields by name; names are numbered, ``classes`` follow from the labels if left out."""
+    parts = [part for part in ("train", "test", "public") if _has(where, given, part)]
+    given = {**given, **_encoded(where, given, parts)}
     if given.get("classes") is None:
-        given = {**given, "classes": _classes(where, given)}
-    return validate(Source(**{"name": name, **given}), where)
+        labels = {f"y_{part}": given[f"y_{part}"] for part in parts}
+        given["classes"] = len(given["class_names"]) if given["class_names"] else _count_classes(where, labels)
+    classes = given["classes"]
+    if isinstance(classes, bool) or not isinstance(classes, (int, np.integer)) or classes < 1:
+        raise UserError(f"{where}: classes must be a whole number of at least 1, not {classes!r}")
+    if given["class_names"] is not None and len(given["class_names"]) != classes:
+        raise UserError(f"{where}: the classes have {len(given['class_names'])} names, but classes is {classes}")
+    x_train = given["x_train"] = _features(where, "x_train", given["x_train"])
+    for part in parts:
+        x = given[f"x_{part}"] = _features(where, f"x_{part}", given[f"x_{part}"])
+        if x.shape[1:] != x_train.shape[1:]:
+            raise UserError(
+                f"{where}: samples of x_{part} have shape {list(x.shape[1:])}, those of x_train "
+                f"{list(x_train.shape[1:])}"
+            )
+        if x.dtype != x_train.dtype:
+            raise UserError(f"{where}: x_{part} is {x.dtype}, x_train {x_train.dtype}; they must be alike")
+        for key in (f"y_{part}", f"client_{part}"):
+            if given.get(key) is not None:
+                _same_length(where, f"x_{part}", x, key, given[key])
+        _in_range(where, f"y_{part}", given[f"y_{part}"], int(classes))
+    return Source(**{**given, "classes": int(classes), **_normalisation(where, given, x_train.shape[1:])})
 
 
-def _classes(where: str, given: Mapping[str, Any]) -> int:
-    """The largest label + 1; a stray label would make a model of as many outputs."""
-    present = [key for key in ("y_train", "y_test", "y_public") if given.get(key) is not None]
-    labels = {key: _labels(where, key, given[key]) for key in present}
+def _has(where: str, given: Mapping[str, Any], part: str) -> bool:
+    x, y = given.get(f"x_{part}"), given.get(f"y_{part}")
+    if (x is None) != (y is None) or (x is None and part != "public"):
+        raise UserError(f"{where} lacks {'x' if x is None else 'y'}_{part}")
+    return x is not None
+
+
+def _encoded(where: str, given: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
+    """Labels and clients as numbers, and their names."""
+    names = {key: _names(where, key, given.get(key)) for key in ("class_names", "client_names")}
+    found: dict[str, Any]
+    found, class_names = encode_labels(where, {f"y_{part}": given[f"y_{part}"] for part in parts}, names["class_names"])
+    train, test, client_names = given.get("client_train"), given.get("client_test"), names["client_names"]
+    if train is None:
+        for key in ("client_test", "client_names"):
+            if given.get(key) is not None:
+                raise UserError(f"{where} has {key} but lacks client_train")
+    else:
+        train, test, client_names = encode_clients(where, train, test, client_names)
+    clients = {"client_train": train, "client_test": test, "client_names": client_names}
+    return {**found, **clients, "class_names": class_names}
+
+
+def _names(where: str, key: str, given: Any) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    names = tuple(map(str, given))
+    if isinstance(given, str) or len(set(names)) != len(names):
+        raise UserError(f"{where}: {key} must be a list of different names")
+    return names
+
+
+def _count_classes(where: str, labels: Mapping[str, np.ndarray]) -> int:
+    """The largest label + 1; a stray label would make a model of as many outputs, and so would labels from 1 on."""
+    for key, y in labels.items():
+        _in_range(where, key, y)
     name = max(labels, key=lambda key: int(labels[key].max(initial=0)))
     largest, samples = int(labels[name].max(initial=0)), sum(map(len, labels.values()))
     if largest >= max(samples, 2):
@@ -129,41 +232,35 @@ def _classes(where: str, given: Mapping[str, Any]) -> int:
             f"{where}: {name} has label {largest} in row {int(labels[name].argmax())}, but there are {samples} samples "
             "in all; labels must be 0..classes-1"
         )
+    if largest > 1 and min(int(y.min(initial=largest)) for y in labels.values()) == 1:
+        raise UserError(
+            f"{where}: the labels of {' and '.join(labels)} start at 1: subtract 1, so that they are 0..{largest - 1}"
+        )
     return largest + 1
 
 
-def validate(source: Source, where: str | None = None) -> Source:
-    """``source`` with its arrays in the promised dtypes; UserError, naming array and row, for whatever is wrong."""
-    where = where or source.name
-    if isinstance(source.classes, bool) or not isinstance(source.classes, (int, np.integer)) or source.classes < 1:
-        raise UserError(f"{where}: classes must be a whole number of at least 1, not {source.classes!r}")
-    checked: dict[str, Any] = {"classes": int(source.classes)}
-    shape = None
-    for part in ("train", "test", "public"):
-        x, y, owners = (getattr(source, f"{key}_{part}", None) for key in ("x", "y", "client"))
-        if part == "public" and x is None and y is None:
-            continue
-        if x is None or y is None:
-            lacking = "x" if x is None else "y"
-            raise UserError(f"{where} lacks {lacking}_{part}")
-        x, y = _features(where, f"x_{part}", x), _labels(where, f"y_{part}", y, source.classes)
-        shape = shape or x.shape[1:]
-        if x.shape[1:] != shape:
+def _in_range(where: str, name: str, y: np.ndarray, classes: int | None = None) -> None:
+    bad = (y < 0) | (y >= classes) if classes is not None else y < 0
+    if bad.any():
+        row = int(np.argmax(bad))
+        known = f"0..{classes - 1}" if classes is not None else "0, 1, 2, ..."
+        hint = " (they start at 1: subtract 1)" if y.min() == 1 and y.max() == classes else ""
+        raise UserError(f"{where}: {name} has label {y[row]} in row {row}; labels must be {known}{hint}")
+
+
+def stacked(unit: str, name: str, samples: Iterable[Any]) -> np.ndarray:
+    """The samples as one array; UserError naming the first unlike sample 0, as ``unit`` (item, row) of ``name``."""
+    arrays = [np.asarray(sample) for sample in samples]
+    first = arrays[0]
+    for number, array in enumerate(arrays):
+        if array.shape != first.shape:
             raise UserError(
-                f"{where}: samples of x_{part} have shape {list(x.shape[1:])}, those of x_train {list(shape)}"
+                f"{unit} {number} of {name} has shape {list(array.shape)}, the first one {list(first.shape)}; all "
+                "must be equally large"
             )
-        if x.dtype != checked.get("x_train", x).dtype:
-            raise UserError(f"{where}: x_{part} is {x.dtype}, x_train {checked['x_train'].dtype}; they must be alike")
-        _same_length(where, f"x_{part}", x, f"y_{part}", y)
-        checked |= {f"x_{part}": x, f"y_{part}": y}
-        if owners is not None:
-            owners = _integers(where, f"client_{part}", owners)
-            _same_length(where, f"x_{part}", x, f"client_{part}", owners)
-            checked[f"client_{part}"] = owners
-    if source.client_test is not None and source.client_train is None:
-        raise UserError(f"{where} has client_test but lacks client_train")
-    assert shape is not None
-    return replace(source, **checked, **_normalisation(where, source, shape))
+        if array.dtype != first.dtype:
+            raise UserError(f"{unit} {number} of {name} is {array.dtype}, the first one {first.dtype}; make them alike")
+    return np.stack(arrays)
 
 
 def _same_length(where: str, first: str, a: np.ndarray, second: str, b: np.ndarray) -> None:
@@ -172,7 +269,11 @@ def _same_length(where: str, first: str, a: np.ndarray, second: str, b: np.ndarr
 
 
 def _features(where: str, name: str, x: Any) -> np.ndarray:
-    x = np.asarray(x)
+    with blamed(f"{where}: {name} can't be read as an array"):
+        try:
+            x = np.asarray(x)
+        except ValueError:  # samples of unequal shapes
+            x = stacked(f"{where}: row", name, x)
     if x.dtype == np.float64 or x.dtype == np.float16:
         # a number beyond float32 becomes inf, which is refused below
         with np.errstate(over="ignore"):
@@ -192,34 +293,12 @@ def _features(where: str, name: str, x: Any) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
-def _integers(where: str, name: str, values: Any) -> np.ndarray:
-    values = np.asarray(values)
-    if values.dtype.kind not in "iu":
-        cast = f"; cast them: {name}.astype('int64')" if values.dtype.kind == "f" else ""
-        raise UserError(f"{where}: {name} must hold whole numbers, not {values.dtype}{cast}")
-    if values.ndim != 1:
-        raise UserError(f"{where}: {name} must hold one number per sample (shape [n]), not shape {list(values.shape)}")
-    if values.dtype == np.uint64 and values.max(initial=0) > np.iinfo(np.int64).max:
-        raise UserError(f"{where}: {name} has a number beyond int64 in row {int(values.argmax())}")
-    return np.ascontiguousarray(values, dtype=np.int64)
-
-
-def _labels(where: str, name: str, y: Any, classes: int | None = None) -> np.ndarray:
-    y = _integers(where, name, y)
-    bad = (y < 0) | (y >= classes) if classes is not None else y < 0
-    if bad.any():
-        row = int(np.argmax(bad))
-        known = f"0..{classes - 1}" if classes is not None else "0, 1, 2, ..."
-        raise UserError(f"{where}: {name} has label {y[row]} in row {row}; labels must be {known}")
-    return y
-
-
-def _normalisation(where: str, source: Source, shape: tuple[int, ...]) -> dict[str, Any]:
-    if source.scale is None and source.shift is None:
+def _normalisation(where: str, fields: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    if fields.get("scale") is None and fields.get("shift") is None:
         return {}
     given: dict[str, Any] = {}
     for key, default in (("scale", 1.0), ("shift", 0.0)):
-        value = getattr(source, key)
+        value = fields.get(key)
         array = np.full(shape[0], default) if value is None else np.asarray(value)
         if array.shape != (shape[0],) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
             raise UserError(f"{where}: {key} must be {shape[0]} finite numbers, one per channel (axis 1 of x)")

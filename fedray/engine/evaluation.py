@@ -4,53 +4,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from fedray.algorithms import Algorithm, Server
+from fedray.algorithms import Server
 from fedray.data.federated import FederatedData
-from fedray.engine.cohorts import positions, shares
+from fedray.engine.client_scores import ClientScores, Scoring
 from fedray.engine.pool import Pool
 from fedray.engine.states import StateFile
-from fedray.engine.tasks import EvalResult, EvalTask, PersonalTask
+from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask
+from fedray.errors import UserError
+from fedray.resolve import Experiment
+from fedray.tracking.folder import COLUMNS
 
 EVAL_BLOCK = 1000
 """Samples per evaluation task; fixed, so that sums over blocks do not depend on who evaluates them."""
+
+RESERVED = frozenset({"test", "validation", "train", "global", "personal", "personalized", "finetuned"})
+"""Names that a monitor can't have, as other columns have them."""
 
 
 class Evaluation:
     """All accuracies of the models as they are now, from ``tasks`` that may be run at any time, in any order.
 
-    ``states`` are the clients' states, which must last until then. Without ``test`` the test set is left alone.
+    ``states`` are the clients' states, which must last until then. Where the configuration says so, the test set is
+    left alone.
     """
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        experiment: Experiment,
+        scoring: Scoring,
         server: Server,
         data: FederatedData,
         pool: Pool,
         states: Mapping[int, StateFile],
-        test: bool,
     ) -> None:
-        self.data = data
-        models = {"test": algorithm.eval_model(server), **algorithm.monitors(server)}
+        algorithm = experiment.algorithm
+        monitors = algorithm.monitors(server)
+        models = {GLOBAL: algorithm.eval_model(server), **monitors}
         self.splits = {
-            "test": (len(data.y_test) if test else 0, list(models)),
-            "validation": (len(data.validation), ["test"]),
-            "train": (len(data.train_subset), ["test"]),
+            "test": (len(data.y_test) if experiment.config.run.eval_test else 0, list(models)),
+            "validation": (len(data.validation), [GLOBAL]),
+            "train": (len(data.train_subset), [GLOBAL]),
         }
-        buffers = {name: algorithm.eval_buffers(server, "" if name == "test" else name) for name in models}
+        self.scores = ClientScores(scoring, experiment, server, data, list(monitors))
+        buffers = {name: algorithm.eval_buffers(server, "" if name == GLOBAL else name) for name in models}
         shared = models | {f"{name}/buffers": value for name, value in buffers.items() if value is not None}
-        self.tasks: list[EvalTask | PersonalTask] = _blocks(pool.publish(shared), self.splits)
-        self.personal = test and algorithm.has_personal_model()
-        if self.personal:
-            self.tasks += _personal(algorithm, server, data, pool, states)
-        self.found: dict[tuple[str, int], tuple[EvalTask | PersonalTask, EvalResult]] = {}
+        if self.scores.broadcast.shared:
+            personal = with_buffers(self.scores.broadcast.shared, server)
+            shared |= {PERSONAL_PREFIX + name: value for name, value in personal.items()}
+        handle = pool.publish(shared)
+        self.tasks: list[EvalTask | ScoreTask] = _blocks(handle, self.splits, scoring.wanted)
+        self.tasks += self.scores.tasks(handle, states, pool.slots)
+        self.found: dict[tuple[str, int], EvalResult] = {}
 
-    def take(self, task: EvalTask | PersonalTask, result: EvalResult) -> None:
+    def take(self, task: EvalTask | ScoreTask, result: Any) -> None:
         """The result of one of the tasks."""
-        self.found[_key(task)] = task, result
+        if isinstance(task, ScoreTask):
+            self.scores.take(task, result)
+        else:
+            self.found[task.split, task.start] = result
 
     def row(self) -> dict[str, float]:
         """The columns of metrics.csv, once all results are there."""
@@ -58,59 +74,48 @@ class Evaluation:
         for split, (samples, names) in self.splits.items():
             if not samples:
                 continue
-            blocks = [self.found[split, start][1].sums for start in range(0, samples, EVAL_BLOCK)]
+            found = [self.found[split, start] for start in range(0, samples, EVAL_BLOCK)]
+            blocks = [result.sums for result in found]
             for position, name in enumerate(names):
+                if split == "test" and self.scores.scoring.wanted:
+                    self.scores.take_right(name, np.concatenate([result.right[position] for result in found]))
                 means = {
                     key: math.fsum(block[position][key] for block in blocks) / samples for key in blocks[0][position]
                 }
-                label = split if name == "test" else name
+                label = split if name == GLOBAL else name
                 row[f"{label}_accuracy"] = means.pop("correct")
                 loss = means.pop("loss")
                 if label == "test":
                     row["test_loss"] = loss
                     row |= {f"test_{metric}": value for metric, value in means.items()}
-        if self.personal:
-            row["personalized_accuracy"] = self._personalized()
-        return row
-
-    def _personalized(self) -> float:
-        """The mean over the cohort's clients of their personal models' accuracy on their own test shares."""
-        accuracies = []
-        for key in sorted(key for key in self.found if key[0] == "personal"):
-            task, result = self.found[key]
-            assert isinstance(task, PersonalTask)
-            for client, sums in zip(task.ids, result.sums, strict=True):
-                share = len(self.data.client_test(client))
-                if share:
-                    accuracies.append(sums["correct"] / share)
-        return math.fsum(accuracies) / len(accuracies) if accuracies else math.nan
+        return row | self.scores.row()
 
 
-def _key(task: EvalTask | PersonalTask) -> tuple[str, int]:
-    return (task.split if isinstance(task, EvalTask) else "personal"), task.start
+def further_columns(experiment: Experiment, scoring: Scoring, monitors: Sequence[str]) -> list[str]:
+    """The columns of metrics.csv beyond those that every run has: the user's metrics, the algorithm's monitors, and
+    scores on clients' test shares.
+
+    Raises :class:`UserError` if a monitor has a name that means something else.
+    """
+    for name in monitors:
+        if name in RESERVED:
+            raise UserError(
+                f"algorithm.name={experiment.config.algorithm.name}: a monitor can't be called {name!r}, as fedray has "
+                "columns of that name; call it otherwise"
+            )
+    wanted = [f"test_{name}" for name in experiment.metrics]
+    wanted += [f"{name}_accuracy" for name in monitors] + scoring.columns(monitors)
+    return [name for name in wanted if name not in COLUMNS]
 
 
-def _blocks(handle: object, splits: Mapping[str, tuple[int, Sequence[str]]]) -> list[EvalTask | PersonalTask]:
+def _blocks(
+    handle: object, splits: Mapping[str, tuple[int, Sequence[str]]], each_test: bool
+) -> list[EvalTask | ScoreTask]:
     return [
-        EvalTask(handle, names, split, start, min(start + EVAL_BLOCK, samples))
+        EvalTask(handle, names, split, start, min(start + EVAL_BLOCK, samples), each_test and split == "test")
         for split, (samples, names) in splits.items()
         for start in range(0, samples, EVAL_BLOCK)
     ]
-
-
-def _personal(
-    algorithm: Algorithm, server: Server, data: FederatedData, pool: Pool, states: Mapping[int, StateFile]
-) -> list[PersonalTask]:
-    cohort, broadcast = server.cohort, algorithm.personal_broadcast(server)
-    handle = pool.publish(with_buffers(broadcast.shared, server))
-    tasks = []
-    for blocks in shares([1 + len(data.client_test(client)) for client in cohort.ids], pool.slots):
-        places = positions(blocks)
-        ids, gaps = [cohort.ids[place] for place in places], [cohort.gaps[place] for place in places]
-        scalars = {name: [values[place] for place in places] for name, values in broadcast.scalars.items()}
-        held = [states.get(client) for client in ids] if algorithm.stateful else ()
-        tasks.append(PersonalTask(server.round, places[0], ids, gaps, handle, scalars, held))
-    return tasks
 
 
 def with_buffers(shared: Mapping[str, Tensor], server: Server) -> dict[str, Tensor]:

@@ -56,15 +56,17 @@ def opened(
         folder.prepare()
         checkpoints.discard(folder.checkpoints)
         machine = {"bits_promised": same_kind(machines), "processes": machines}
-        columns = [f"test_{name}" for name in experiment.metrics]
+        simulation = Simulation(experiment, data, worker, pool, concurrent)
         recorder = Recorder(
             folder,
             dump(experiment.config),
             machine,
-            columns,
+            simulation.further_columns,
             after=saved.round if saved else 0,
             hyper_parameters=experiment.hyper_parameters,
+            with_scores=simulation.scoring.wanted,
         )
+        simulation.recorder = recorder
         stack.callback(recorder.close)
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
         for line in (*warnings, *experiment.notes):
@@ -73,7 +75,6 @@ def opened(
             recorder.note(
                 "warning: the nodes differ in device, instruction set or torch version: bits are not promised"
             )
-        simulation = Simulation(experiment, data, worker, pool, recorder, concurrent)
         if saved is not None:
             simulation.restore(saved)
         yield simulation

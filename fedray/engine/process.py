@@ -7,6 +7,7 @@ import ctypes
 import os
 import platform
 import sys
+import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,11 +29,20 @@ def own_path() -> list[str]:
     return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
 
 
+def _import_path() -> dict[str, str]:
+    """Environment variables with which a process of Ray's looks for the user's modules where this one does: ahead of
+    Python's own modules, or, by ``fedray/__init__.py``, after all others."""
+    own = own_path()
+    python = sysconfig.get_path("stdlib")
+    ahead = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in own]
+    last = [entry for entry in own if entry not in ahead]
+    return {"PYTHONPATH": os.pathsep.join(ahead), "FEDRAY_PATH": os.pathsep.join(last)}
+
+
 def environment(threads: int, portable: bool) -> dict[str, str]:
     """Environment variables of a computing process, to be set before it starts."""
     count = str(threads)
-    path = os.pathsep.join(own_path())
-    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "PYTHONPATH": path, **ALLOCATOR, **CUBLAS}
+    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **_import_path(), **ALLOCATOR, **CUBLAS}
     return variables | PORTABLE if portable else variables
 
 

@@ -21,7 +21,7 @@ from fedray.engine.process import describe, environment, require_device, settled
 from fedray.engine.ray_cluster import UNRECORDED, gpu_share, in_group, shortage
 from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
-from fedray.engine.tasks import AnyTask, Handle, PersonalTask, PhaseTask, Task
+from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment
@@ -253,7 +253,7 @@ class RayPool:
 
     def _send(self, actor: Any, task: Task, sent: dict[Any, _Sent]) -> None:
         within_reach = task
-        if isinstance(task, (PhaseTask, PersonalTask)) and task.states:
+        if isinstance(task, (PhaseTask, ScoreTask)) and task.states:
             within_reach = replace(task, states=[self._near(state, self.nodes[actor]) for state in task.states])
         sent[actor.run.remote(within_reach)] = _Sent(actor, task)
 

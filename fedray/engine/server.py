@@ -24,9 +24,10 @@ from fedray.core.vectors import frozen
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
+from fedray.engine.client_scores import Scoring
 from fedray.engine.cohorts import draw_cohort, positions, shares, weights_of
 from fedray.engine.determinism import nondeterministic_operations
-from fedray.engine.evaluation import Evaluation, with_buffers
+from fedray.engine.evaluation import Evaluation, further_columns, with_buffers
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.states import StateFile
@@ -58,12 +59,14 @@ class Report:
 class Simulation:
     """A run, round by round.
 
-    ``worker`` is the server's own model and data; ``pool`` simulates the clients; ``recorder`` keeps the run folder.
+    ``worker`` is the server's own model and data; ``pool`` simulates the clients. ``recorder``, which keeps the run
+    folder, is to be set before the first round; its metrics.csv has ``further_columns``.
     With ``concurrent`` the algorithm's background work runs in a thread beside the pool's. With ``overlap`` a round is
     evaluated while the next one begins to train.
     """
 
     overlap = False
+    recorder: Recorder
 
     def __init__(
         self,
@@ -71,10 +74,9 @@ class Simulation:
         data: FederatedData,
         worker: Worker,
         pool: Pool,
-        recorder: Recorder,
         concurrent: bool,
     ) -> None:
-        self.experiment, self.data, self.worker, self.pool, self.recorder = experiment, data, worker, pool, recorder
+        self.experiment, self.data, self.worker, self.pool = experiment, data, worker, pool
         self.config, self.algorithm = experiment.config, experiment.algorithm
         self.concurrent = concurrent
         self.sizes = data.sizes()
@@ -102,6 +104,8 @@ class Simulation:
         if worker.model.layout.buffers:
             self.server["buffers"] = buffers.to(worker.device)
         self.algorithm.init_server(self.server)
+        self.scoring = Scoring.of(experiment, data)
+        self.further_columns = further_columns(experiment, self.scoring, list(self.algorithm.monitors(self.server)))
         self.costs = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
         self.wall_before, self.began = 0.0, time.perf_counter()
         self.unfinished: _Finished | None = None
@@ -128,7 +132,7 @@ class Simulation:
 
         A round is reported once it is evaluated: with ``overlap``, when the next one has been trained.
         """
-        self.began = time.perf_counter()
+        self.began, self.profile = time.perf_counter(), Profile()
         status, last = "completed", self.server.round
         for number in range(self.server.round + 1, self.experiment.rounds + 1):
             if self.stopping.is_set():
@@ -173,6 +177,7 @@ class Simulation:
         row = finished.row
         if finished.evaluation is not None:
             row |= finished.evaluation.row()
+            self.recorder.scores(finished.evaluation.scores.rows())
         row["wall_seconds"] = self._wall()
         self.recorder.round(row, finished.log)
         self.recorder.profile(row["round"], finished.seconds)
@@ -227,14 +232,20 @@ class Simulation:
             **self.costs,
             "round_seconds": time.perf_counter() - began,
         }
-        log = {"round": number, "client": list(cohort.ids), "samples": list(cohort.sizes), "steps": list(cohort.steps)}
+        names = self.data.client_names
+        named = {} if names is None else {"client_name": [names[client] for client in cohort.ids]}
+        log = {
+            "round": number,
+            "client": list(cohort.ids),
+            **named,
+            "samples": list(cohort.sizes),
+            "steps": list(cohort.steps),
+        }
         log |= results.log
         log |= {name: list(values) for name, values in server.client_scalars.items()}
         every, evaluation = self.config.run.eval_every, None
         if number == self.experiment.rounds or (every and number % every == 0):
-            evaluation = Evaluation(
-                self.algorithm, server, self.data, self.pool, self.states, self.config.run.eval_test
-            )
+            evaluation = Evaluation(self.experiment, self.scoring, server, self.data, self.pool, self.states)
         return _Finished(row, log, evaluation)
 
     def _past_needed(self) -> set[int]:
@@ -430,6 +441,7 @@ class Simulation:
             parameters=layout.parameters,
             model_sha256=flat_sha256(layout.named(model, buffers)),
             partition_hash=self.data.partition_hash,
+            **({} if self.data.class_names is None else {"class_names": self.data.class_names}),
         )
 
 

@@ -77,7 +77,8 @@ class PhaseResult:
 class EvalTask:
     """Evaluate the models of ``broadcast`` on samples start .. stop - 1 of the split ``split``.
 
-    ``broadcast`` holds models by name, with the buffers of model ``name`` under ``name/buffers``.
+    ``broadcast`` holds models by name, with the buffers of model ``name`` under ``name/buffers``. With ``each`` the
+    result says of each sample whether a model gets it right.
     """
 
     broadcast: Handle
@@ -85,29 +86,61 @@ class EvalTask:
     split: str
     start: int
     stop: int
+    each: bool = False
 
 
-@dataclass(frozen=True)
-class PersonalTask:
-    """Evaluate the personal models of clients, each on its own test share."""
+GLOBAL = "global"
+"""The name of the evaluated model among those that are broadcast for evaluation."""
 
-    round: int
-    start: int
-    ids: Sequence[int]
-    gaps: Sequence[int]
-    broadcast: Handle
-    scalars: Mapping[str, Sequence[float]]
-    states: Sequence[Handle | None] = ()
+PERSONAL_PREFIX = "personal:"
+"""Before the names of what personal models are made of, which no model's own name has."""
 
 
 @dataclass
 class EvalResult:
-    """For each model (or client): the sums over samples of the loss, of right answers, and of the user's metrics."""
+    """For each model: the sums over samples of the loss, of right answers, and of the user's metrics; and if the task
+    asks for it, which samples it gets right, bool."""
 
     sums: list[dict[str, float]]
+    right: list[NDArray[np.bool_]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     nondeterministic: tuple[str, ...] = ()
 
 
-Task: TypeAlias = PhaseTask | EvalTask | PersonalTask
+@dataclass(frozen=True)
+class ScoreTask:
+    """Score the models that clients have of their own, for some clients, each on its own test share.
+
+    These are the algorithm's ``personal`` model, made of what is in ``broadcast`` under :data:`PERSONAL_PREFIX`, and
+    with ``finetune_steps`` the global model, which ``broadcast`` holds as in :class:`EvalTask`, after so many local
+    steps at ``lr``. The rest is as in :class:`PhaseTask`, with positions among all clients that are scored.
+    """
+
+    round: int
+    lr: float
+    blocks: Sequence[tuple[int, int]]
+    ids: Sequence[int]
+    gaps: Sequence[int]
+    broadcast: Handle
+    personal: bool
+    finetune_steps: int
+    scalars: Mapping[str, Sequence[float]]
+    states: Sequence[Handle | None] = ()
+
+    @property
+    def start(self) -> int:
+        """The position of the first client, which no other task has."""
+        return self.blocks[0][0]
+
+
+@dataclass
+class ScoreResult:
+    """For each model by name: how many samples of its own test share it gets right for each client of the task."""
+
+    correct: dict[str, list[float]]
+    seconds: dict[str, float] = field(default_factory=dict)
+    nondeterministic: tuple[str, ...] = ()
+
+
+Task: TypeAlias = PhaseTask | EvalTask | ScoreTask
 AnyTask = TypeVar("AnyTask", bound=Task)

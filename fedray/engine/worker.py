@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import platform
 import traceback
@@ -19,22 +18,19 @@ from fedray.algorithms.base import Result, Upload, total
 from fedray.algorithms.server import Server
 from fedray.core.batches import Batch
 from fedray.core.clock import Clock
-from fedray.core.context import NO_STEP, Context, LocalTraining, Samples, Stack
+from fedray.core.context import Context, LocalTraining, Samples, Stack
 from fedray.core.model import FlatModel, LoopModel, VmapModel
-from fedray.core.seeds import SERVER, Purpose, torch_rng
+from fedray.core.seeds import SERVER, Purpose
 from fedray.core.tree import TreeSum, reduce_rows, subtree
 from fedray.core.vectors import Layout
 from fedray.data.federated import FederatedData
 from fedray.engine.determinism import nondeterministic_operations
+from fedray.engine.evaluator import Evaluator
 from fedray.engine.memory import Footprint, footprint, is_out_of_memory, too_large
 from fedray.engine.states import StateFile, StateFolder
-from fedray.engine.tasks import EvalResult, EvalTask, Handle, PersonalTask, PhaseResult, PhaseTask, Task
+from fedray.engine.tasks import EvalResult, EvalTask, Handle, PhaseResult, PhaseTask, ScoreResult, Task
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment
-
-EVAL_BATCH = {"cpu": 50, "cuda": 250}
-"""Samples per forward pass of an evaluation. Of more, the activations of a convolutional network leave a core's cache:
-with 250 pfl-research's CNN takes 2.2 times as long on a CPU, ResNet-20 1.4 times (LeNet-5 0.9). On GPUs not tried."""
 
 
 class Worker:
@@ -62,6 +58,7 @@ class Worker:
         )
         self.train = self._samples(data.x, data.y)
         self.test = self._samples(data.x_test, data.y_test)
+        self.evaluator = Evaluator(self)
         self._shared: tuple[Handle, dict[str, Tensor]] | None = None
         self._kept: dict[tuple[int, int, int], dict[str, Tensor]] = {}
 
@@ -71,16 +68,16 @@ class Worker:
         )
         return Samples(tensor_over(x).to(self.device), tensor_over(y).to(self.device), scale, shift)
 
-    def run(self, task: Task) -> PhaseResult | EvalResult:
+    def run(self, task: Task) -> PhaseResult | EvalResult | ScoreResult:
         """The result of ``task``."""
-        result: PhaseResult | EvalResult
+        result: PhaseResult | EvalResult | ScoreResult
         with self.clock.on("algorithm" if isinstance(task, PhaseTask) else "evaluation"):
             if isinstance(task, PhaseTask):
                 result = self.phase(task)
             elif isinstance(task, EvalTask):
-                result = self.evaluate(task)
+                result = self.evaluator.evaluate(task)
             else:
-                result = self.personal(task)
+                result = self.evaluator.score(task)
         result.seconds, result.nondeterministic = self.clock.take(), nondeterministic_operations()
         return result
 
@@ -98,7 +95,7 @@ class Worker:
         sums: dict[str, TreeSum] = {}
         merged = PhaseResult({}, {}, {}, {})
         row = 0
-        for position, size in self._stacks(task.blocks):
+        for position, size in self.stacks(task.blocks):
             # a call of its own: what a stack leaves behind is gone before the next begins
             self._stack(task, position, slice(row, row + size), sums, merged)
             row += size
@@ -176,7 +173,7 @@ class Worker:
             for row, client in enumerate(task.ids[rows])
         ]
 
-    def _stacks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    def stacks(self, blocks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """First positions and sizes of what is trained together: everybody in a vectorised block, else one by one."""
         for start, stop in blocks:
             size = stop - start if self.experiment.vectorize else 1
@@ -213,9 +210,9 @@ class Worker:
             gaps=task.gaps[rows],
             scalars={name: values[rows] for name, values in task.scalars[phase].items()},
         )
-        ctx = self._context(
+        ctx = self.context(
             stack, round=task.round, lr=task.lr, shared=self.shared(task.broadcasts[phase]), kept=kept,
-            state=self._states(task.states[rows]) if task.states else None,
+            state=self.client_states(task.states[rows]) if task.states else None,
             past=self._past(task.past[rows]) if task.past else None,
             members=task.members,
         )  # fmt: skip
@@ -243,7 +240,7 @@ class Worker:
                     leaves[0, place] = ctx.buffers[0, place].double()
         return leaves
 
-    def _context(
+    def context(
         self, stack: Stack, kept: Mapping[str, Tensor] | None = None, training: LocalTraining | None = None, **rest: Any
     ) -> Context:
         training = training or self.experiment.training
@@ -255,7 +252,7 @@ class Worker:
             ctx.buffers = kept["buffers"]
         return ctx
 
-    def _states(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
+    def client_states(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
         """The stack's states by name, ``[C, ...]`` in own memory; zeros for a client that has none yet."""
         layout = self.model.layout
         whole = layout.width + layout.buffer_width
@@ -285,62 +282,7 @@ class Worker:
         """The server as a client whose data is the public set, of which it takes ``steps`` batches."""
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
-        return self._context(stack, round=server.round, lr=server.lr, shared=server.vectors, training=training)
-
-    @torch.no_grad()
-    def evaluate(self, task: EvalTask) -> EvalResult:
-        """Sums over a block of samples for each model."""
-        models = self.shared(task.broadcast)
-        if task.split == "test":
-            samples, indices = self.test, np.arange(task.start, task.stop)
-        else:
-            own = self.data.validation if task.split == "validation" else self.data.train_subset
-            samples, indices = self.train, own[task.start : task.stop]
-        with self._draws(0, SERVER, task.start):
-            return EvalResult(
-                [self._evaluate(models[name], models.get(f"{name}/buffers"), samples, indices) for name in task.models]
-            )
-
-    def _draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
-        """For a module that draws even in evaluation mode."""
-        if not self.experiment.draws:
-            return contextlib.nullcontext()
-        return torch_rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
-
-    def _evaluate(self, model: Tensor, buffers: Tensor | None, samples: Samples, indices: Any) -> dict[str, float]:
-        self.model.mode(training=False)
-        self.model.load(model, buffers)
-        sums = dict.fromkeys(("loss", "correct", *self.experiment.metrics), 0.0)
-        size = EVAL_BATCH[self.device.type]
-        for start in range(0, len(indices), size):
-            x, y = samples.gather(indices[start : start + size])
-            logits = self.model.outputs(x, features=False).logits
-            sums["loss"] += float(self.experiment.loss(logits, y).double().sum())
-            sums["correct"] += float((logits.argmax(1) == y).sum())
-            for name, metric in self.experiment.metrics.items():
-                sums[name] += float(metric(logits, y).double().sum())
-        return sums
-
-    @torch.no_grad()
-    def personal(self, task: PersonalTask) -> EvalResult:
-        """Each client's personal model on its own test share."""
-        sums = []
-        for row, client in enumerate(task.ids):
-            rows = slice(row, row + 1)
-            indices = self.data.client_test(client)
-            stack = Stack(
-                [client], [self.data.client(client)], [1], [1.0], task.gaps[rows],
-                {name: values[rows] for name, values in task.scalars.items()},
-            )  # fmt: skip
-            ctx = self._context(
-                stack, round=task.round, lr=0.0, shared=self.shared(task.broadcast),
-                state=self._states(task.states[rows]) if task.states else None,
-            )  # fmt: skip
-            model = self.algorithm.personal_model(ctx)
-            buffers = None if ctx.buffers is None else ctx.buffers[0]
-            with self._draws(task.round, client, NO_STEP):
-                sums.append(self._evaluate(model[0], buffers, self.test, indices))
-        return EvalResult(sums)
+        return self.context(stack, round=server.round, lr=server.lr, shared=server.vectors, training=training)
 
 
 def _reason(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fedray.errors import UserError, near_miss
-from fedray.importing import blamed, import_object
+from fedray.importing import FORMS, blamed, import_object, is_own
 from fedray.models.ghbm import GHBMCNN, ResNet20
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
 
@@ -30,8 +30,8 @@ MODELS: dict[str, type[nn.Module]] = {
 
 
 def find_model(name: str) -> Callable[..., nn.Module]:
-    """The class of a model's name, or what ``module:Class`` of the user's names."""
-    if ":" in name:
+    """The class of a model's name, or what ``file.py:Class`` or ``module:Class`` of the user's names."""
+    if is_own(name):
         found = import_object(name, "model.name")
         if not callable(found):
             raise UserError(
@@ -39,7 +39,7 @@ def find_model(name: str) -> Callable[..., nn.Module]:
             )
         return found
     if name not in MODELS:
-        raise UserError(f"unknown model {name!r}{near_miss(name, MODELS)}; your own is given as module:Class")
+        raise UserError(f"unknown model {name!r}{near_miss(name, MODELS)}; your own is given as {FORMS}")
     return MODELS[name]
 
 

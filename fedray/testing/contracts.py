@@ -3,7 +3,7 @@
 from fedray.testing import AlgorithmContract
 
 class TestMine(AlgorithmContract):
-    algorithm = "my_package.my_module:Mine"
+    algorithm = "mine.py:Mine"
     hyper = {"mu": 0.3}
     zero = {"mu": 0.0}      # with these it is FedAvg
 """
@@ -65,7 +65,7 @@ class AlgorithmContract:
     """What holds for every algorithm, as pytest tests. Set the class attributes in a subclass."""
 
     algorithm: ClassVar[str]
-    """A name, or module:Class."""
+    """A name, or file.py:Class or module:Class."""
     hyper: ClassVar[Mapping[str, Any]] = {}
     """Hyper-parameters under which the algorithm does all that it can."""
     zero: ClassVar[Mapping[str, Any] | None] = None
@@ -221,6 +221,9 @@ def assert_same(a: RunResult, b: RunResult) -> None:
         a.metrics.drop(columns=list(TIMES)), b.metrics.drop(columns=list(TIMES)), check_exact=True
     )
     pd.testing.assert_frame_equal(a.clients, b.clients, check_exact=True)
+    assert a.has_evaluation == b.has_evaluation
+    if a.has_evaluation:
+        pd.testing.assert_frame_equal(a.evaluation, b.evaluation, check_exact=True)
 
 
 def _simulation(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:

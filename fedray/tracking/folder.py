@@ -29,7 +29,11 @@ COLUMNS = (
     "validation_accuracy", "personalized_accuracy", "representation_accuracy", "bytes_down", "bytes_up", "flops",
     "virtual_seconds", "round_seconds", "wall_seconds",
 )  # fmt: skip
-"""The columns of metrics.csv; further ones (a user's metrics) follow them."""
+"""The columns of metrics.csv; further ones follow them: a user's metrics, an algorithm's monitors, and scores on
+clients' own test shares."""
+
+PART_ROUNDS, PART_ROWS = 500, 200_000
+"""A part of a parquet folder is written at the latest when it has so many rounds, or rows."""
 
 WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
@@ -70,6 +74,7 @@ class RunFolder:
         self.path = Path(config.run.output) / config.run.name
         self.checkpoints = self.path / "checkpoints"
         self.clients = self.path / "clients.parquet"
+        self.evaluation = self.path / "evaluation.parquet"
 
     def look(self) -> Found:
         """What is there already, without changing anything.
@@ -261,13 +266,15 @@ class RoundsFile:
         self._file.close()
 
 
-class ClientsFile:
-    """clients.parquet: a folder of parts, each the rows of some consecutive rounds."""
+class ParquetRows:
+    """A folder of parquet parts, each the rows of some consecutive rounds, several in a round: clients.parquet and
+    evaluation.parquet."""
 
     def __init__(self, path: Path, after: int) -> None:
         """Drop the rounds after ``after``."""
         self.path = path
         self._rows: list[dict[str, Any]] = []
+        self._held = 0
         path.mkdir(exist_ok=True)
         for part in path.glob("part-*-*.parquet"):
             first, last = (int(number) for number in part.stem.split("-")[1:3])
@@ -281,7 +288,8 @@ class ClientsFile:
     def append(self, rows: Mapping[str, Any]) -> None:
         """The rows of one round, as equally long lists by column (``round`` a number)."""
         self._rows.append(dict(rows))
-        if len(self._rows) >= 500:
+        self._held += len(rows["client"])
+        if len(self._rows) >= PART_ROUNDS or self._held >= PART_ROWS:
             self.flush()
 
     def flush(self) -> None:
@@ -295,7 +303,7 @@ class ClientsFile:
         self._write(
             pa.concat_tables(tables, promote_options="default"), self._rows[0]["round"], self._rows[-1]["round"]
         )
-        self._rows = []
+        self._rows, self._held = [], 0
 
     def _write(self, table: pa.Table, first: int, last: int) -> None:
         target = self.path / f"part-{first:08d}-{last:08d}.parquet"

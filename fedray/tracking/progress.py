@@ -67,6 +67,8 @@ def _numbers(metrics: Mapping[str, Any]) -> str:
         ("validation_accuracy", "validation", ".4f"),
         ("personalized_accuracy", "personal", ".4f"),
         ("representation_accuracy", "representation", ".4f"),
+        ("finetuned_accuracy", "fine-tuned", ".4f"),
+        ("clients_accuracy_mean", "clients", ".4f"),
     ]
     return "  ".join(f"{word} {metrics[key]:{form}}" for key, word, form in shown if metrics.get(key) is not None)
 

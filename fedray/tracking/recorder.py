@@ -1,4 +1,5 @@
-"""Keeps the records of a run: metrics.csv, clients.parquet, TensorBoard, log.txt, config.yaml, summary.json."""
+"""Keeps the records of a run: metrics.csv, clients.parquet, evaluation.parquet, TensorBoard, log.txt, config.yaml and
+summary.json."""
 
 from __future__ import annotations
 
@@ -10,19 +11,23 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedray.tracking.folder import COLUMNS, INPUTS, ClientsFile, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.folder import COLUMNS, INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.profile import PURPOSES
 from fedray.tracking.tensorboard import Events
 
 if TYPE_CHECKING:
     import pandas as pd
 
+CLIENT_FACTS = ("round", "client", "client_name", "samples", "steps")
+"""Columns of clients.parquet that say which client it is and what it trained on; the others are its scores."""
+
 
 class Recorder:
     """Writes the run folder of a run whose rounds up to ``after`` are there already.
 
     ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv;
-    ``hyper_parameters``: the run's columns of TensorBoard's HParams table.
+    ``hyper_parameters``: the run's columns of TensorBoard's HParams table; ``with_scores``: clients are scored on their
+    own test shares.
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class Recorder:
         extra_columns: Sequence[str],
         after: int,
         hyper_parameters: Mapping[str, Any],
+        with_scores: bool = False,
     ) -> None:
         self.folder, self.machine, self.hyper_parameters = folder, dict(machine), dict(hyper_parameters)
         path = folder.path
@@ -40,7 +46,9 @@ class Recorder:
         folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
         (path / "summary.json").unlink(missing_ok=True)
         self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
-        self._clients = ClientsFile(folder.clients, after) if folder.config.run.log_clients else None
+        log_clients = folder.config.run.log_clients
+        self._clients = ParquetRows(folder.clients, after) if log_clients else None
+        self._scores = ParquetRows(folder.evaluation, after) if log_clients and with_scores else None
         self._profile: RoundsFile | None = None
         if folder.config.engine.profile or (after and (path / "profile.csv").exists()):
             self._profile = RoundsFile(path / "profile.csv", ["round", *PURPOSES], after)
@@ -70,10 +78,13 @@ class Recorder:
         self._metrics.append(row)
         if self._clients:
             self._clients.append(clients)
-        scores = {
-            name: values for name, values in clients.items() if name not in ("round", "client", "samples", "steps")
-        }
+        scores = {name: values for name, values in clients.items() if name not in CLIENT_FACTS}
         self._events.round(row, scores, histograms="test_accuracy" in row)
+
+    def scores(self, rows: Mapping[str, Any]) -> None:
+        """How good the models are for single clients, as lists by column; kept if clients are scored."""
+        if self._scores:
+            self._scores.append(rows)
 
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
         """What the time went into, from the end of the round before to the end of this one; kept if asked for."""
@@ -86,6 +97,8 @@ class Recorder:
         self._metrics.sync()
         if self._clients:
             self._clients.flush()
+        if self._scores:
+            self._scores.flush()
         self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:

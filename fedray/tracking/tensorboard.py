@@ -25,11 +25,20 @@ TAGS = {
     "round_seconds": "time/round_seconds",
     "wall_seconds": "time/wall_seconds",
 }
-"""The tag of each column of metrics.csv; a user's metrics are ``metrics/<name>``."""
+"""The tags of the columns that every metrics.csv has; those of the others follow from their names."""
 
 BOTH_WAYS = ("bytes_down", "bytes_up")
 
 SKIPPED = ("round", "iterations", "cohort_size")
+
+
+def _tag(column: str) -> str:
+    """The tag of a column of metrics.csv. Only a user's metrics begin with ``test_`` and are not in TAGS."""
+    if column in TAGS or column.startswith("test_"):
+        return TAGS.get(column, f"metrics/{column}")
+    if column.startswith(("clients_", "cohort_")):
+        return f"clients/{column}"
+    return f"accuracy/{column.removesuffix('_accuracy')}"
 
 
 def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -> None:
@@ -79,7 +88,7 @@ class Events:
         step = int(row["round"])
         for name, value in row.items():
             if name not in SKIPPED and value is not None and math.isfinite(value):
-                self._writer.add_scalar(TAGS.get(name, f"metrics/{name}"), value, step)
+                self._writer.add_scalar(_tag(name), value, step)
         if histograms:
             import numpy as np
 

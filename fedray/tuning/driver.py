@@ -50,12 +50,13 @@ def tune(
     *,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: Any = None,
     loss: Any = None,
     metrics: Mapping[str, Any] | None = None,
     retry_failed: bool = False,
+    verbose: bool = False,
     view: View | None = None,
 ) -> list[SweepResult]:
     """Search a space, or go on with a search that was stopped or killed; one result for each environment.
@@ -63,11 +64,12 @@ def tune(
     ``space``: a space file, the name of one that comes with fedray, or a mapping like one; ``overrides``: ``key=value``
     texts on top, for the base configuration or ``tune.*``. ``data`` to ``metrics`` are as in :func:`fedray.simulate`: a
     module as ``model`` starts all seeds (``tune.seeds``) from its own weights, a class from weights drawn from each.
-    ``retry_failed``: trials that failed are tried once more.
+    ``retry_failed``: trials that failed are tried once more. ``verbose`` shows what ``fedray tune`` shows; ``view``
+    is shown it in any case, and may do otherwise with it.
 
     Raises :class:`fedray.UserError` for what can't be searched as asked.
     """
-    view = view or View(quiet=True)
+    view = view or View(quiet=not verbose)
     specs = read_sweeps(space, overrides)
     check_together(specs)
     with started(specs, view) as start:
@@ -85,7 +87,7 @@ def own_of(
     spec: SweepSpec,
     data: Any = None,
     test: Any = None,
-    client_column: str = "client",
+    client_column: str | None = None,
     label_column: str = "label",
     model: Any = None,
     loss: Any = None,
@@ -97,12 +99,12 @@ def own_of(
     from fedray.resolve import Own
 
     if data is not None:
-        source = own_source(data, test, client_column, label_column)
+        source = own_source(data, test, client_column, label_column, load(spec.base).data.normalization)
     elif test is not None:
         raise UserError("tune(test=...) needs data=... too")
     else:
         config = load(spec.base).data
-        source = load_source(config.source, config.root)
+        source = load_source(config.source, config.root, config.normalization)
     return Own(source, model, loss, metrics or {}, preloaded=data is None)
 
 

@@ -15,9 +15,10 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from fedray.tracking.folder import read_metrics, write_whole
+from fedray.tracking.folder import write_whole
 from fedray.tuning.axis import value_of
-from fedray.tuning.spec import SweepSpec, read_sweeps
+from fedray.tuning.curves import learning_curves, runs_of
+from fedray.tuning.spec import SweepSpec, read_record, read_sweeps
 from fedray.tuning.study import ERROR, JOURNAL, VALUES, loaded, opened, read_study, values_of
 from fedray.tuning.sweep import study_name
 
@@ -58,7 +59,7 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
     for trial in study.get_trials(deepcopy=False):
         if VALUES not in trial.user_attrs:
             continue
-        runs = [_of_run(rows, spec) for rows in _metrics(spec.trial_folder(trial.number))]
+        runs = [_of_run(rows, spec) for rows in runs_of(spec.trial_folder(trial.number))]
         error = trial.user_attrs.get(ERROR, "").strip()
         rows.append(
             {"trial": trial.number, "state": state_of(trial)}
@@ -81,14 +82,6 @@ def state_of(trial: FrozenTrial) -> str:
 def _finals(trial: FrozenTrial) -> list[float]:
     values = trial.values or ([trial.value] if trial.value is not None else [])
     return [value if math.isfinite(value) else math.nan for value in values]
-
-
-def _metrics(trial: Path) -> Iterator[pd.DataFrame]:
-    """metrics.csv of each run of a trial that has made a round."""
-    for path in sorted(trial.glob("seed-*/metrics.csv")):
-        # nothing is in it yet where a process was killed as it made it
-        if path.stat().st_size and len(rows := read_metrics(path.parent)):
-            yield rows
 
 
 def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, float]:
@@ -117,7 +110,8 @@ def write_report(spec: SweepSpec) -> list[Path]:
     folder.mkdir(exist_ok=True)
     table = _table(spec, study)
     write_whole(folder / "trials.csv", table.to_csv(index=False))
-    write_whole(folder / "trials.md", markdown(_ranked(table, spec)))
+    objective = next(iter(spec.tune.objective))
+    write_whole(folder / "trials.md", markdown(ranked(table, objective, spec.tune.objective[objective])))
     written = [folder / "trials.csv", folder / "trials.md"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
@@ -131,14 +125,15 @@ def write_report(spec: SweepSpec) -> list[Path]:
                 written.append(path)
             for name, draw in _pictures(finite, importances, objective).items():
                 written.append(_saved(draw, folder / _named(name, objective, spec, "png")))
+            if figure := _curves(spec, table, objective):
+                written.append(save_figure(figure, folder / _named("curves", objective, spec, "png")))
         if len(spec.tune.objective) > 1 and "complete" in set(table.get("state", ())):
             written.append(_front(table, spec, folder / "pareto.png"))
     return written
 
 
-def _ranked(table: pd.DataFrame, spec: SweepSpec) -> pd.DataFrame:
-    """The best trials first."""
-    objective, mode = next(iter(spec.tune.objective.items()))
+def ranked(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
+    """The best trials first: those that are complete before the pruned ones, and these before all others."""
     if objective not in table:
         return table
     rank = table["state"].map({"complete": 0, "pruned": 1}).fillna(2)
@@ -147,6 +142,13 @@ def _ranked(table: pd.DataFrame, spec: SweepSpec) -> pd.DataFrame:
         .sort_values(["_rank", objective], ascending=[True, mode == "min"], kind="stable")
         .drop(columns="_rank")
     )
+
+
+def _curves(spec: SweepSpec, table: pd.DataFrame, objective: str) -> Any:
+    """The learning curves of an objective, on the axis that the sweep's record has."""
+    trials = ranked(table, objective, spec.tune.objective[objective])
+    axis = read_record(spec.folder)["tune"]["prune"]["axis"]
+    return learning_curves(trials, [spec.trial_folder(n) for n in trials["trial"]], axis, objective, spec.name)
 
 
 def _named(name: str, objective: str, spec: SweepSpec, ending: str) -> str:
@@ -194,8 +196,6 @@ def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: 
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     keys = sorted({key for trial in complete for key in trial.params})
     pictures: dict[str, Any] = {"history": lambda: draw.plot_optimization_history(study, target_name=objective)}
-    if any(trial.intermediate_values for trial in study.trials):
-        pictures["curves"] = lambda: draw.plot_intermediate_values(study)
     if complete and keys:
         pictures["slices"] = lambda: draw.plot_slice(study, target_name=objective)
     if importances:

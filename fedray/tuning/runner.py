@@ -71,11 +71,13 @@ class Desk(Protocol):
 @dataclass(frozen=True)
 class Shared:
     """What all trials get: what they are made from, whose data set is in the object store; where the user has modules;
-    and the file on their node that tells them, when it is there, to end after the round that they are in."""
+    the driver's working directory, to which paths in a configuration are relative; and the file on their node that
+    tells them, when it is there, to end after the round that they are in."""
 
     source: StoredSource
     own: Own
     path: Sequence[str]
+    directory: Path
     stop_file: Path
 
 
@@ -85,6 +87,7 @@ class TrialActor(tune.Trainable):
     def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
         assert shared is not None
         sys.path += [entry for entry in shared.path if entry not in sys.path]
+        os.chdir(shared.directory)
         self._own = replace(shared.own, source=shared.source.get())
         self._stop_file = shared.stop_file
         self._begin(config)
@@ -263,7 +266,7 @@ def run_trials(
         asker = _Asker(desk, concurrency, max_lost)
         judge = _Judge(desk, asker)
         assert own.source is not None
-        shared = Shared(store_source(own.source), replace(own, source=None), own_path(), stop_file)
+        shared = Shared(store_source(own.source), replace(own, source=None), own_path(), Path.cwd(), stop_file)
         trainable = tune.with_parameters(TrialActor, shared=shared)
         tune.run(
             tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),

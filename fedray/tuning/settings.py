@@ -18,7 +18,11 @@ OBJECTIVES = (
 )  # fmt: skip
 """What can be optimised: columns of metrics.csv, and ``bytes``, both ways together."""
 
-OF_THE_TEST_SET = ("test_accuracy", "test_loss", "personalized_accuracy", "representation_accuracy")
+OF_THE_TEST_SET = (
+    "test_accuracy", "test_loss", "personalized_accuracy", "representation_accuracy", "global_on_shares_accuracy",
+    "representation_on_shares_accuracy", "finetuned_accuracy", "averaged_accuracy", "server_accuracy",
+    "clients_accuracy_mean", "clients_accuracy_worst_tenth", "clients_accuracy_std",
+)  # fmt: skip
 
 
 class PruneConfig(Section):
@@ -27,8 +31,11 @@ class PruneConfig(Section):
     by: Literal["none", "asha", "median", "hyperband"] = Field(
         "none", description="asha (successive halving), median (of the others), or hyperband"
     )
-    axis: Literal["rounds", "bytes", "flops"] = Field(
-        "rounds", description="what trials are compared at equal amounts of, in percent of the base config's whole run"
+    axis: Literal["auto", "rounds", "bytes", "flops"] = Field(
+        "auto",
+        description="what trials are compared at equal amounts of, in percent of the base config's whole run; auto: "
+        "rounds, unless what is searched changes a round's cost by over 1 %: then flops, or bytes if FLOPs stay the "
+        "same or are the objective",
     )
     grace: Whole = Field(10, ge=1, le=100, description="percent of the axis before the first decision")
     reduction: Whole = Field(3, ge=2, description="asha, hyperband: one of so many goes on from each rung")
@@ -40,7 +47,7 @@ class TuneConfig(Section):
 
     name: str | None = Field(None, description="name of the sweep's folder; the space file's unless set")
     output: str = Field("sweeps/", description="folder in which the sweep's folder is made")
-    space: str = Field("wide", description="which of the file's spaces")
+    space: str | None = Field(None, description="which of the file's spaces; unless set, the only one, else wide")
     objective: dict[str, Literal["max", "min"]] = Field(
         {"validation_accuracy": "max"}, description="columns of metrics.csv (or bytes); several give a Pareto front"
     )

@@ -20,6 +20,7 @@ from typing import Any
 
 from fedray.config import assign, expand, flat, load, plain, read, read_file
 from fedray.errors import UserError, near_miss
+from fedray.importing import short_name
 from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 
@@ -32,7 +33,7 @@ RECORD = "sweep.yaml"
 DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
 """Keys that a sweep sets for each trial."""
 
-OF_ALL_TRIALS = ("data.source", "data.root", "engine.")
+OF_ALL_TRIALS = ("data.source", "data.root", "data.normalization", "engine.")
 """Keys, or sections, that can't be searched: all trials have the same data and run on the same resources."""
 
 LONGEST_NAME = 150
@@ -48,7 +49,8 @@ ALTERNATIVES = (
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """One sweep. ``base``: a configuration as dotted keys; ``described``: the space as the file has it."""
+    """One sweep. ``base``: a configuration as dotted keys; ``described``: the space as the file has it, whose name is
+    ``tune.space``."""
 
     name: str
     tune: TuneConfig
@@ -70,7 +72,7 @@ class SweepSpec:
         tune = self.tune.model_dump(mode="json", exclude={"name", "output", "resume"})
         return {
             "base": dict(self.base),
-            "spaces": {self.tune.space: dict(self.described)},
+            "spaces": {str(self.tune.space): dict(self.described)},
             "first": [dict(values) for values in self.first],
             "tune": {"name": self.name, **tune, "search": self.search},
         }
@@ -78,6 +80,11 @@ class SweepSpec:
     @property
     def folder(self) -> Path:
         return Path(self.tune.output).absolute() / self.name
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its folder holds a sweep, to go on with."""
+        return self.tune.resume is not False and (self.folder / RECORD).exists()
 
     def trial_folder(self, number: int) -> Path:
         """Where the runs of a trial are."""
@@ -111,8 +118,10 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     given.pop("tune", None)
     fixed = flat(given)
     base = overridden(read_base(values.get("base"), path, where), fixed)
-    described = _described(section(values, "spaces", where), tune.space, fixed, where)
-    name = tune.name or (path.stem if path else base.get("algorithm.name", "sweep"))
+    spaces = {str(key): space for key, space in section(values, "spaces", where).items()}
+    tune = tune.model_copy(update={"space": _chosen(spaces, tune.space, where)})
+    described = _described(spaces, str(tune.space), fixed, where)
+    name = tune.name or (path.stem if path else plain(short_name(str(base.get("algorithm.name", "sweep")))))
     environments = list(_environments(section(values, "environments", where), fixed, described, where))
     if len({label for label, _ in environments}) < len(environments):
         raise UserError(f"{where}environments: two of them have the same name: {[label for label, _ in environments]}")
@@ -130,13 +139,19 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     ]
 
 
-def _described(spaces: Mapping[str, Any], name: str, fixed: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What is searched in the space ``name``."""
+def _chosen(spaces: Mapping[str, Any], asked: str | None, where: str) -> str:
+    """The name of the space to search: the one that is asked for; else ``wide``, or the only one there is."""
     if not spaces:
         example = "spaces: {wide: {train.lr: {uniform: [0.01, 1]}}}"
         raise UserError(f"{where}spaces: give at least one, as in {example}")
+    name = asked or (next(iter(spaces)) if len(spaces) == 1 else "wide")
     if name not in spaces:
         raise UserError(f"tune.space: {where}there is no space {name!r}{near_miss(name, spaces)}")
+    return name
+
+
+def _described(spaces: Mapping[str, Any], name: str, fixed: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What is searched in the space ``name``."""
     return {str(key): text for key, text in section(spaces, name, f"{where}spaces.").items() if key not in fixed}
 
 

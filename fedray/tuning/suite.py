@@ -2,18 +2,22 @@
 
 about: what is compared
 base: {data.source: sample, run.rounds: 40}      # the same for all
-space: {train.lr: {loguniform: [0.003, 1]}}      # searched by all, beside each one's own algorithm.* keys
+space: {train.lr: {loguniform: [0.003, 1]}}      # searched by all
 algorithms: [fedavg, fedprox, ../mine.yaml]      # space files, by name or path
 seeds: 3                                         # of the winners, none of which a trial has had
 tune: {trials: 8}                                # TuneConfig, for each
+
+An algorithm's own hyper-parameters, ``algorithm.*`` and those of the optimizers (:data:`OF_OPTIMIZERS`), are what its
+space file sets or searches, unless the suite sets or searches the key for all. All else is the suite's alone: data,
+model, rounds, local work, cohort and batch size. Model head, weighting and public set are one for all
+(:mod:`fedray.tuning.alike`).
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,39 +25,70 @@ from pydantic import Field
 
 from fedray.config import Section, Whole, assign, check, flat, load, read_file
 from fedray.errors import UserError
+from fedray.tuning.alike import algorithm_of, alike
 from fedray.tuning.driver import own_of, run_sweeps, started
+from fedray.tuning.finals import Final, Winners, label_of
 from fedray.tuning.settings import section
 from fedray.tuning.spec import (
     SPACES,
     SweepSpec,
     find_file,
     first_of,
-    first_seed,
     known_sections,
     known_spaces,
-    overridden,
     read_base,
     read_sweeps,
 )
-from fedray.tuning.study import values_of
-from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
 from fedray.tuning.view import View
 
 if TYPE_CHECKING:
     from fedray.tuning.sweep import Sweep
 
 
+OF_OPTIMIZERS = (
+    "train.lr", "train.server_lr", "train.momentum", "train.weight_decay", "train.grad_clip", "train.lr_decay",
+)  # fmt: skip
+"""Hyper-parameters outside ``algorithm.*`` that an algorithm's own space file may set or search in a suite."""
+
+BASELINE = "fedavg"
+"""The algorithm that the others are compared with."""
+
+
 @dataclass(frozen=True)
 class Suite:
-    """``specs``: a sweep for each algorithm. ``seeds``: how many fresh ones the winners have."""
+    """A sweep for each algorithm (``specs``), and ``seeds``: on how many fresh ones their best trials are run again.
+
+    ``notes``: lines about what is the same for all algorithms and what is not.
+    """
 
     name: str
     specs: Sequence[SweepSpec]
     seeds: int
+    notes: Sequence[str] = ()
 
     @property
     def folder(self) -> Path:
         return Path(self.specs[0].tune.output).absolute() / self.name
+
+    @property
+    def baseline(self) -> SweepSpec | None:
+        """The sweep of :data:`BASELINE`, if there is one."""
+        return next((spec for spec in self.specs if spec.base.get("algorithm.name") == BASELINE), None)
+
+    @property
+    def finals(self) -> list[Final]:
+        """The best trial of each sweep. Where a server trains on a public set that the baseline leaves out, also the
+        baseline's with these samples dealt out to its clients, so that both train on the same labelled samples."""
+        finals = [Final(spec) for spec in self.specs]
+        if (
+            self.baseline is not None
+            and self.baseline.base.get("data.public_samples", "auto") not in ("auto", 0)
+            and self.baseline.base.get("data.public_to", "server") == "server"
+            and any(algorithm_of(spec).needs_public for spec in self.specs)
+        ):
+            dealt = {"data.public_to": "clients"}
+            finals.append(Final(self.baseline, dealt, "the public samples dealt to its clients", "public-dealt"))
+        return finals
 
 
 class _Seeds(Section):
@@ -80,129 +115,86 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     given["tune"] = dict(section(given, "tune", ""))
     own_name = given["tune"].pop("name", None) or path.stem
     common = _Common(
-        read_base(values.get("base"), path, where), section(values, "space", where), section(values, "tune", where)
+        read_base(values.get("base"), path, where),
+        section(values, "space", where),
+        section(values, "tune", where),
+        flat(given),
     )
-    if "algorithm.name" in common.base or "algorithm.name" in flat(given):
+    if "algorithm.name" in common.base or "algorithm.name" in common.given:
         raise UserError(f"{where}algorithm.name is each algorithm's own: leave it out of what a suite has in common")
-    specs = [_of_algorithm(str(each), f"{own_name}/", common, given, path) for each in algorithms]
+    read = [_of_algorithm(str(each), f"{own_name}/", common, path) for each in algorithms]
+    specs = [spec for spec, _ in read]
     if len({spec.name for spec in specs}) < len(specs):
         raise UserError(f"{where}algorithms: two of them have the same name: {[spec.name for spec in specs]}")
     if len(specs[0].tune.objective) > 1:
         raise UserError(f"{where}tune.objective: a suite has one objective, by which winners are found")
-    return Suite(own_name, _with_common_public_set(specs), seeds)
+    specs, notes = alike(specs)
+    notes += [*_notes_on_own(specs, common), *_notes_on_dropped(specs, [dropped for _, dropped in read])]
+    return Suite(own_name, specs, seeds, notes)
 
 
 @dataclass(frozen=True)
 class _Common:
-    """What all algorithms of a suite have in common."""
+    """What all algorithms of a suite have in common. ``given``: what the command line sets."""
 
     base: Mapping[str, Any]
     space: Mapping[str, Any]
     tune: Mapping[str, Any]
+    given: Mapping[str, Any]
+
+    def leaves(self, key: str) -> bool:
+        """Whether ``key`` is a hyper-parameter of the algorithm's own, which the suite neither sets nor searches."""
+        own = key.startswith("algorithm.") or key in OF_OPTIMIZERS
+        return own and not any(key in claimed for claimed in (self.base, self.space, self.given))
 
 
-def _of_algorithm(name: str, prefix: str, common: _Common, given: Mapping[str, Any], suite: Path) -> SweepSpec:
-    """The sweep of one algorithm: the hyper-parameters of its own from its file, all else from the suite."""
+def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple[SweepSpec, list[str]]:
+    """The sweep of one algorithm, and what its space file searches that the suite decides."""
     beside = suite.parent / name
     path = find_file(beside if beside.is_file() else name, known_spaces(), "space file")
     values = read_file(path)
     where = f"{path}: "
-    spaces = {
-        each: {**_own(section(section(values, "spaces", where), each, where)), **common.space}
-        for each in section(values, "spaces", where)
-    }
-    first = first_of(values, where)
+
+    def own(keys: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in keys.items() if common.leaves(str(key))}
+
+    described = section(values, "spaces", where)
+    spaces = {str(each): section(described, each, where) for each in described}
     whole = {
-        "base": {**_own(read_base(values.get("base"), path, where)), **common.base},
-        "spaces": spaces,
-        "first": [_own(each) for each in first],
+        "base": {**own(read_base(values.get("base"), path, where)), **common.base},
+        "spaces": {each: {**own(space), **common.space} for each, space in spaces.items()},
+        "first": [kept for each in first_of(values, where) if (kept := own(each))],
         "tune": {**common.tune, "name": prefix + path.stem},
     }
-    (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in flat(given).items()])
-    return spec
+    (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in common.given.items()])
+    return spec, [key for key in spaces[str(spec.tune.space)] if key not in spec.described]
 
 
-def _own(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that only the algorithm has."""
-    return {key: value for key, value in values.items() if str(key).startswith("algorithm.")}
+def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
+    """A line for each hyper-parameter of the optimizers that space files set or search."""
+    defaults = flat(load({}).model_dump())
+    notes = []
+    for key in filter(common.leaves, OF_OPTIMIZERS):
+        found: dict[str, list[str]] = {}
+        for spec in specs:
+            how = "searched" if key in spec.described else str(spec.base.get(key, defaults[key]))
+            found.setdefault(how, []).append(label_of(spec))
+        others = found.pop(str(defaults[key]), None)
+        if found:
+            parts = [f"{how} for {', '.join(labels)}" for how, labels in found.items()]
+            parts += [f"{defaults[key]} for the others"] if others else []
+            notes.append(f"{key} is each algorithm's own, from its space file: {'; '.join(parts)}")
+    return notes
 
 
-def _with_common_public_set(specs: Sequence[SweepSpec]) -> list[SweepSpec]:
-    """If one algorithm's server needs a public set, the others leave out the same samples."""
-    from fedray.algorithms import find_algorithm
-    from fedray.data.source import load_source
-
-    configs = [load(spec.base) for spec in specs]
-    if any(config.data.public_samples != "auto" for config in configs):
-        return list(specs)
-    needed = any(find_algorithm(config.algorithm.name).needs_public for config in configs)
-    public = len(load_source(configs[0].data.source, configs[0].data.root).y_train) // 10 if needed else 0
-    return [replace(spec, base={**spec.base, "data.public_samples": public}) for spec in specs]
-
-
-class Winners:
-    """The best trial of a sweep once more, with the test set, on seeds that no trial has had."""
-
-    def __init__(self, sweep: Sweep, folder: Path, seeds: int, view: View) -> None:
-        self.sweep, self.folder, self.view = sweep, folder, view
-        self.left = list(fresh_seeds(sweep.spec, seeds))
-        self.failures = 0
-
-    def run_folder(self, seed: int) -> Path:
-        return winner_folder(self.folder, self.sweep.study.best()[0].number) / f"seed-{seed}"
-
-    def _skip_finished(self) -> None:
-        if self.sweep.finished and not self.sweep.study.best():
-            self.left = []
-        if self.sweep.finished:
-            self.left = [seed for seed in self.left if not is_finished(self.run_folder(seed))]
-
-    @property
-    def exhausted(self) -> bool:
-        self._skip_finished()
-        return self.sweep.finished and not self.left
-
-    def next(self) -> Assignment | None:
-        self._skip_finished()
-        if not self.sweep.finished or not self.left:
-            return None
-        seed = self.left.pop(0)
-        folder = self.run_folder(seed)
-        run = overridden(self.sweep.base, values_of(self.sweep.study.best()[0])) | dict(self.sweep.engine)
-        run |= {"run.output": str(folder.parent), "run.name": folder.name, "run.seed": seed, "run.resume": "auto"}
-        return Assignment(str(seed), [run], "train_loss", "rounds", math.inf)
-
-    def hear(self, key: str, message: Message) -> bool:
-        if isinstance(message, RunEnd):
-            accuracy = message.row.get("test_accuracy", math.nan)
-            self.view.say(f"{self.sweep.name}: winner on seed {key}: {message.status}, accuracy {accuracy:.4f}")
-        elif isinstance(message, TrialEnd) and message.error is not None:
-            self.failed(key, message.error)
-        return False
-
-    def lost(self, key: str, error: str) -> None:
-        self.view.say(f"{self.sweep.name}: winner on seed {key}: {error}; it goes on from its last checkpoint")
-
-    def failed(self, key: str, error: str) -> None:
-        self.failures += 1
-        self.view.say(f"{self.sweep.name}: winner on seed {key} failed: {error.strip().splitlines()[-1]}")
-
-
-def fresh_seeds(spec: SweepSpec, seeds: int) -> range:
-    """Seeds that no trial of a sweep has."""
-    first = first_seed(spec.base) + spec.tune.seeds
-    return range(first, first + seeds)
-
-
-def winner_folder(folder: Path, trial: int) -> Path:
-    """Where the runs of a trial are that has won: another trial may win when a suite goes on with more of them."""
-    return folder / "winners" / f"trial-{trial:04d}"
-
-
-def is_finished(run: Path) -> bool:
-    """Whether the run in a folder has come to its end."""
-    path = run / "summary.json"
-    return path.exists() and json.loads(path.read_text())["status"] in ("completed", "diverged")
+def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str]]) -> list[str]:
+    """A line about what space files search and this suite does not."""
+    found: dict[str, list[str]] = {}
+    for spec, keys in zip(specs, dropped, strict=True):
+        for key in keys:
+            found.setdefault(key, []).append(label_of(spec))
+    shown = "; ".join(f"{key} of {', '.join(labels)}" for key, labels in found.items())
+    return [f"the suite decides what these space files search: {shown}"] if shown else []
 
 
 def run_suite(
@@ -211,9 +203,12 @@ def run_suite(
     """Run a suite to its end, or go on with it. It is incomplete if an algorithm has no winner, or a winner failed."""
     view = view or View(quiet=True)
     winners: list[Winners] = []
+    for line in suite.notes:
+        view.say(f"{suite.name}: {line}")
 
     def then(sweeps: Sequence[Sweep]) -> Sequence[Winners]:
-        winners.extend(Winners(sweep, sweep.folder, suite.seeds, view) for sweep in sweeps)
+        sweep_of = {sweep.name: sweep for sweep in sweeps}
+        winners.extend(Winners(sweep_of[final.spec.name], final, suite.seeds, view) for final in suite.finals)
         return winners
 
     with started(suite.specs, view) as start:

@@ -2,96 +2,165 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from optuna.trial import FrozenTrial
 
 from fedray.tracking.folder import read_metrics, write_whole
-from fedray.tuning.intervals import mean_and_margin
+from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
+from fedray.tuning.intervals import with_interval
 from fedray.tuning.report import STATES, markdown, save_figure, state_of, study_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.study import values_of
-from fedray.tuning.suite import Suite, fresh_seeds, is_finished, winner_folder
+from fedray.tuning.suite import OF_OPTIMIZERS, Suite
+from fedray.tuning.suite_facts import facts_of
+from fedray.tuning.suite_rows import Row, Run, compare_rows, read_runs
 from fedray.tuning.view import described
+
+REPRESENTATION = "representation_accuracy"
+"""The column of metrics.csv in which an algorithm logs what the server's own model reaches without the clients."""
 
 
 def suite_table(suite: Suite) -> pd.DataFrame:
-    """A row per algorithm (or kind of it: the name of its space file), the best first.
+    """A line for each of :func:`suite_rows`, the best first; :func:`fedray.tuning.suite_rows.compare_rows` says what is
+    in it. The target is the last of run.targets, else the mean accuracy of the baseline."""
+    given = suite.specs[0].base.get("run.targets")
+    return compare_rows(suite_rows(suite), baseline_of(suite), float(given[-1]) if given else None)
 
-    How many ``trials`` ended how; the ``winner`` and its ``validation``. Of its runs on fresh seeds: ``accuracy`` (of
-    the test set, at the end; 0 for one that diverged) with the ``margin`` of its 95 % interval, ``bytes`` of a run, and
-    how many ``reached`` the ``target``, after how many ``rounds_to`` and ``bytes_to`` it. The target is the last of
-    run.targets, else FedAvg's accuracy here, else the lowest.
+
+def baseline_of(suite: Suite) -> str:
+    """The label of the row with which the others are compared: FedAvg's, else that of the first algorithm."""
+    return label_of(suite.baseline or suite.specs[0])
+
+
+def suite_rows(suite: Suite) -> list[Row]:
+    """A row per algorithm (or kind of it: the name of its space file), with the runs of its winner; one for each other
+    final of the suite; and one for the representation model alone of each that logs its accuracy, in the same runs.
+
+    Facts are how many ``trials`` ended how, the ``winner`` with its ``validation`` (where it was tuned as it is run),
+    what it was run ``with`` that others were not, and those of :func:`fedray.tuning.suite_facts.facts_of`.
     """
-    found = [(spec, _winner(spec)) for spec in suite.specs]
-    runs = {spec.name: _runs(spec, best, suite.seeds) for spec, best in found}
-    finals = {spec.name: _finals(spec, best, suite.seeds) for spec, best in found}
-    target = _target(suite, finals)
     rows = []
-    for spec, best in found:
-        states = Counter(map(state_of, _ended(study_of(spec))))
-        row = {"algorithm": _label(spec), "trials": sum(states.values())}
-        row |= {state: states[state] for state in ("complete", "pruned", "diverged", "failed")}
-        if best is not None and finals[spec.name]:
-            mean, margin = mean_and_margin(finals[spec.name])
-            costs = [_bytes(rows) for rows in runs[spec.name]]
-            reached = [where for each in runs[spec.name] if (where := _first_at(each, target)) is not None]
-            row |= {"winner": best.number, "validation": best.value, "accuracy": mean, "margin": margin}
-            row |= {"seeds": len(finals[spec.name]), "bytes": np.mean([cost[-1] for cost in costs])}
-            row |= {"target": target, "reached": len(reached)}
-            if reached:
-                row |= dict(zip(("rounds_to", "bytes_to"), np.mean(reached, axis=0), strict=True))
-            row["with"] = described(values_of(best))
-        rows.append(row)
-    table = pd.DataFrame(rows)
-    return table.sort_values("accuracy", ascending=False, ignore_index=True) if "accuracy" in table else table
+    differ = [key for key in OF_OPTIMIZERS if len({spec.base.get(key) for spec in suite.specs}) > 1]
+    for final in suite.finals:
+        best = _winner(final.spec)
+        folders = _folders(final, best, suite.seeds)
+        states = Counter(map(state_of, _ended(study_of(final.spec))))
+        facts: dict[str, Any] = {"trials": sum(states.values())}
+        facts |= {state: states[state] for state in ("complete", "pruned", "diverged", "failed")}
+        facts |= facts_of(folders[0]) if folders else {}
+        if best is not None:
+            own = {key: final.spec.base[key] for key in differ if key in final.spec.base}
+            facts |= {"winner": best.number, "with": described(own | values_of(best))}
+        tuned = {"validation": best.value} if best is not None and not final.changed else {}
+        rows.append(Row(final.label, folders, facts=facts | tuned))
+        if any(read_metrics(folder)[REPRESENTATION].notna().any() for folder in folders):
+            rows.append(Row(f"{final.label}, representation model alone", folders, REPRESENTATION, facts))
+    return rows
 
 
 def write_suite(suite: Suite) -> list[Path]:
     """suite.csv, suite.md and curves.png in the suite's folder; what was written."""
     table = suite_table(suite)
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
-    write_whole(paths[0], table.to_csv(index=False))
+    lists = [column for column in ("accuracies", "differences") if column in table]
+    write_whole(paths[0], table.assign(**{name: table[name].map(_spaced) for name in lists}).to_csv(index=False))
     (objective,) = suite.specs[0].tune.objective
-    write_whole(paths[1], markdown(_for_people(table, objective)))
-    _draw(suite, paths[2])
+    baseline = baseline_of(suite)
+    notes = _notes(table, baseline) if "accuracy" in table else ""
+    write_whole(paths[1], markdown(_for_people(table, objective, baseline)) + notes)
+    draw_curves(suite_rows(suite), suite.name, paths[2])
     return paths
 
 
-def _for_people(table: pd.DataFrame, objective: str) -> pd.DataFrame:
-    """Percent, megabytes, and intervals beside their means."""
+def _spaced(values: Any) -> str:
+    return " ".join(map(str, values)) if isinstance(values, tuple) else ""
+
+
+def _for_people(table: pd.DataFrame, objective: str, baseline: str) -> pd.DataFrame:
+    """Percent, megabytes, intervals beside their means, and what did not reach the target as more than a whole run."""
     shown = table[["algorithm", "trials", "complete", "pruned", "diverged", "failed"]].copy()
     if "accuracy" not in table:
         return shown
+    records: list[Any] = table.to_dict("records")
     if objective == "validation_accuracy":
         shown["validation, %"] = 100 * table["validation"]
     else:
         shown[objective] = table["validation"]
-    shown["test accuracy, %"] = [
-        "" if math.isnan(mean) else f"{100 * mean:.2f}" + ("" if math.isnan(margin) else f" ± {100 * margin:.2f}")
-        for mean, margin in zip(table["accuracy"], table["margin"], strict=True)
+    shown["test accuracy, % (± 95 % interval)"] = [_accuracy(row) for row in records]
+    if "difference" in table:
+        shown[f"difference to {baseline}, points (± 95 % interval)"] = [_difference(row, baseline) for row in records]
+    if "p_holm" in table:
+        shown["p (Holm)"] = ["" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}" for p in table["p_holm"]]
+    shown[f"reached {100 * table['target'].max():.2f} %"] = [
+        "" if math.isnan(row["seeds"]) else f"{row['reached']:.0f} of {row['seeds']:.0f}" for row in records
     ]
-    target = f"{100 * table['target'].iloc[0]:.2f} %"
-    shown[f"reached {target}"] = [
-        "" if math.isnan(count) else f"{count:.0f} of {seeds:.0f}"
-        for count, seeds in zip(table["reached"], table["seeds"], strict=True)
-    ]
-    for name, unit, title in (("rounds_to", 1, "rounds to it"), ("bytes_to", 1e6, "MB to it"), ("bytes", 1e6, "MB")):
-        if name in table:
-            shown[title] = table[name] / unit
+    shown["rounds to it (median)"] = [_amount(row["rounds_to"], row["rounds"]) for row in records]
+    shown["MB to it (median)"] = [_amount(row["bytes_to"] / 1e6, row["bytes"] / 1e6) for row in records]
+    shown["MB"] = table["bytes"] / 1e6
+    for name, title in (("parameters", "parameters"), ("public_samples", "public samples used")):
+        shown[title] = ["" if math.isnan(number) else f"{number:,.0f}" for number in table[name]]
+    shown["weighting"] = table["weighting"].fillna("")
     shown["with"] = table["with"]
     return shown
 
 
-def _label(spec: SweepSpec) -> str:
-    """The algorithm, or what its space file calls a kind of it."""
-    return spec.name.rpartition("/")[2]
+def _accuracy(row: dict[str, Any]) -> str:
+    if not isinstance(row["accuracies"], tuple):
+        return ""
+    text = with_interval([100 * value for value in row["accuracies"]])
+    ended = row["seeds"] - row["seeds_diverged"]
+    counts = f"{ended:.0f} of {row['seeds']:.0f}, {row['seeds_diverged']:.0f} diverged"
+    return f"{text} ({counts})".strip() if row["seeds_diverged"] else text
+
+
+def _difference(row: dict[str, Any], baseline: str) -> str:
+    if row["algorithm"] == baseline:
+        return "baseline"
+    if not isinstance(row["differences"], tuple):
+        return ""
+    text = with_interval([100 * value for value in row["differences"]], sign="+")
+    pairs = len(row["differences"])
+    return f"{text} ({pairs} pair{'s' if pairs > 1 else ''})" if pairs < row["seeds"] else text
+
+
+def _amount(median: float, whole: float) -> str:
+    """What it took to reach the target; ``whole`` is what a run takes to its end, NaN if all diverged."""
+    if math.isnan(median):
+        return ""
+    if math.isfinite(median):
+        return f"{median:.4g}"
+    return "never" if math.isnan(whole) else f"> {whole:.4g}"
+
+
+def _notes(table: pd.DataFrame, baseline: str) -> str:
+    """What the numbers of the table are, in a paragraph under it."""
+    tests = int(table["p"].notna().sum()) if "p" in table else 0
+    lines = [
+        "`±` is half the width of the 95 % confidence interval of the mean (Student's t) over seeds; of two seeds both "
+        "values are shown, and of one its value.",
+        "A run that diverged is counted, and is in no mean of accuracy or MB.",
+        f"Differences are those to {baseline} on the same seeds, in percentage points.",
+        *(
+            [
+                f"p is that of the paired t-test, corrected by Holm's rule for {tests} comparison"
+                f"{'s' if tests > 1 else ''}; the intervals are not corrected."
+            ]
+            if tests
+            else []
+        ),
+        "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and "
+        "`> R` says that the median is above what a whole run takes.",
+        "Public samples used are those with labels on which the server trained, or clients that were dealt them: none "
+        "where they were only held out. A representation model alone is read off the same runs and shows their cost.",
+        "Rows are sorted by mean accuracy over the runs that ended, and where that is the same, by how few diverged.",
+    ]
+    return "\n" + " ".join(lines) + "\n"
 
 
 def _winner(spec: SweepSpec) -> FrozenTrial | None:
@@ -103,68 +172,45 @@ def _ended(study: Any) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state in STATES]
 
 
-def _folders(spec: SweepSpec, best: FrozenTrial | None, seeds: int) -> list[Path]:
-    """The winner's runs that have ended."""
+def _folders(final: Final, best: FrozenTrial | None, seeds: int) -> list[Path]:
+    """The runs of a final that have ended."""
     if best is None:
         return []
-    folders = [winner_folder(spec.folder, best.number) / f"seed-{seed}" for seed in fresh_seeds(spec, seeds)]
+    folders = [final.folder(best.number) / f"seed-{seed}" for seed in fresh_seeds(final.spec, seeds)]
     return [folder for folder in folders if is_finished(folder)]
 
 
-def _runs(spec: SweepSpec, best: FrozenTrial | None, seeds: int) -> list[pd.DataFrame]:
-    return [read_metrics(folder) for folder in _folders(spec, best, seeds)]
+def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
+    """The mean accuracy of each row over the iterations, with a band from the lowest to the highest of its seeds.
 
-
-def _finals(spec: SweepSpec, best: FrozenTrial | None, seeds: int) -> list[float]:
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in _folders(spec, best, seeds)]
-    return [0.0 if each["status"] == "diverged" else each["final_accuracy"] for each in summaries]
-
-
-def _target(suite: Suite, finals: dict[str, list[float]]) -> float:
-    given = suite.specs[0].base.get("run.targets")
-    if given:
-        return float(given[-1])
-    means = {
-        spec.base.get("algorithm.name"): math.fsum(finals[spec.name]) / len(finals[spec.name])
-        for spec in suite.specs
-        if finals[spec.name]
-    }
-    return means.get("fedavg", min(means.values(), default=math.nan))
-
-
-def _bytes(rows: pd.DataFrame) -> np.ndarray:
-    return (rows["bytes_down"] + rows["bytes_up"]).to_numpy(float)
-
-
-def _first_at(rows: pd.DataFrame, target: float) -> tuple[float, float] | None:
-    """The first round at ``target`` or above, and the bytes up to it."""
-    places = np.flatnonzero(rows["test_accuracy"].to_numpy(float) >= target)
-    return (float(rows["round"].iloc[places[0]]), _bytes(rows)[places[0]]) if len(places) else None
-
-
-def _draw(suite: Suite, path: Path) -> None:
-    """The mean test accuracy of each winner over the iterations, and the range of its seeds."""
+    Runs that diverged are left out, which the legend says.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5))
-    for spec in suite.specs:
-        curves = [_curve(rows) for rows in _runs(spec, _winner(spec), suite.seeds)]
-        if not curves:
+    figure, axes = plt.subplots(figsize=(9, 5.5))
+    seeds = 0
+    for row in rows:
+        runs = read_runs(row)
+        ended = [run for run in runs if not run.diverged]
+        seeds = max(seeds, len(ended))
+        if not runs:
             continue
-        together = pd.concat(curves, axis=1).sort_index()
+        together = pd.concat([_curve(run) for run in ended] or [pd.Series(dtype=float)], axis=1).sort_index()
         mean = together.mean(axis=1)
-        (line,) = axes.plot(mean.index, 100 * mean, label=_label(spec))
+        lost = len(runs) - len(ended)
+        label = f"{row.label} ({lost} of {len(runs)} diverged)" if lost else row.label
+        (line,) = axes.plot(mean.index, 100 * mean, label=label)
         low, high = together.min(axis=1), together.max(axis=1)
         axes.fill_between(mean.index, 100 * low, 100 * high, color=line.get_color(), alpha=0.15, linewidth=0)
-    axes.set(xlabel="local iterations", ylabel="test accuracy, %", title=suite.name)
+    band = f"line: mean; band: lowest to highest of {seeds} seeds" if seeds > 1 else "one seed"
+    axes.set(xlabel="local iterations", ylabel="test accuracy, %", title=f"{title} ({band})")
     if axes.lines:
-        axes.legend()
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     save_figure(figure, path)
 
 
-def _curve(rows: pd.DataFrame) -> pd.Series:
-    evaluated = rows.dropna(subset=["test_accuracy"])
-    return pd.Series(evaluated["test_accuracy"].to_numpy(float), index=evaluated["iterations"].to_numpy())
+def _curve(run: Run) -> pd.Series:
+    return pd.Series(run.accuracies, index=run.iterations).dropna()

@@ -16,10 +16,11 @@ from optuna.storages import BaseStorage
 from fedray.config import expand, flat, load
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError, near_miss
-from fedray.resolve import Own, resolve
+from fedray.resolve import Experiment, Own, resolve
 from fedray.tracking.folder import differing, differing_keys, write_whole
 from fedray.tracking.tensorboard import declare_columns
-from fedray.tuning.axis import STEPS, budget_of, mean, value_of
+from fedray.tuning.axis import STEPS, RoundCost, budget_of, cost_of_a_round, mean, value_of
+from fedray.tuning.equal_work import with_axis
 from fedray.tuning.pruning import pruner_of
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.space import Values
@@ -211,15 +212,16 @@ def opened_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda 
     resolved = flat(experiment.config.model_dump(mode="json"))
     _check_objectives(spec, data)
     _check_conditions(spec, resolved)
-    _check_values(spec, base, own)
+    costs = _check_values(spec, base, own)
     _check_seeds(spec, experiment.config.run.seed)
     with owned(spec.folder, say):
+        spec, unequal = with_axis(spec, cost_of_a_round(experiment, data), costs)
         record = {"inputs": dict(experiment.inputs), **spec.record()}
         begun = _prepare(spec, record)
         tune, prune = spec.tune, spec.tune.prune
         total = trials_of(spec, resolved)
         first, notes = _first(spec, resolved)
-        notes += [*own.notes(tune.seeds), *experiment.facts.notes]
+        notes += [*unequal, *own.notes(tune.seeds), *experiment.facts.notes]
         try:
             spec.folder.mkdir(parents=True, exist_ok=True)
             storage = storage_of(spec)
@@ -294,14 +296,28 @@ def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
                 raise UserError(f"{where}: when names {key}, which is no key here{near_miss(key, known)}")
 
 
-def _check_values(spec: SweepSpec, base: Mapping[str, Any], own: Own) -> None:
-    """All ends of ranges and listed values must make a configuration, before anything is run."""
-    for values in (*spec.space.extremes(base), *spec.first):
-        try:
-            resolve(load(overridden(base, values)), own)
-        except UserError as error:
-            shown = ", ".join(f"{key}={value}" for key, value in values.items())
-            raise UserError(f"{spec.name}: spaces.{spec.tune.space} with {shown}: {error}") from None
+def _check_values(spec: SweepSpec, base: Mapping[str, Any], own: Own) -> dict[str, list[RoundCost]]:
+    """All ends of ranges and listed values must make a configuration, before anything is run.
+
+    Gives what a round costs with each of these values of each searched key.
+    """
+    costs: dict[str, list[RoundCost]] = {}
+    for values in spec.space.extremes(base):
+        # the key that is moved comes last, after those on which it depends
+        costs.setdefault([*values][-1], []).append(cost_of_a_round(*_resolved_with(values, spec, base, own)))
+    for values in spec.first:
+        _resolved_with(values, spec, base, own)
+    return costs
+
+
+def _resolved_with(
+    values: Values, spec: SweepSpec, base: Mapping[str, Any], own: Own
+) -> tuple[Experiment, FederatedData]:
+    try:
+        return resolve(load(overridden(base, values)), own)
+    except UserError as error:
+        shown = ", ".join(f"{key}={value}" for key, value in values.items())
+        raise UserError(f"{spec.name}: spaces.{spec.tune.space} with {shown}: {error}") from None
 
 
 def _check_study(spec: SweepSpec, storage: BaseStorage) -> None:
@@ -320,7 +336,7 @@ def _check_seeds(spec: SweepSpec, first: int) -> None:
 def _prepare(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
     """Make the sweep's folder, or see that it can go on; whether it had begun before."""
     folder, resume = spec.folder, spec.tune.resume
-    begun = resume is not False and (folder / RECORD).exists()
+    begun = spec.has_begun
     if not begun and spec.tune.storage and is_there(opened(spec.tune.storage), study_name(spec)):
         raise UserError(
             f"tune.storage={spec.tune.storage} has a study {spec.name} already, and {folder} is not to go on with it: "

@@ -5,9 +5,10 @@ The keys themselves are in :mod:`fedray.config`.
 
 from __future__ import annotations
 
+import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
@@ -20,6 +21,48 @@ from fedray.errors import UserError, closest, near_miss
 def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
     """Whether a key's type is a section, which has keys of its own."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+OPTION = r"(algorithm|model)\.\w+"
+"""A key that an algorithm or a model may have; which do is not known here."""
+
+
+def check_words(words: list[str], keys: Sequence[str]) -> None:
+    """Refuse a key without its ``=`` among the words of a command line, as in ``train.lr 0.1`` or ``--train.lr=0.1``.
+
+    ``keys`` are all keys of the command; algorithms and models have more.
+    """
+    for number, word in enumerate(words):
+        key, sign, value = word.lstrip("-").partition("=")
+        is_option = word.startswith("-")
+        if sign and not is_option and value:
+            continue
+        value = value or _value_after(words[number + 1 :])
+        meant = [] if Path(word).exists() or (is_option and "." not in key) else _meant(key, keys, bool(value))
+        if meant and (value or not sign):
+            choice = " or ".join(f"{each}={value or '...'}" for each in meant)
+            raise UserError(f"{word}: a key and its value are one word, key=value (did you mean {choice}?)")
+
+
+def _value_after(words: list[str]) -> str:
+    """The value behind a key without its sign: ``0.1``, ``= 0.1`` or ``=0.1``; empty if what follows is none."""
+    text = "".join(words[1:2]) if words[:1] == ["="] else "".join(words[:1]).removeprefix("=")
+    is_none = "=" in text or text.startswith("--") or text.endswith((".yaml", ".yml")) or Path(text).is_file()
+    return "" if is_none else text
+
+
+def _meant(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
+    """The keys that ``key`` may be; one that is not exactly a key is only taken for one where a value follows."""
+    if key in keys:
+        return [key]
+    if not has_value:
+        return []
+    if "." not in key:
+        return [each for each in keys if each.rpartition(".")[2] == key]
+    if re.fullmatch(OPTION, key):
+        return [key]
+    close = closest(key, keys)
+    return [close] if close else []
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
@@ -35,8 +78,15 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
         raise UserError(f"{config} is nested too deeply for a config") from None
 
 
+ASIDE = "x-"
+"""What begins the name of a section of a file that holds anchors for others: ``x-common: &common {train.lr: 0.1}``."""
+
+
 def read_file(path: Path) -> dict[str, Any]:
-    """The sections of a YAML file; :class:`UserError` in one line if it can't be read."""
+    """The sections of a YAML file, without those that only hold anchors for others (``x-...``).
+
+    Raises :class:`UserError` in one line if it can't be read.
+    """
     try:
         loaded = _yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -49,20 +99,22 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is nested too deeply for a config") from None
     if loaded is not None and not isinstance(loaded, dict):
         raise UserError(f"{path} must hold sections (run, data, ...), not {shown(loaded)}")
-    return loaded or {}
+    return {key: value for key, value in (loaded or {}).items() if not str(key).startswith(ASIDE)}
 
 
 class _Loader(yaml.SafeLoader):
     """YAML as a config needs it: a key given twice is an error, and nothing is a date."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        # here and not when values are made of the nodes: by then, what `<<` merges stands beside a node's own keys
+        node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             name = str(key.value)
             if name in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is given twice", key.start_mark)
             seen.add(name)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from fedray.reading import (
+from fedray.config.reading import (
     assign,
     check,
     documented_keys,
@@ -25,11 +25,12 @@ from fedray.reading import (
     shown,
     unknown_key,
 )
+from fedray.importing import short_name
 
 __all__ = [
     "AlgorithmConfig", "Auto", "Config", "DataConfig", "EngineConfig", "ModelConfig", "PartitionConfig", "Real",
-    "RunConfig", "Section", "TrainConfig", "Whole", "assign", "check", "documented_keys", "expand", "flat", "load",
-    "plain", "read", "read_file", "unknown_key",
+    "RunConfig", "Section", "TrainConfig", "Whole", "assign", "check", "documented_keys", "expand", "flat",
+    "folder_name", "load", "plain", "read", "read_file", "unknown_key",
 ]  # fmt: skip
 
 Auto = Literal["auto"]
@@ -91,6 +92,12 @@ class RunConfig(Section):
     eval_every: Whole = Field(1, ge=0, description="rounds between evaluations; 0 evaluates after the last round only")
     eval_test: bool = Field(True, description="evaluate the test set; sweeps do without, and touch it for winners only")
     eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on that many training samples")
+    eval_clients: Whole | Literal["all"] = Field(
+        0, description="score the global model on the own test share of so many clients, the same in every evaluation"
+    )
+    finetune_steps: Whole = Field(
+        0, ge=0, description="score the global model after so many local SGD steps on each client of the cohort"
+    )
     targets: list[Annotated[Real, Field(gt=0, le=1)]] = Field(
         [], description="accuracies whose first round is reported"
     )
@@ -99,7 +106,7 @@ class RunConfig(Section):
     resume: Literal["auto"] | bool = Field(
         "auto", description="auto: resume if unfinished and the same; true: resume or fail; false: move the old folder"
     )
-    log_clients: bool = Field(True, description="write per-client rows to clients.parquet")
+    log_clients: bool = Field(True, description="write per-client rows to clients.parquet and evaluation.parquet")
     given: list[Literal["data", "model", "loss", "metrics"]] = Field(
         [],
         description="what simulate() or tune() was given from Python, without which this is another run; set by them",
@@ -121,6 +128,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> RunConfig:
+        if isinstance(self.eval_clients, int) and self.eval_clients < 0:
+            raise ValueError(f"run.eval_clients must be 'all' or at least 0, not {self.eval_clients}")
         if self.rounds is not None and self.iterations is not None:
             raise ValueError("give run.rounds or run.iterations, not both")
         return self
@@ -130,13 +139,16 @@ class AlgorithmConfig(Section):
     """Which algorithm; its hyper-parameters stand beside its name."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = Field("pfedmo", description="see `fedray algorithms`, or module:Class of your own")
+    name: str = Field("pfedmo", description="see `fedray algorithms`, or your own: file.py:Class or module:Class")
 
 
 class PartitionConfig(Section):
     """How the training set is divided among the clients (fedray.data.partition says what each option does)."""
 
-    kind: str = Field("dirichlet", description="see `fedray datasets`")
+    kind: str = Field(
+        "auto",
+        description="see `fedray datasets`; auto: natural if the data say whose each sample is, else dirichlet",
+    )
     alpha: Real | None = Field(None, gt=0, description="Dirichlet concentration (xi of pFedMo); 0.5 unless set")
     prior: list[Annotated[Real, Field(ge=0)]] | None = Field(
         None, description="dirichlet_fixed: prior over the classes, uniform unless set"
@@ -162,8 +174,9 @@ class PartitionConfig(Section):
 class DataConfig(Section):
     """Which data, and how it is spread over the clients."""
 
-    source: str = Field("sample", description="see `fedray datasets`, or module:function of your own")
+    source: str = Field("sample", description="see `fedray datasets`, or your own: file.py:function or module:function")
     root: str | None = Field(None, description="where the files are ($FEDRAY_DATA and the usual places else)")
+    normalization: str = Field("default", description="mean and deviation of the inputs; see `fedray datasets`")
     clients: Whole = Field(20, ge=1, description="number of registered clients N")
     samples_per_client: Whole | None = Field(None, ge=1, description="fixed local size; all samples unless set")
     seed: Whole | None = Field(None, ge=0, lt=2**63, description="seed of partition and public set; = run.seed")
@@ -171,7 +184,13 @@ class DataConfig(Section):
     public_samples: Whole | Auto = Field(
         "auto", description="i.i.d. public set of the server; auto: 10 % if the algorithm needs it, else none"
     )
+    public_to: Literal["server", "clients"] = Field(
+        "server", description="clients: deal the public set out to them, on top of their own samples"
+    )
     validation_samples: Whole = Field(0, ge=0, description="held out of the training set for validation_accuracy")
+    least_test_samples: Whole = Field(
+        0, ge=0, description="least size of a client's test share; smaller ones are drawn anew, and may overlap"
+    )
     augment: Literal["none", "crop_flip"] = Field("none", description="crop_flip: random crop (pad 4) and mirror")
 
     @model_validator(mode="after")
@@ -185,7 +204,7 @@ class ModelConfig(Section):
     """Which model; a model's own options stand beside its name."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
-    name: str = Field("lenet5", description="see `fedray models`, or module:Class of your own")
+    name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")
     init: Literal["default", "zeros"] = Field("default", description="PyTorch's initialisation, or zeros")
     weights: str | None = Field(None, description="a safetensors or pt file with initial weights")
     head: Literal["auto", "none", "moon", "siam"] = Field(
@@ -233,7 +252,7 @@ class EngineConfig(Section):
     cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
     gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
     actors_per_gpu: Whole | Auto | None = Field(
-        None, description="client actors on each GPU, instead of gpus_per_actor; auto: as many as fit, 4 at most"
+        None, description="client actors on each GPU, instead of gpus_per_actor; auto (if none is set): as many as fit"
     )
     chunk: Whole | Auto = Field(
         "auto",
@@ -296,6 +315,11 @@ class Config(Section):
             if self.run.iterations < steps:
                 raise ValueError(f"run.iterations={self.run.iterations} is less than train.local_steps={steps}")
         return self
+
+
+def folder_name(algorithm: str, source: str) -> str:
+    """The name of a run's folder, unless ``run.name`` is set."""
+    return plain(f"{short_name(algorithm)}-{short_name(source)}")
 
 
 def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:

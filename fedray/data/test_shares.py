@@ -1,0 +1,94 @@
+"""Each client's own share of the test set, and which clients are evaluated on request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from fedray.core.seeds import Purpose, stream
+from fedray.data.deal import Split, by_owner, class_pools, compressed, largest_remainder
+from fedray.data.federated import FederatedData
+from fedray.errors import UserError
+
+
+def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> FederatedData:
+    """``data`` with a test share for each client: as the source said, else by class.
+
+    The test samples of a class go to the clients in proportion to their training samples of it (largest remainder,
+    ties at random); those of a class that no client has go to nobody. Shares are disjoint, and with many clients they
+    are small. A client with training samples whose share is smaller than ``least`` gets another one of exactly that
+    size: test samples of its classes, in proportion to its training samples, drawn without replacement, but whoever
+    else has them. A class that has too few leaves the rest to the client's other classes.
+
+    Raises :class:`UserError` if a client can't have ``least`` test samples.
+    """
+    if data.test_indices is not None:
+        _check_given(data, least)
+        return data
+    split = _dealt(data, seed)
+    pools = class_pools(data.y_test, data.classes)
+    for client in np.flatnonzero(data.sizes()).tolist():
+        if len(split[client]) < least:
+            split[client] = _drawn(data, client, pools, seed, least)
+    indices, offsets = compressed(split)
+    return replace(data, test_indices=indices, test_offsets=offsets)
+
+
+def _check_given(data: FederatedData, least: int) -> None:
+    sizes = {client: len(data.client_test(client)) for client in np.flatnonzero(data.sizes()).tolist()}
+    client = min(sizes, key=lambda client: sizes[client])
+    if sizes[client] < least:
+        raise UserError(
+            f"data.least_test_samples={least}, but the data say which test samples are whose, and client {client} has "
+            f"{sizes[client]}"
+        )
+
+
+def _dealt(data: FederatedData, seed: int) -> Split:
+    """Disjoint shares by class."""
+    rng = stream(seed, Purpose.PARTITION, 1)
+    clients = data.clients
+    holder = np.repeat(np.arange(clients), data.sizes())
+    held = class_pools(data.y[data.indices], data.classes)
+    owner = np.full(len(data.y_test), -1)
+    for samples, tests in zip(held, class_pools(data.y_test, data.classes), strict=True):
+        counts = np.bincount(holder[samples], minlength=clients)
+        if len(samples) and len(tests):
+            order = rng.permutation(clients)
+            share = largest_remainder(counts[order] * (len(tests) / len(samples)), len(tests))
+            owner[rng.permutation(tests)] = np.repeat(order, share)
+    return by_owner(owner, clients)
+
+
+def _drawn(data: FederatedData, client: int, pools: Split, seed: int, size: int) -> np.ndarray:
+    """A client's share of ``size`` test samples out of ``pools``, those of each class."""
+    rng = stream(seed, Purpose.EVALUATION, 1, client)
+    counts = np.bincount(data.y[data.client(client)], minlength=data.classes)
+    classes = rng.permutation(np.flatnonzero(counts))
+    supply = np.array([len(pools[c]) for c in classes])
+    if supply.sum() < size:
+        raise UserError(
+            f"data.least_test_samples={size}, but the test set has only {supply.sum()} samples of the classes that "
+            f"client {client} holds"
+        )
+    taken = np.zeros(len(classes), np.int64)
+    while left := size - taken.sum():
+        weights = np.where(taken < supply, counts[classes], 0)
+        taken = np.minimum(supply, taken + largest_remainder(weights * (left / weights.sum()), left))
+    chosen = [rng.choice(pools[c], count, replace=False) for c, count in zip(classes, taken, strict=True)]
+    return np.sort(np.concatenate(chosen))
+
+
+def draw_eval_clients(data: FederatedData, seed: int, wanted: int | Literal["all"]) -> np.ndarray:
+    """The sorted ids of ``wanted`` clients that hold samples, or of all such; they depend on ``seed`` alone.
+
+    Raises :class:`UserError` if there are not so many.
+    """
+    present = np.flatnonzero(data.sizes())
+    if wanted == "all":
+        return present
+    if wanted > len(present):
+        raise UserError(f"run.eval_clients={wanted} is more than the {len(present)} clients that have samples; use all")
+    return np.sort(stream(seed, Purpose.EVALUATION).choice(present, wanted, replace=False))

@@ -1,0 +1,195 @@
+"""How good models are for single clients: accuracies on the clients' own test shares, at a round's end.
+
+Every model is scored on the same shares, so that the numbers can be compared: the global model, the algorithm's
+monitors, its personal models, and the global model after some steps of local training on each client. Which samples the
+models get right that are the same for all clients, the evaluation of the whole test set has found already: only the
+clients' own models are further work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedray.algorithms import Broadcast, Cohort, Server
+from fedray.data.federated import FederatedData
+from fedray.data.test_shares import draw_eval_clients
+from fedray.engine.cohorts import positions, shares, weights_of
+from fedray.engine.states import StateFile
+from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask
+from fedray.resolve import Experiment
+
+OWN_COLUMNS = {"personal": "personalized_accuracy", "finetuned": "finetuned_accuracy"}
+"""Columns of metrics.csv of models that each client has its own of; the others are ``<model>_on_shares_accuracy``."""
+
+OF_CHOSEN = (
+    "clients_accuracy_mean", "clients_accuracy_worst_tenth", "clients_accuracy_std", "clients_with_shares",
+    "clients_least_share",
+)  # fmt: skip
+"""Columns of metrics.csv about the clients of ``run.eval_clients``."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Which clients are scored at each evaluation of a run, by which models.
+
+    The cohort is scored if there are ``personal`` models or ``finetune_steps``, and so are the clients ``chosen`` by
+    ``run.eval_clients``, whether they are in the cohort or not.
+    """
+
+    personal: bool = False
+    finetune_steps: int = 0
+    chosen: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, experiment: Experiment, data: FederatedData) -> Scoring:
+        """What the configuration asks for: nothing, where the test set is left alone."""
+        run = experiment.config.run
+        if not run.eval_test:
+            return cls()
+        chosen = draw_eval_clients(data, experiment.config.data.seed or 0, run.eval_clients)
+        return cls(experiment.algorithm.has_personal_model(), run.finetune_steps, tuple(chosen.tolist()))
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any client is scored."""
+        return self.of_cohort or bool(self.chosen)
+
+    @property
+    def of_cohort(self) -> bool:
+        """Whether the clients of each cohort are scored."""
+        return self.personal or self.finetune_steps > 0
+
+    def models(self, monitors: Sequence[str]) -> list[str]:
+        """The names of all models that a client is scored by."""
+        own = {"personal": self.personal, "finetuned": self.finetune_steps > 0}
+        return [GLOBAL, *monitors, *(name for name, there in own.items() if there)]
+
+    def columns(self, monitors: Sequence[str]) -> list[str]:
+        """The columns that it adds to metrics.csv."""
+        of_cohort = [_column(name) for name in self.models(monitors)] + ["cohort_with_shares", "cohort_least_share"]
+        return [*(of_cohort if self.of_cohort else ()), *(OF_CHOSEN if self.chosen else ())]
+
+
+class ClientScores:
+    """The scores of a round: once :meth:`take` had the results of all ``tasks``, and :meth:`take_right` every model of
+    the evaluation of the test set, there are ``row`` and ``rows``."""
+
+    def __init__(
+        self, scoring: Scoring, experiment: Experiment, server: Server, data: FederatedData, monitors: Sequence[str]
+    ) -> None:
+        self.scoring, self.experiment, self.data = scoring, experiment, data
+        self.round, self.lr = server.round, server.lr
+        self.cohort = frozenset(server.cohort.ids if scoring.of_cohort else ())
+        ids = sorted({*self.cohort, *scoring.chosen})
+        self.shares = {client: len(data.client_test(client)) for client in ids}
+        self.members = _members(server, data, [client for client in ids if self.shares[client]])
+        self.broadcast = Broadcast({})
+        if scoring.personal and self.members.ids:
+            self.broadcast = experiment.algorithm.personal_broadcast(replace(server, cohort=self.members))
+        self.accuracies: dict[str, dict[int, float]] = {name: {} for name in scoring.models(monitors)}
+
+    def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
+        """The work, in parts for ``slots`` workers; ``handle`` holds what they need."""
+        members, experiment, steps = self.members, self.experiment, self.scoring.finetune_steps
+        if not (self.scoring.of_cohort and members.ids):
+            return []
+        batch = experiment.training.batch_size
+        work = [
+            1 + (self.scoring.personal + (steps > 0)) * self.shares[client] + 3 * steps * min(batch or size, size)
+            for client, size in zip(members.ids, members.sizes, strict=True)
+        ]
+        tasks = []
+        for blocks in shares(work, slots, size=experiment.chunk if experiment.vectorize else None):
+            places = positions(blocks)
+            ids = [members.ids[place] for place in places]
+            scalars = {name: [values[place] for place in places] for name, values in self.broadcast.scalars.items()}
+            tasks.append(
+                ScoreTask(
+                    round=self.round,
+                    lr=self.lr,
+                    blocks=blocks,
+                    ids=ids,
+                    gaps=[members.gaps[place] for place in places],
+                    broadcast=handle,
+                    personal=self.scoring.personal,
+                    finetune_steps=steps,
+                    scalars=scalars,
+                    states=[states.get(client) for client in ids] if experiment.algorithm.stateful else (),
+                )
+            )
+        return tasks
+
+    def take_right(self, model: str, right: NDArray[np.bool_]) -> None:
+        """Which samples of the whole test set a model gets right that is the same for all clients."""
+        self.accuracies[model] = {
+            client: float(right[self.data.client_test(client)].mean()) for client in self.members.ids
+        }
+
+    def take(self, task: ScoreTask, result: ScoreResult) -> None:
+        """The result of one of the tasks."""
+        for model, correct in result.correct.items():
+            found = self.accuracies[model]
+            for client, right in zip(task.ids, correct, strict=True):
+                found[client] = right / self.shares[client]
+
+    def row(self) -> dict[str, float]:
+        """The columns of metrics.csv, means over the clients that have a test share; NaN where none has."""
+        row: dict[str, float] = {}
+        if self.scoring.of_cohort:
+            scored = [client for client in self.members.ids if client in self.cohort]
+            for model, accuracies in self.accuracies.items():
+                row[_column(model)] = _mean([accuracies[client] for client in scored])
+            row["cohort_with_shares"] = len(scored)
+            row["cohort_least_share"] = min((self.shares[client] for client in scored), default=math.nan)
+        if self.scoring.chosen:
+            scored = [client for client in self.scoring.chosen if self.shares[client]]
+            found = sorted(self.accuracies[GLOBAL][client] for client in scored)
+            least = min((self.shares[client] for client in scored), default=math.nan)
+            spread = float(np.std(found)) if found else math.nan
+            worst = _mean(found[: math.ceil(len(found) / 10)])
+            row |= dict(zip(OF_CHOSEN, (_mean(found), worst, spread, len(scored), least), strict=True))
+        return row
+
+    def rows(self) -> dict[str, Any]:
+        """The rows of evaluation.parquet as lists by column: a row per client, with or without a test share."""
+        chosen = frozenset(self.scoring.chosen)
+        return {
+            "round": self.round,
+            "client": list(self.shares),
+            "in_cohort": [client in self.cohort for client in self.shares],
+            "in_eval_clients": [client in chosen for client in self.shares],
+            "test_samples": list(self.shares.values()),
+        } | {
+            f"{model}_accuracy": [accuracies.get(client, math.nan) for client in self.shares]
+            for model, accuracies in self.accuracies.items()
+        }
+
+
+def _members(server: Server, data: FederatedData, ids: list[int]) -> Cohort:
+    """The clients ``ids`` as a cohort of the server's round."""
+    if not ids:
+        return Cohort()
+    last, sizes = server.column("last"), data.sizes()[ids]
+    gaps = {client: server.round - int(last[client]) for client in ids if client in last}
+    gaps |= dict(zip(server.cohort.ids, server.cohort.gaps, strict=True))
+    return Cohort(
+        ids=ids,
+        sizes=sizes.tolist(),
+        weights=weights_of(sizes, server.weighting),
+        steps=[1] * len(ids),
+        gaps=[gaps.get(client, 0) for client in ids],
+    )
+
+
+def _column(model: str) -> str:
+    return OWN_COLUMNS.get(model, f"{model}_on_shares_accuracy")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan

@@ -1,0 +1,129 @@
+"""What there is: the keys, algorithms, models, data sources and partitions, as lines to print."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
+
+from fedray.errors import UserError, near_miss
+from fedray.importing import FORMS, import_object, is_own
+
+if TYPE_CHECKING:
+    from fedray.algorithms import Algorithm
+
+INDENT = 40
+"""Columns of a key and its default, before its description."""
+
+
+def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
+    """A line for each key of a section (of the whole configuration): default, description, what it takes.
+
+    On a terminal that is too narrow for a line, the description goes on below itself; what is piped has whole lines.
+    """
+    from fedray.config import documented_keys
+
+    for key, default, takes, description in documented_keys(model, prefix):
+        yield from _wrapped(f"{key} = {_value(default)}", f"{description}  [{takes}]" if takes else description)
+
+
+def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
+    """The algorithms with their hyper-parameters: all of fedray's, or those named."""
+    from fedray.algorithms import find_algorithm, known_algorithms
+
+    for name in names or known_algorithms():
+        cls = find_algorithm(name)
+        yield from _wrapped(f"{name}  ({_facts(cls)})", "", indent=0)
+        yield from _first_paragraph(cls)
+        yield from keys(cls.Hyper, "algorithm.") if cls.Hyper.model_fields else ["    no hyper-parameters of its own"]
+
+
+def models(names: Sequence[str] = ()) -> Iterator[str]:
+    """The models with their options: all of fedray's, or those named."""
+    from fedray.models import MODELS, find_model, options_of
+
+    for name in names or MODELS:
+        model = find_model(name)
+        yield name
+        yield from _first_paragraph(model)
+        for option, parameter in options_of(model).items():
+            default = "" if parameter.default is parameter.empty else _value(parameter.default)
+            kind = "" if parameter.annotation is parameter.empty else f"[{parameter.annotation}]"
+            yield from _wrapped(f"model.{option} = {default}", kind)
+
+
+def datasets(names: Sequence[str] = ()) -> Iterator[str]:
+    """The data sources and the ways to spread data over clients: all of fedray's, or those named."""
+    from fedray.data.partition import PARTITIONERS
+    from fedray.data.source import SOURCES
+
+    for name in names:
+        if not is_own(name) and name not in SOURCES and name not in PARTITIONERS:
+            hint = near_miss(name, [*SOURCES, *PARTITIONERS])
+            raise UserError(f"there is no source and no partition {name!r}{hint}; a source of your own is {FORMS}")
+    if not names or any(name in SOURCES or is_own(name) for name in names):
+        yield f"sources (data.source); a function of your own is {FORMS}"
+    for name in names or SOURCES:
+        if is_own(name):
+            yield f"  {name}"
+            yield from _first_paragraph(import_object(name, "data.source"))
+        elif name in SOURCES:
+            yield from _wrapped(name, SOURCES[name].about, indent=20)
+            yield from _wrapped("", f"licence: {SOURCES[name].licence}", indent=20)
+            if len(SOURCES[name].normalizations) > 1:
+                for value, what in SOURCES[name].normalizations.items():
+                    yield from _wrapped("", f"data.normalization={value}: {what}", indent=20)
+    if not names or any(name in PARTITIONERS for name in names):
+        yield from paragraph(
+            "partitions (data.partition.kind); auto: natural if the data say whose each sample is, else dirichlet"
+        )
+    for name in names or PARTITIONERS:
+        if name in PARTITIONERS:
+            yield from _wrapped(name, PARTITIONERS[name].about, indent=20)
+            options = ", ".join(f"data.{option}" for option in PARTITIONERS[name].options)
+            yield from _wrapped("", f"keys: {options}", indent=20)
+
+
+def _facts(cls: type[Algorithm]) -> str:
+    """Where an algorithm is from, and what it needs."""
+    facts = [cls.paper] if cls.paper else []
+    if cls.needs_public:
+        facts.append("trains on a public set (data.public_samples)")
+    if "none" not in cls.heads:
+        facts.append(f"needs a model head ({' or '.join(f'model.head={head}' for head in cls.heads)})")
+    return "; ".join(facts) or "no paper"
+
+
+def paragraph(text: str, indent: int = 0) -> list[str]:
+    """A sentence or more as lines that a terminal, and a reader, can take in."""
+    first = " " * indent
+    width = min(_width(), 120)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=first, break_long_words=False)
+
+
+def _first_paragraph(thing: Any) -> Iterable[str]:
+    return paragraph(" ".join(cleandoc(thing.__doc__ or "").split("\n\n")[0].split()), indent=4)
+
+
+def _wrapped(start: str, text: str, indent: int = INDENT) -> list[str]:
+    """``start``, and ``text`` from column ``indent`` on, in as many lines as the width of the terminal asks for."""
+    first = f"  {start}  ".ljust(indent) if indent else start
+    return textwrap.wrap(
+        first + text,
+        max(_width(), indent + 20),
+        subsequent_indent=" " * (indent or 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _width() -> int:
+    """The terminal's columns; what is piped is wrapped nowhere, so that grep finds whole lines."""
+    return shutil.get_terminal_size((10**6, 0)).columns
+
+
+def _value(default: Any) -> str:
+    """A default as it stands in YAML."""
+    return {"None": "", "True": "true", "False": "false"}.get(str(default), str(default))

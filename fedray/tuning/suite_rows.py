@@ -1,0 +1,156 @@
+"""What the rows of a suite's table say of their runs: accuracies over seeds, costs, and differences to a baseline.
+
+A row is a label and a list of run folders, one for each seed; it needs no sweep of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedray.tracking.folder import read_metrics
+from fedray.tuning.intervals import holm, mean_and_margin, median_to_reach, paired_p_value
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. ``folders``: its run folders, of which those called alike (``seed-3``) in two rows are a
+    pair. ``accuracy``: the column of metrics.csv that counts as its accuracy. ``facts``: further columns of the table;
+    one that has the name of a computed column replaces it."""
+
+    label: str
+    folders: Sequence[Path]
+    accuracy: str = "test_accuracy"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a row. ``accuracies`` and ``bytes`` [rounds], both float64; NaN where a round was not evaluated.
+    ``bytes`` counts both ways, from the run's beginning."""
+
+    seed: str
+    diverged: bool
+    rounds: np.ndarray
+    iterations: np.ndarray
+    accuracies: np.ndarray
+    bytes: np.ndarray
+
+    @property
+    def final(self) -> float:
+        """The accuracy of its last evaluation."""
+        evaluated = self.accuracies[~np.isnan(self.accuracies)]
+        return float(evaluated[-1]) if len(evaluated) else math.nan
+
+    def to_reach(self, target: float) -> tuple[float, float]:
+        """The first round at ``target`` or above, and the bytes up to it; infinite if there is none."""
+        places = np.flatnonzero(self.accuracies >= target)
+        return (float(self.rounds[places[0]]), float(self.bytes[places[0]])) if len(places) else (math.inf, math.inf)
+
+
+def read_runs(row: Row) -> list[Run]:
+    """The runs of a row, in the order of its folders."""
+    return [_read_run(folder, row.accuracy) for folder in row.folders]
+
+
+def _read_run(folder: Path, accuracy: str) -> Run:
+    rows = read_metrics(folder)
+    return Run(
+        seed=folder.name,
+        diverged=json.loads((folder / "summary.json").read_text())["status"] == "diverged",
+        rounds=rows["round"].to_numpy(float),
+        iterations=rows["iterations"].to_numpy(float),
+        accuracies=rows[accuracy].to_numpy(float),
+        bytes=(rows["bytes_down"] + rows["bytes_up"]).to_numpy(float),
+    )
+
+
+def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None) -> pd.DataFrame:
+    """A table with a line for each row, the best first; ``baseline`` is the label of the row that others are compared
+    with. Without a ``target`` it is what the baseline reached, or the lowest of all where there is no baseline.
+
+    A run that diverged has no final accuracy and no whole cost, so that it is counted (``seeds_diverged``) and is in no
+    mean. Columns beside a row's own facts: ``seeds``, how many runs there are; ``seeds_diverged``; ``accuracies`` of
+    those that ended, their mean ``accuracy`` and the ``margin`` of its 95 % interval; ``bytes`` and ``rounds`` of a
+    whole run, as means over the same; ``target``; how many runs ``reached`` it, and ``rounds_to`` and ``bytes_to`` it,
+    medians over all runs in which a run that did not reach it counts as infinite; ``differences`` to the baseline over
+    the seeds that ended in both, their mean ``difference`` with its ``difference_margin``, the ``p`` of the paired
+    t-test and ``p_holm``, corrected by Holm's rule over all rows that have one.
+
+    Rows are sorted by their mean accuracy. Where two have the same (to the hundredth of a percent that is shown), the
+    one with fewer diverged runs is first; rows all of whose runs diverged come last.
+    """
+    runs = {row.label: read_runs(row) for row in rows}
+    finals = {label: {run.seed: run.final for run in each if not run.diverged} for label, each in runs.items()}
+    if target is None:
+        target = _target(finals, baseline)
+    table = pd.DataFrame(
+        [
+            {"algorithm": row.label}
+            | _outcome(runs[row.label], target)
+            | _difference(row.label, finals, baseline)
+            | dict(row.facts)
+            for row in rows
+        ]
+    )
+    if "p" in table:
+        tested = table["p"].notna()
+        table.loc[tested, "p_holm"] = holm(table.loc[tested, "p"].tolist())
+    return _sorted(table)
+
+
+def _target(finals: Mapping[str, Mapping[str, float]], baseline: str | None) -> float:
+    means = {label: mean_and_margin(list(each.values()))[0] for label, each in finals.items() if each}
+    return means[baseline] if baseline in means else min(means.values(), default=math.nan)
+
+
+def _outcome(runs: Sequence[Run], target: float) -> dict[str, Any]:
+    if not runs:
+        return {}
+    ended = [run for run in runs if not run.diverged]
+    accuracies = [run.final for run in ended]
+    mean, margin = mean_and_margin(accuracies)
+    reached = np.array([run.to_reach(target) for run in runs])
+    return {
+        "seeds": len(runs),
+        "seeds_diverged": len(runs) - len(ended),
+        "accuracies": tuple(accuracies),
+        "accuracy": mean,
+        "margin": margin,
+        "bytes": mean_and_margin([run.bytes[-1] for run in ended])[0],
+        "rounds": mean_and_margin([run.rounds[-1] for run in ended])[0],
+        "target": target,
+        "reached": int(np.isfinite(reached[:, 0]).sum()),
+        "rounds_to": median_to_reach(reached[:, 0].tolist()),
+        "bytes_to": median_to_reach(reached[:, 1].tolist()),
+    }
+
+
+def _difference(label: str, finals: Mapping[str, Mapping[str, float]], baseline: str | None) -> dict[str, Any]:
+    mine, other = finals[label], finals.get(baseline or "", {})
+    seeds = [seed for seed in mine if seed in other]
+    if label == baseline or not seeds:
+        return {}
+    a, b = [mine[seed] for seed in seeds], [other[seed] for seed in seeds]
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    mean, margin = mean_and_margin(differences)
+    return {
+        "differences": tuple(differences),
+        "difference": mean,
+        "difference_margin": margin,
+        "p": paired_p_value(a, b),
+    }
+
+
+def _sorted(table: pd.DataFrame) -> pd.DataFrame:
+    if "accuracy" not in table:
+        return table
+    order = pd.DataFrame({"accuracy": -table["accuracy"].round(4), "diverged": table["seeds_diverged"]})
+    return table.loc[order.sort_values(["accuracy", "diverged"], kind="stable").index].reset_index(drop=True)

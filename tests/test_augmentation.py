@@ -1,0 +1,108 @@
+"""crop_flip against numpy: images are padded black before they are normalised; and the constants of normalisation."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from test_cifar import BINARY, batches, write  # noqa: F401
+
+from fedray import UserError, simulate
+from fedray.core.context import Context, LocalTraining, Samples, Stack
+from fedray.core.seeds import Purpose, stream
+from fedray.data.cifar import MEAN
+from fedray.data.source import Source, load_source
+from fedray.testing.contracts import small_source
+
+MEANS, DEVIATIONS = np.array([0.5, 0.25, 0.1]), np.array([0.2, 0.5, 0.4])
+
+
+class OnCpu:
+    device = torch.device("cpu")
+
+
+def pixels(dtype):
+    values = np.random.default_rng(3).integers(1, 256, (30, 3, 10, 12))
+    return values.astype(np.uint8) if dtype == "uint8" else (values / 255).astype(np.float32)
+
+
+def batches_of(x, sizes, training):
+    scale = 1 / ((255 if x.dtype == np.uint8 else 1) * DEVIATIONS)
+    constants = (torch.from_numpy(c.astype(np.float32)) for c in (scale, -MEANS / DEVIATIONS))
+    samples = Samples(torch.from_numpy(x), torch.arange(len(x)), *constants)
+    ends = np.cumsum([0, *sizes])
+    indices = [np.arange(a, b) for a, b in pairwise(ends)]
+    clients = len(sizes)
+    steps = [2 * -(-size // 4) for size in sizes]
+    stack = Stack(range(clients), indices, steps, [1.0] * clients, [0] * clients)
+    return Context(OnCpu, samples, training, stack, round=2, lr=0.1, clients=clients, shared={}).batches()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_images_are_padded_black_and_then_normalised(dtype):
+    x, sizes = pixels(dtype), [9, 4, 17]
+    training = LocalTraining(8, batch_size=4, local_steps=None, local_epochs=2, augment=True)
+    black = -MEANS / DEVIATIONS
+    borders = 0
+    for batch in batches_of(x, sizes, training):
+        assert (batch.x.dtype, batch.x.is_contiguous(), batch.x.data_ptr() % 16) == (torch.float32, True, 0)
+        for client in range(3):
+            count = batch.y.shape[1] if batch.counts is None else batch.counts[client]
+            if 2 * -(-sizes[client] // 4) <= batch.step:
+                continue
+            rng = stream(8, Purpose.AUGMENTATION, 2, client, batch.step)
+            top, left, mirrored = rng.integers(0, 9, count), rng.integers(0, 9, count), rng.random(count) < 0.5
+            for s in range(count):
+                image = x[batch.y[client, s]].astype(float) / (255 if dtype == "uint8" else 1)
+                window = np.pad(image, ((0, 0), (4, 4), (4, 4)))[:, top[s] : top[s] + 10, left[s] : left[s] + 12]
+                window = window[:, :, ::-1] if mirrored[s] else window
+                expected = (window - MEANS[:, None, None]) / DEVIATIONS[:, None, None]
+                np.testing.assert_allclose(batch.x[client, s].numpy(), expected, atol=2e-6)
+                if top[s] < 4:
+                    borders += 1
+                    np.testing.assert_allclose(batch.x[client, s, :, 0, 5].numpy(), black, rtol=1e-6)
+    assert borders > 10
+
+
+def test_inside_the_border_bits_are_those_of_the_untouched_image():
+    """A window at (4, 4) that is not mirrored is the image itself."""
+    x = pixels("uint8")
+    plain, cropped = (
+        list(batches_of(x, [30], LocalTraining(8, batch_size=None, local_steps=200, augment=augment)))
+        for augment in (False, True)
+    )
+    same = [torch.equal(a.x[0, i], b.x[0, i]) for a, b in zip(plain, cropped, strict=True) for i in range(30)]
+    assert 1 <= sum(same) < len(same) / 20
+
+
+def test_cifar_has_the_deviations_of_ghbm(batches, tmp_path):  # noqa: F811
+    write(tmp_path, batches, BINARY)
+    for name, deviations in (("default", (0.2470, 0.2435, 0.2616)), ("ghbm", (0.2023, 0.1994, 0.2010))):
+        source = load_source("cifar10", str(tmp_path), name)
+        normalised = source.x_train[0].astype(float) * source.scale[:, None, None] + source.shift[:, None, None]
+        expected = (source.x_train[0] / 255 - MEAN[:, None, None]) / np.array(deviations)[:, None, None]
+        np.testing.assert_allclose(normalised, expected, rtol=1e-5, atol=1e-6)
+
+
+def own(root, normalization):
+    x = np.zeros((4, 2), np.float32)
+    return Source(f"{root}-{normalization}", x, np.arange(4) % 2, x, np.arange(4) % 2, 2)
+
+
+def rooted(root=None):
+    return own(root, "none")
+
+
+def test_a_source_without_such_an_option_refuses_it():
+    with pytest.raises(UserError, match=r"data.normalization: the source sample has no 'ghbm' .there are: default"):
+        load_source("sample", None, "ghbm")
+    with pytest.raises(UserError, match=r"data.normalization: the source cifar10 has no 'gbhm' .did you mean 'ghbm'"):
+        load_source("cifar10", None, "gbhm")
+    assert load_source("test_augmentation:own", "here", "unit").name == "here-unit"
+    assert load_source("test_augmentation:rooted", "here").name == "here-none"
+    with pytest.raises(UserError, match="test_augmentation:rooted takes no argument normalization"):
+        load_source("test_augmentation:rooted", "here", "unit")
+    with pytest.raises(UserError, match=r"data.normalization=ghbm is for sources that know it"):
+        simulate({"data.normalization": "ghbm", "engine.kind": "local"}, data=small_source())

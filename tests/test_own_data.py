@@ -1,0 +1,244 @@
+"""A user's own data: labels that are names, and everything that would be misread is refused in one line."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedray import Source, UserError, simulate
+from fedray.data.own import own_source
+from fedray.data.source import from_fields, load_source, validate
+from fedray.tuning.driver import own_of
+from fedray.tuning.spec import read_sweeps
+
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(60, 5)).astype(np.float32), np.arange(60) % 3
+XT, YT = X[:12], Y[:12]
+ANIMALS = np.array(["cat", "dog", "ant"])
+FAST = {
+    "algorithm.name": "fedavg", "data.clients": 3, "model.name": "logistic", "run.rounds": 1, "train.local_steps": 2,
+    "engine.kind": "local",
+}  # fmt: skip
+
+
+class Items(torch.utils.data.Dataset):
+    def __init__(self, item, length=60):
+        self.item, self.length = item, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return self.item(i)
+
+
+def dataset(y):
+    return Items(lambda i: (torch.from_numpy(X[i]), y[i]), len(y))
+
+
+def frame(x, y, **more):
+    return pd.DataFrame(x, columns=list("abcde")).assign(label=y, **more)
+
+
+def forms(y, y_test):
+    """The same data in each form that a user may give it in."""
+    return {
+        "arrays": ((X, y), (XT, y_test)),
+        "lists": ((X.tolist(), y.tolist()), (XT.tolist(), y_test.tolist())),
+        "dataset": (dataset(y), dataset(y_test)),
+        "frame": (frame(X, y), frame(XT, y_test)),
+    }
+
+
+def both_ways(y, y_test):
+    """Each form through own_source, then the arrays as a source of the user's and as a file."""
+    for data, test in forms(y, y_test).values():
+        yield lambda data=data, test=test: own_source(data, test)
+    fields = {"x_train": X, "y_train": y, "x_test": XT, "y_test": y_test}
+    yield lambda: from_fields("mine", fields)
+
+    def of_file():
+        np.savez("mine.npz", **fields)
+        return load_source("npz", "mine.npz")
+
+    yield of_file
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def refusals(y, y_test, message):
+    for read in both_ways(y, y_test):
+        with pytest.raises(UserError, match=message) as refused:
+            read()
+        assert "\n" not in str(refused.value)
+
+
+def test_fractions_are_refused_and_whole_floats_taken_in_every_form():
+    targets = Y.astype(float)
+    targets[4] = 1.5
+    refusals(targets, YT, "y_train must hold whole numbers, not 1.5 as in row 4")
+    refusals(Y, np.where(np.arange(12) == 7, np.nan, YT), "y_test .*(nan as in|nothing in) row 7")
+    for read in both_ways(Y.astype(float), YT.astype(np.float32)):
+        source = read()
+        assert (source.y_train.dtype, source.y_train.tolist(), source.class_names) == (np.int64, Y.tolist(), None)
+
+
+def test_names_are_numbered_in_their_order_and_kept_in_every_form():
+    for read in both_ways(ANIMALS[Y], ANIMALS[YT]):
+        source = read()
+        assert (source.classes, source.class_names) == (3, ("ant", "cat", "dog"))
+        assert [source.class_names[label] for label in source.y_train] == ANIMALS[Y].tolist()
+        assert [source.class_names[label] for label in source.y_test] == ANIMALS[YT].tolist()
+
+
+def test_unknown_names_in_the_test_set_are_refused_in_every_form():
+    beyond = ANIMALS[YT].copy()
+    beyond[5] = "dgo"
+    refusals(ANIMALS[Y], beyond, r"y_test has 'dgo' in row 5, which y_train does not have \(did you mean 'dog'")
+    refusals(ANIMALS[Y], YT, "y_train holds names and y_test numbers; they must be alike")
+
+
+def test_booleans_are_two_classes_even_if_one_is_absent():
+    for read in both_ways(np.ones(60, bool), YT > 0):
+        assert read().class_names == ("False", "True")
+
+
+def test_labels_from_one_on_are_refused_in_every_form_unless_classes_say_otherwise():
+    refusals(Y + 1, YT + 1, r"y_train and y_test start at 1: subtract 1, so that they are 0..2")
+    refusals(np.where(Y == 2, 10**6, Y), YT, "y_train has label 1000000 in row 2, but there are 72 samples")
+    arrays = {"x_train": X, "y_train": Y + 1, "x_test": XT, "y_test": YT + 1}
+    assert validate(Source("mine", **arrays, classes=4)).y_train.max() == 3
+    with pytest.raises(UserError, match=r"has label 3 in row 2; labels must be 0..2 \(they start at 1: subtract 1\)"):
+        validate(Source("mine", **arrays, classes=3))
+
+
+def test_categories_have_the_order_that_pandas_has():
+    sizes = pd.CategoricalDtype(["small", "middle", "large", "huge"], ordered=True)
+    y, y_test = (pd.Series(np.array(["small", "large", "middle"])[labels], dtype=sizes) for labels in (Y, YT))
+    for data, test in (((X, y), (XT, y_test)), (frame(X, y), frame(XT, y_test))):
+        source = own_source(data, test)
+        assert (source.classes, source.class_names) == (4, ("small", "middle", "large", "huge"))
+        assert source.y_train[:3].tolist() == [0, 2, 1]
+    with pytest.raises(UserError, match="y_train has nothing in row 3"):
+        own_source((X, y.where(np.arange(60) != 3)), (XT, y_test))
+
+
+def test_names_given_with_numbers_are_kept():
+    given = {"x_train": X, "y_train": Y, "x_test": XT, "y_test": YT}
+    assert from_fields("mine", {**given, "class_names": ANIMALS}).class_names == ("cat", "dog", "ant")
+    assert from_fields("mine", {**given, "y_train": ANIMALS[Y], "y_test": ANIMALS[YT], "class_names": ANIMALS}).y_train[
+        :3
+    ].tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match="the classes have 3 names, but classes is 4"):
+        from_fields("mine", {**given, "class_names": ANIMALS, "classes": 4})
+    with pytest.raises(UserError, match="class_names must be a list of different names"):
+        from_fields("mine", {**given, "class_names": ["a", "a", "b"]})
+
+
+def test_names_are_in_the_summary_and_bits_are_those_of_numbers():
+    order = np.argsort(np.argsort(ANIMALS))
+    named = simulate({**FAST, "run.name": "a"}, data=(X, ANIMALS[Y]), test=(XT, ANIMALS[YT]))
+    numbers = simulate({**FAST, "run.name": "b"}, data=(X, order[Y]), test=(XT, order[YT]))
+    assert named.summary["class_names"] == ["ant", "cat", "dog"]
+    assert "class_names" not in numbers.summary
+    assert named.summary["model_sha256"] == numbers.summary["model_sha256"]
+
+
+def test_mixed_labels_are_named():
+    with pytest.raises(UserError, match="y_train holds numbers and other things, as 'x' in row 1"):
+        own_source((X[:3], np.array([0, "x", 1], dtype=object)), (XT, YT))
+
+
+def faulty(i):
+    return (X[i], 0) if i != 7 else 1 / 0
+
+
+BAD_ITEMS = {
+    "raises": (faulty, r"item 7 of data can't be read: ZeroDivisionError: division by zero \(test_own_data.py, line"),
+    "no pair": (lambda i: X[i], "item 0 of data is no pair .x, y., but ndarray"),
+    "unequal": (lambda i: (X[i] if i != 7 else X[i][:3], 0), r"item 7 of data has shape \[3\], the first one \[5\]"),
+    "other dtype": (lambda i: (X[i].astype("u1" if i == 7 else "f4"), 0), "item 7 of data is uint8, the first one fl"),
+    "vector label": (lambda i: (X[i], X[i]), r"item 0 of data has a label of shape \[5\]; labels must be one"),
+    "no label": (lambda i: (X[i], None if i == 7 else 0), "y_train has nothing in row 7"),
+}
+
+
+@pytest.mark.parametrize(("item", "message"), BAD_ITEMS.values(), ids=BAD_ITEMS.keys())
+def test_an_item_that_is_wrong_is_named(item, message):
+    with pytest.raises(UserError, match=message):
+        own_source(Items(item), (XT, YT))
+
+
+def test_samples_of_unequal_size_are_named():
+    with pytest.raises(UserError, match=r"data: row 7 of x_train has shape \[3\], the first one \[5\]"):
+        own_source(([x[:3] if i == 7 else x for i, x in enumerate(X)], Y), (XT, YT))
+
+
+def images(i):
+    return torch.arange(75, dtype=torch.float32).view(3, 5, 5) + i
+
+
+def flipped(i):
+    return (images(i).flip(-1) if torch.rand(()) < 0.5 else images(i)), 0
+
+
+RANDOM = {
+    "torch": flipped,
+    "numpy": lambda i: (X[i] + np.random.rand(), 0),  # noqa: NPY002
+    "python": lambda i: (X[i] * random.choice([1, 2]), 0),
+    "rare": lambda i: ((images(i) * 0 if torch.rand(()) < 0.2 else images(i)), 0),
+    "label": lambda i: (X[i], int(torch.randint(0, 3, ()))),
+}
+
+
+@pytest.mark.parametrize("item", RANDOM.values(), ids=RANDOM.keys())
+def test_random_transforms_are_refused_and_the_users_generators_left_alone(item):
+    def drawn():
+        return random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002
+
+    def seed():
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+
+    seed()
+    expected = drawn()
+    seed()
+    with pytest.raises(UserError, match=r"differs when it is read again, as with random transforms.*data.augment=crop"):
+        own_source(Items(item), (XT, YT))
+    assert drawn() == expected
+
+
+def test_a_dataset_is_read_once_and_a_bounded_number_of_items_again():
+    read = []
+    own_source(Items(lambda i: (read.append(i), (X[i % 60], i % 3))[1], 500), (XT, YT))
+    assert read[:500] == list(range(500))
+    assert len(read) == 500 + 2 * 16
+
+
+def test_columns_are_told_by_name():
+    there, wanted = frame(XT, YT)[["label", *"edcba"]], frame(XT, YT)
+    assert np.array_equal(own_source(frame(X, Y), there).x_test, own_source(frame(X, Y), wanted).x_test)
+    with pytest.raises(UserError, match="test has column 'f', which data does not have"):
+        own_source(frame(X, Y), wanted.assign(f=0))
+    with pytest.raises(UserError, match=r"data has no column 'lable' .label_column. .did you mean 'label'"):
+        own_source(frame(X, Y), wanted, label_column="lable")
+    with pytest.raises(UserError, match="client_column and label_column name columns of a DataFrame"):
+        own_source((X, Y), (XT, YT), client_column="station")
+
+
+def test_sweeps_read_data_alike():
+    described = {"base": FAST, "spaces": {"wide": {"train.lr": {"uniform": [0.1, 0.2]}}}, "tune": {"name": "s"}}
+    (spec,) = read_sweeps(described, ())
+    assert own_of(spec, (X, ANIMALS[Y]), (XT, ANIMALS[YT])).source.class_names == ("ant", "cat", "dog")
+    with pytest.raises(UserError, match=r"data.normalization=ghbm is for sources"):
+        own_of(*read_sweeps(described, ["data.normalization=ghbm"]), (X, Y), (XT, YT))
+    with pytest.raises(UserError, match=r"column 'clint' .client_column"):
+        own_of(spec, frame(X, Y), frame(XT, YT), client_column="clint")

@@ -1,0 +1,229 @@
+"""An object of the user's own is named by its file: ``mine.py:Mine``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedray
+from fedray.algorithms import find_algorithm
+from fedray.code_digest import code_digest
+from fedray.errors import UserError
+from fedray.importing import import_object, short_name, source_file
+from fedray.testing import AlgorithmContract
+
+MINE = """
+import torch
+
+import fedray
+from helpers import half
+
+
+class Mine(fedray.Algorithm):
+    '''FedAvg that moves half as far.'''
+
+    class Hyper(fedray.Hyper):
+        part: float = fedray.parameter(0.5, "how far", gt=0, le=1)
+
+    def begin(self, ctx):
+        return {"y": ctx.start("x")}
+
+    def step(self, ctx, carry, batch, j):
+        return {"y": ctx.descend(carry["y"], ctx.grad(carry["y"], batch))}
+
+    def end(self, ctx, carry):
+        return fedray.Result(uploads={"y": fedray.mean(carry["y"])})
+
+    def reduce(self, server, phase, sums, scalars):
+        from late import whole  # found in the processes of the Ray engine too
+
+        server["x"] = server["x"] + whole(half(2 * self.hyper.part)) * (sums["y"] - server["x"])
+
+
+class Model(torch.nn.Linear):
+    def __init__(self, input_shape, classes, bias: bool = True):
+        super().__init__(input_shape[0], classes, bias)
+
+
+def load():
+    from fedray.testing.contracts import small_source
+
+    return small_source()
+"""
+
+RUN: dict[str, Any] = {
+    "algorithm.name": "folder/mine.py:Mine",
+    "model.name": "folder/mine.py:Model",
+    "data.source": "folder/mine.py:load",
+    "data.clients": 3,
+    "run.rounds": 3,
+    "run.checkpoint_every": 1,
+}
+
+
+def write(folder: Path, name: str = "mine") -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(MINE)
+    (folder / "helpers.py").write_text("def half(x):\n    return x / 2\n")
+    (folder / "late.py").write_text("def whole(x):\n    return x\n")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write(tmp_path / "folder")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def program(here: Path, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(Path(fedray.__path__[0]) / "run.py"), *arguments]
+    return subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=timeout)
+
+
+def sha(here: Path, run: str = "mine_Mine-mine_load", runs: str = "runs") -> str:
+    import json
+
+    return json.loads((here / runs / run / "summary.json").read_text())["model_sha256"]
+
+
+def test_one_run_on_either_engine_and_resumed(here: Path) -> None:
+    """Own algorithm, model and data of a file: the same bits locally, with Ray, and resumed in a new process."""
+    settings = [f"{key}={value}" for key, value in RUN.items()]
+    local = program(here, *settings, "engine.kind=local", "run.output=local")
+    assert local.returncode == 0, local.stderr
+    ray = program(here, *settings, "engine.kind=ray", "engine.actors=2", "engine.address=local", "run.output=ray")
+    assert ray.returncode == 0, ray.stderr
+    assert sha(here, runs="local") == sha(here, runs="ray")
+    stopped = fedray.simulate(RUN | {"engine.kind": "local"}, callbacks=[lambda report: report.round == 1])
+    assert stopped.summary["status"] == "interrupted"
+    resumed = program(here, *settings, "engine.kind=local")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "round 2/3" in resumed.stdout
+    assert sha(here) == sha(here, runs="local")
+
+
+def test_a_sweep(here: Path) -> None:
+    """A space whose base has an algorithm of a file, and the best trial run again by itself."""
+    base = {key: value for key, value in RUN.items() if key != "data.source"} | {"model.name": "logistic"}
+    (here / "space.yaml").write_text(
+        f"base: {base}\nspaces: {{wide: {{algorithm.part: {{uniform: [0.1, 1]}}}}}}\ntune: {{trials: 2}}\n"
+    )
+    done = program(here, "tune", "space.yaml", "engine.address=local")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert (here / "sweeps" / "space" / "best.yaml").exists(), done.stdout
+    again = program(here, "run", "--from-trial", "sweeps/space/trials/0001")
+    assert again.returncode == 0, again.stderr
+    assert "identical" in again.stdout
+
+
+def test_trials_work_where_the_driver_does(here: Path, ray_cluster: None) -> None:
+    """The path of a file is relative to the driver's directory, not to the one in which Ray was started."""
+    from fedray.tuning import tune
+
+    base = RUN | {"algorithm.part": 0.5}
+    (result,) = tune({"base": base, "spaces": {"wide": {"train.lr": {"grid": [0.1]}}}})
+    assert result.trials["state"].tolist() == ["complete"], (result.folder / "trials/0000/error.txt").read_text()
+
+
+def test_a_sweep_without_a_name_is_one_folder(here: Path) -> None:
+    from fedray.tuning.spec import read_sweeps
+
+    space = {"base": RUN, "spaces": {"wide": {"train.lr": {"uniform": [0.1, 1]}}}}
+    assert read_sweeps(space)[0].name == "mine_Mine"
+
+
+@pytest.mark.parametrize("stem", ["random", "profile", "torch", "own-algorithm"])
+def test_whatever_the_file_is_called(tmp_path: Path, stem: str) -> None:
+    """A file in the working directory that is called as a module of Python's, or of a library's, hides nothing."""
+    write(tmp_path, stem)
+    small = ["model.name=logistic", "data.clients=3", "run.rounds=1", "engine.kind=local"]
+    done = program(tmp_path, f"algorithm.name={stem}.py:Mine", *small)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / f"{stem}_Mine-sample" / "summary.json").exists()
+
+
+def test_nor_in_the_processes_of_ray(tmp_path: Path) -> None:
+    """Ray puts the working directory first where its workers look for modules, before Python's own."""
+    for stem in ("random", "torch", "timeit", "colorsys"):
+        (tmp_path / f"{stem}.py").write_text("raise RuntimeError('this is not the module that was meant')\n")
+    write(tmp_path, "profile")
+    small = ["model.name=logistic", "data.clients=3", "run.rounds=1", "engine.address=local", "engine.actors=1"]
+    done = program(tmp_path, "algorithm.name=profile.py:Mine", *small, "engine.kind=ray")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "space.yaml").write_text(
+        "base: {algorithm.name: profile.py:Mine, model.name: logistic, data.clients: 3, run.rounds: 1}\n"
+        "spaces: {wide: {algorithm.part: {grid: [0.5]}}}\n"
+    )
+    done = program(tmp_path, "tune", "space.yaml", "engine.address=local")
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+class TestMine(AlgorithmContract):
+    algorithm = "folder/mine.py:Mine"
+    zero = {"part": 1.0}
+    actors = (2,)
+
+    @pytest.fixture(autouse=True)
+    def _in_its_folder(self, here: Path, ray_cluster: None) -> None:
+        """The path is relative to the working directory."""
+
+
+def test_an_edited_file_is_read_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's second run has the code that is in the file now; the first run's objects stay what they were."""
+    first = import_object("folder/mine.py:Mine", "algorithm.name")
+    assert import_object(f"{here}/folder/mine.py:Mine", "algorithm.name") is first
+    monkeypatch.syspath_prepend(here / "folder")
+    assert code_digest(import_object("mine:Mine", "algorithm.name")) == code_digest(first), "compiled otherwise"
+    (here / "folder" / "mine.py").write_text(MINE.replace("half as far", "half as FAR"))
+    second = import_object("folder/mine.py:Mine", "algorithm.name")
+    assert "FAR" in second.__doc__
+    assert "FAR" not in first.__doc__
+    assert code_digest(first) == code_digest(second), "a docstring computes nothing"
+
+
+def test_the_file_of_an_object(here: Path) -> None:
+    mine = import_object("folder/mine.py:Mine", "algorithm.name")
+    assert source_file(mine) == here / "folder" / "mine.py"
+    assert source_file(mine(mine.Hyper())) == here / "folder" / "mine.py"
+    assert source_file(mine.begin) == here / "folder" / "mine.py"
+    assert source_file(sys.modules[mine.__module__]) == here / "folder" / "mine.py"
+    assert source_file(AlgorithmContract) == Path(fedray.__path__[0]) / "testing" / "contracts.py"
+    assert source_file(len) is None
+
+
+def test_the_name_of_a_folder() -> None:
+    assert short_name("/a/b/mine.py:Mine") == "mine:Mine"
+    assert short_name("package.mine:Mine") == "package.mine:Mine"
+    assert short_name("fedavg") == "fedavg"
+
+
+WRONG = [
+    ("folder/mnie.py:Mine", ["can't read the file", "folder/mnie.py: No such file", "did you mean 'mine.py'?"]),
+    ("folder/mine.py:Mien", ["folder/mine.py has no 'Mien' (did you mean 'Mine'?)"]),
+    ("folder/mine.py", ["is not of the form file.py:Name or module:Name"]),
+    ("folder/mine.py:", ["is not of the form file.py:Name or module:Name"]),
+    ("not_there:Mine", ["no such module is on the import path"]),
+    ("folder/raises.py:Mine", ["can't import 'folder/raises.py': ZeroDivisionError", "(raises.py, line 2)"]),
+    ("folder/syntax.py:Mine", ["can't import 'folder/syntax.py': SyntaxError", "line 1"]),
+    ("folder/needs.py:Mine", ["ModuleNotFoundError: No module named 'not_there' (needs.py, line 1)"]),
+    ("nowhere/mine.py:Mine", ["can't read the file", "No such file"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "words"), WRONG)
+def test_what_is_wrong(here: Path, name: str, words: list[str]) -> None:
+    (here / "folder" / "raises.py").write_text("x = 1\nx / 0\n")
+    (here / "folder" / "syntax.py").write_text("class Mine\n")
+    (here / "folder" / "needs.py").write_text("import not_there\n")
+    with pytest.raises(UserError) as caught:
+        find_algorithm(name)
+    message = str(caught.value)
+    assert message.startswith(f"algorithm.name={name}")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
