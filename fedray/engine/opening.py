@@ -17,7 +17,7 @@ from fedray.engine.states import StateFolder
 from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.resolve import Experiment, dump
-from fedray.tracking.folder import RunFolder
+from fedray.tracking.folder import Found, RunFolder
 from fedray.tracking.recorder import Recorder
 
 
@@ -44,17 +44,7 @@ def opened(
             yield None
             return
         warnings: list[str] = []
-        saved = None
-        if found.status == "unfinished":
-            saved = checkpoints.load_last(folder.checkpoints, warnings.append)
-            if saved is None and warnings:
-                raise UserError(
-                    f"{warnings[-1].split(';')[0]}, and no other is left: use run.resume=false to start over"
-                )
-            if saved is None and found.summary is not None and found.summary["rounds"]:
-                raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
-            if saved is not None:
-                _check_checkpoint(folder, saved, experiment)
+        saved = _last_checkpoint(folder, found, experiment, warnings) if found.status == "unfinished" else None
         require_device(experiment.server_device)
         states = StateFolder.of_run(experiment.config, node, node)
         worker = Worker(experiment, data, states, experiment.server_device)
@@ -90,8 +80,20 @@ def opened(
         yield simulation
 
 
-def _check_checkpoint(folder: RunFolder, saved: checkpoints.Checkpoint, experiment: Experiment) -> None:
-    """Raises :class:`UserError` if ``experiment`` can't go on from ``saved``."""
+def _last_checkpoint(
+    folder: RunFolder, found: Found, experiment: Experiment, warnings: list[str]
+) -> checkpoints.Checkpoint | None:
+    """The checkpoint from which a run goes on, None if it made no round; ``warnings`` gets a line for a damaged one.
+
+    Raises :class:`UserError` if there is none any more, or ``experiment`` can't go on from it.
+    """
+    saved = checkpoints.load_last(folder.checkpoints, warnings.append)
+    if saved is None:
+        if warnings:
+            raise UserError(f"{warnings[-1].split(';')[0]}, and no other is left: use run.resume=false to start over")
+        if found.summary is not None and found.summary["rounds"]:
+            raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
+        return None
     if saved.round > experiment.rounds:
         raise UserError(
             f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
@@ -103,3 +105,4 @@ def _check_checkpoint(folder: RunFolder, saved: checkpoints.Checkpoint, experime
             f"the checkpoint of round {saved.round} in {folder.path} lacks the model of round {min(missing)}, as "
             "another version of fedray wrote it: use run.resume=false to start over"
         )
+    return saved
