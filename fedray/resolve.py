@@ -10,27 +10,23 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
 from fedray.config import Config, check, flat, folder_name, unknown_key
-from fedray.core import seeds
 from fedray.core.context import LocalTraining
 from fedray.core.model import Loss, cross_entropy
 from fedray.core.rounding import whole
-from fedray.core.seeds import Purpose
-from fedray.core.vectors import tensors_of
 from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
 from fedray.data.partition import kind_of
 from fedray.data.source import Source, load_source
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
-from fedray.errors import UserError, first_sentence, near_miss
+from fedray.errors import UserError
 from fedray.implied import filled, implied_values, notes_on
 from fedray.importing import blamed
 from fedray.inputs import inputs_of
-from fedray.models import build, find_model, options_of
-from fedray.models.heads import ProjectionHead, add_head
+from fedray.making import load_weights, maker_of
+from fedray.models import find_model
 from fedray.models.inspection import ModelFacts, check_metrics, inspect_model
 from fedray.models.stacking import PROBED, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
@@ -146,7 +142,7 @@ class Experiment:
                 for parameter in module.parameters():
                     parameter.zero_()
         if self.config.model.weights and client is None:
-            _load_weights(module, Path(self.config.model.weights))
+            load_weights(module, Path(self.config.model.weights))
         return module
 
 
@@ -161,28 +157,13 @@ def resolve(
     _check_given(config, own)
     algorithm = _algorithm(config)
     source = own.source or load_source(config.data.source, config.data.root, config.data.normalization)
-    data_seed = config.run.seed if config.data.seed is None else config.data.seed
-    public = _public_samples(config, algorithm, source)
-    data = federate(source, config.data, data_seed, public)
-    if config.data.public_to == "clients":
-        data = with_public_dealt(data, data_seed)
-    data, share_notes = _with_test_shares(config, algorithm, data, data_seed)
-    if config.run.eval_train_samples:
-        data = with_train_subset(data, config.run.eval_train_samples, data_seed)
+    data, data_notes = _data(config, algorithm, source)
+    shape, seed = tuple(data.x.shape[1:]), config.run.seed
     cohort_size = _cohort_size(config, data)
     head = _head(config, algorithm)
-    name, module = _module(config, own, data)
-    if head != "none":
-        shape = tuple(data.x.shape[1:])
-        module = Headed(module, name, head, config.model.proj_dim, shape, config.run.seed)
-    if config.data.augment != "none" and data.x.ndim != 4:
-        raise UserError(
-            f"data.augment={config.data.augment} is for images, not for samples of shape {data.x.shape[1:]}"
-        )
+    name, module = maker_of(config.model, own.model, shape, data.classes, head, seed)
     first = module()
-    loss = own.loss if own.loss is not None else getattr(first, "task_loss", cross_entropy)
-    loss = _unreduced(loss)
-    shape = data.x.shape[1:]
+    loss = _unreduced(own.loss if own.loss is not None else getattr(first, "task_loss", cross_entropy))
     facts = inspect_model(first, loss, torch.zeros(2, *shape), data.classes, name)
     metrics = {name: _unreduced(metric) for name, metric in own.metrics.items()}
     check_metrics(metrics, data.classes)
@@ -195,40 +176,65 @@ def resolve(
         config, device, facts.flops * size, cohort_size,
         lambda: stacking_obstacle(first, loss, *map(torch.from_numpy, data.examples(PROBED))),
     )  # fmt: skip
-    rounds = rounds_of(config)
-    weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
     kind = kind_of(config.data, source.client_train is not None)
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)
     if left_out := filled(algorithm.hyper, implied, "algorithm."):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
-    options = filled(config.data.partition, implied, "data.partition.")
-    updates: dict[str, dict[str, Any]] = {
+    rounds = rounds_of(config)
+    weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
+    options = filled(config.data.partition, implied, "data.partition.") | {"kind": kind}
+    resolved = _with(config, {
         "run": {"rounds": rounds, "iterations": None, "name": run_name, "given": own.given},
         "algorithm": algorithm.hyper.model_dump(),
         "data": {
-            "seed": data_seed, "public_samples": public, "clients": data.clients, "source": source_name,
-            "partition": config.data.partition.model_copy(update=options | {"kind": kind}),
+            "seed": _data_seed(config), "public_samples": _public_samples(config, algorithm, source),
+            "clients": data.clients, "source": source_name,
+            "partition": config.data.partition.model_copy(update=options),
         },
-        "model": {"name": name, "head": head, **_options(config)},
+        "model": {"name": name, "head": head, **_extras(config.model)},
         "train": {
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
             "weighting": weighting,
         },
         "engine": {**engine, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
-    }  # fmt: skip
-    sections = {key: getattr(config, key).model_copy(update=values) for key, values in updates.items()}
-    resolved = config.model_copy(update=sections)
+    })  # fmt: skip
     advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
     read = notes_on(config, rounds, training.local_steps or 0, source, data)
-    warnings = [f"warning: {line}" for line in advice]
-    notes = (*data.notes, *share_notes, *read, *placed, *warnings, *facts.notes)
+    notes = (*data_notes, *read, *placed, *(f"warning: {line}" for line in advice), *facts.notes)
     experiment = Experiment(
         resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
         vectorize, chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
     maker = find_model(name) if own.model is None else own.model
-    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own.loss, experiment.metrics)
+    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own.loss, metrics)
     return replace(experiment, inputs=inputs), data
+
+
+def _with(config: Config, updates: Mapping[str, Mapping[str, Any]]) -> Config:
+    """``config`` with other values in its sections."""
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in updates.items()}
+    )
+
+
+def _data_seed(config: Config) -> int:
+    return config.run.seed if config.data.seed is None else config.data.seed
+
+
+def _data(config: Config, algorithm: Algorithm, source: Source) -> tuple[FederatedData, tuple[str, ...]]:
+    """``source`` spread over the clients, with what is evaluated; and lines worth telling about it."""
+    seed = _data_seed(config)
+    data = federate(source, config.data, seed, _public_samples(config, algorithm, source))
+    if config.data.public_to == "clients":
+        data = with_public_dealt(data, seed)
+    data, notes = _with_test_shares(config, algorithm, data, seed)
+    if config.run.eval_train_samples:
+        data = with_train_subset(data, config.run.eval_train_samples, seed)
+    if config.data.augment != "none" and data.x.ndim != 4:
+        raise UserError(
+            f"data.augment={config.data.augment} is for images, not for samples of shape {data.x.shape[1:]}"
+        )
+    return data, (*data.notes, *notes)
 
 
 def _check_given(config: Config, own: Own) -> None:
@@ -329,83 +335,6 @@ def _head(config: Config, algorithm: Algorithm) -> str:
     return possible[0] if asked == "auto" else asked
 
 
-def _options(config: Config) -> dict[str, Any]:
-    return _extras(config.model)
-
-
-def _module(config: Config, own: Own, data: FederatedData) -> tuple[str, Callable[[], nn.Module]]:
-    """The name of the model and what makes it, drawing its initial weights from ``run.seed``."""
-    shape, classes, seed = tuple(data.x.shape[1:]), data.classes, config.run.seed
-    options = _options(config)
-    if isinstance(own.model, nn.Module):
-        if options:
-            raise UserError(f"model.{next(iter(options))}: the model was given as an object, which takes no options")
-        return type(own.model).__name__, Copied(own.model, seed)
-    chosen = own.model or find_model(config.model.name)
-    name = config.model.name if own.model is None else getattr(chosen, "__name__", "model")
-    known = options_of(chosen)
-    unknown = [key for key in options if key not in known]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
-    return name, Seeded(chosen, name, shape, classes, options, seed)
-
-
-@dataclass(frozen=True)
-class Copied:
-    """Makes copies of a module that the user gave; for a client, with the layers that are trained and can be drawn anew
-    (by ``reset_parameters``) drawn anew."""
-
-    module: nn.Module
-    seed: int
-
-    def __call__(self, client: int | None = None) -> nn.Module:
-        module = copy.deepcopy(self.module)
-        if client is not None:
-            with seeds.torch_rng(self.seed, Purpose.CLIENT_INIT, client):
-                for layer in module.modules():
-                    reset = getattr(layer, "reset_parameters", None)
-                    own = list(layer.parameters(recurse=False))
-                    if callable(reset) and (not own or any(p.requires_grad for p in own)):
-                        reset()
-        return module
-
-
-@dataclass(frozen=True)
-class Seeded:
-    """Makes a model whose initial weights depend on the seed alone, or on seed and client."""
-
-    model: Callable[..., nn.Module]
-    name: str
-    shape: tuple[int, ...]
-    classes: int
-    options: Mapping[str, Any]
-    seed: int
-
-    def __call__(self, client: int | None = None) -> nn.Module:
-        where = (Purpose.INIT,) if client is None else (Purpose.CLIENT_INIT, client)
-        with seeds.torch_rng(self.seed, *where):
-            return build(self.model, self.name, self.shape, self.classes, self.options)
-
-
-@dataclass(frozen=True)
-class Headed:
-    """Makes a model with a projection head, whose initial weights are drawn likewise."""
-
-    make: Callable[..., nn.Module]
-    name: str
-    head: str
-    width: int
-    shape: tuple[int, ...]
-    seed: int
-
-    def __call__(self, client: int | None = None) -> nn.Module:
-        module = self.make(client)
-        draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
-        with draws, blamed(f"model.head={self.head}, model.proj_dim={self.width}: the head can't be made"):
-            add_head(module, self.head, self.width, self.name, torch.zeros(2, *self.shape))
-        return module
-
-
 def _unreduced(loss: Any) -> Loss:
     """torch's loss modules average by themselves; fedray needs each sample's loss."""
     if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
@@ -449,35 +378,3 @@ def _stacks(
     if not vectorize:
         return False, None if engine.chunk == "auto" else engine.chunk
     return True, chunk
-
-
-def _load_weights(module: nn.Module, path: Path) -> None:
-    """Initial weights from a safetensors or pt file, names and shapes checked."""
-    try:
-        tensors: dict[str, Tensor] = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except OSError as error:
-        raise UserError(f"model.weights: can't read {path}: {error.strerror or error}") from None
-    except Exception as error:
-        raise UserError(f"model.weights: {path} is not a weights file: {first_sentence(error)}") from None
-    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
-    wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
-    heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, ProjectionHead)]
-    of_head = {name for name in wanted if name.startswith(tuple(heads))}
-    if not of_head & tensors.keys():
-        # weights of a backbone: the head keeps what was drawn for it
-        wanted = {name: shape for name, shape in wanted.items() if name not in of_head}
-    for name, shape in wanted.items():
-        if name not in tensors:
-            raise UserError(f"model.weights: {path} has no tensor {name!r}{near_miss(name, tensors)}")
-        if tensors[name].shape != shape:
-            raise UserError(
-                f"model.weights: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model"
-            )
-        if not torch.isfinite(tensors[name]).all():
-            raise UserError(f"model.weights: {name} in {path} has numbers that are not finite")
-    module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)

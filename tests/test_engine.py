@@ -565,7 +565,7 @@ LAYERS = [
     ("models", "data"),
     ("algorithms",),
     ("tracking", "inputs"),
-    ("placement", "implied"),
+    ("placement", "implied", "making"),
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),

@@ -1,0 +1,137 @@
+"""Makes the model of an experiment: by name, from the user's class, or as a copy of the user's module; with a head."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedray.config import ModelConfig, unknown_key
+from fedray.core import seeds
+from fedray.core.seeds import Purpose
+from fedray.core.vectors import tensors_of
+from fedray.errors import UserError, first_sentence, near_miss
+from fedray.importing import blamed
+from fedray.models import build, find_model, options_of
+from fedray.models.heads import ProjectionHead, add_head
+
+Maker = Callable[..., nn.Module]
+"""Makes the model with its initial weights; called with a client, with others that are drawn for the client."""
+
+
+def maker_of(
+    section: ModelConfig, given: Any, shape: tuple[int, ...], classes: int, head: str, seed: int
+) -> tuple[str, Maker]:
+    """The name of the model and what makes it, drawing its initial weights from ``seed`` (``run.seed``).
+
+    ``given``: the class or module that the user gave instead of a name, None for none. Inputs are ``[b, *shape]``.
+    """
+    options = dict(section.model_extra or {})
+    make: Maker
+    if isinstance(given, nn.Module):
+        if options:
+            raise UserError(f"model.{next(iter(options))}: the model was given as an object, which takes no options")
+        name, make = type(given).__name__, Copied(given, seed)
+    else:
+        chosen = find_model(section.name) if given is None else given
+        name = section.name if given is None else getattr(chosen, "__name__", "model")
+        known = options_of(chosen)
+        unknown = [key for key in options if key not in known]
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
+        make = Seeded(chosen, name, shape, classes, options, seed)
+    return name, make if head == "none" else Headed(make, name, head, section.proj_dim, shape, seed)
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Makes copies of a module that the user gave; for a client, with the layers that are trained and can be drawn anew
+    (by ``reset_parameters``) drawn anew."""
+
+    module: nn.Module
+    seed: int
+
+    def __call__(self, client: int | None = None) -> nn.Module:
+        module = copy.deepcopy(self.module)
+        if client is not None:
+            with seeds.torch_rng(self.seed, Purpose.CLIENT_INIT, client):
+                for layer in module.modules():
+                    reset = getattr(layer, "reset_parameters", None)
+                    own = list(layer.parameters(recurse=False))
+                    if callable(reset) and (not own or any(p.requires_grad for p in own)):
+                        reset()
+        return module
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Makes a model whose initial weights depend on the seed alone, or on seed and client."""
+
+    model: Callable[..., nn.Module]
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    options: Mapping[str, Any]
+    seed: int
+
+    def __call__(self, client: int | None = None) -> nn.Module:
+        where = (Purpose.INIT,) if client is None else (Purpose.CLIENT_INIT, client)
+        with seeds.torch_rng(self.seed, *where):
+            return build(self.model, self.name, self.shape, self.classes, self.options)
+
+
+@dataclass(frozen=True)
+class Headed:
+    """Makes a model with a projection head, whose initial weights are drawn likewise."""
+
+    make: Callable[..., nn.Module]
+    name: str
+    head: str
+    width: int
+    shape: tuple[int, ...]
+    seed: int
+
+    def __call__(self, client: int | None = None) -> nn.Module:
+        module = self.make(client)
+        draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
+        with draws, blamed(f"model.head={self.head}, model.proj_dim={self.width}: the head can't be made"):
+            add_head(module, self.head, self.width, self.name, torch.zeros(2, *self.shape))
+        return module
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Initial weights from a safetensors or pt file, names and shapes checked."""
+    try:
+        tensors: dict[str, Tensor] = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except OSError as error:
+        raise UserError(f"model.weights: can't read {path}: {error.strerror or error}") from None
+    except Exception as error:
+        raise UserError(f"model.weights: {path} is not a weights file: {first_sentence(error)}") from None
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
+    wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
+    heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, ProjectionHead)]
+    of_head = {name for name in wanted if name.startswith(tuple(heads))}
+    if not of_head & tensors.keys():
+        # weights of a backbone: the head keeps what was drawn for it
+        wanted = {name: shape for name, shape in wanted.items() if name not in of_head}
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise UserError(f"model.weights: {path} has no tensor {name!r}{near_miss(name, tensors)}")
+        if tensors[name].shape != shape:
+            raise UserError(
+                f"model.weights: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model"
+            )
+        if not torch.isfinite(tensors[name]).all():
+            raise UserError(f"model.weights: {name} in {path} has numbers that are not finite")
+    module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
