@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -25,7 +25,7 @@ from fedray.errors import UserError
 from fedray.implied import filled, implied_values, notes_on
 from fedray.importing import blamed
 from fedray.inputs import inputs_of
-from fedray.making import load_weights, maker_of
+from fedray.making import Maker, load_weights, maker_of
 from fedray.models import find_model
 from fedray.models.inspection import ModelFacts, check_metrics, inspect_model
 from fedray.models.stacking import PROBED, stacking_obstacle
@@ -158,24 +158,15 @@ def resolve(
     algorithm = _algorithm(config)
     source = own.source or load_source(config.data.source, config.data.root, config.data.normalization)
     data, data_notes = _data(config, algorithm, source)
-    shape, seed = tuple(data.x.shape[1:]), config.run.seed
     cohort_size = _cohort_size(config, data)
     head = _head(config, algorithm)
-    name, module = maker_of(config.model, own.model, shape, data.classes, head, seed)
-    first = module()
-    loss = _unreduced(own.loss if own.loss is not None else getattr(first, "task_loss", cross_entropy))
-    facts = inspect_model(first, loss, torch.zeros(2, *shape), data.classes, name)
-    metrics = {name: _unreduced(metric) for name, metric in own.metrics.items()}
-    check_metrics(metrics, data.classes)
+    model = _model(config, own, data, head)
     training = _training(config)
-    size = training.batch_size or int(data.sizes().max())
     source_name = source.name if "data" in own.given else config.data.source
     run_name = config.run.name or folder_name(config.algorithm.name, source_name)
     device, engine, placed = place(config.engine, Path(config.run.output) / run_name, auto_device)
-    vectorize, chunk = _stacks(
-        config, device, facts.flops * size, cohort_size,
-        lambda: stacking_obstacle(first, loss, *map(torch.from_numpy, data.examples(PROBED))),
-    )  # fmt: skip
+    size = training.batch_size or int(data.sizes().max())
+    vectorize, chunk = _stacks(config, device, model.facts.flops * size, cohort_size, lambda: _obstacle(model, data))
     kind = kind_of(config.data, source.client_train is not None)
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)
     if left_out := filled(algorithm.hyper, implied, "algorithm."):
@@ -183,37 +174,66 @@ def resolve(
     rounds = rounds_of(config)
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
     options = filled(config.data.partition, implied, "data.partition.") | {"kind": kind}
-    resolved = _with(config, {
-        "run": {"rounds": rounds, "iterations": None, "name": run_name, "given": own.given},
-        "algorithm": algorithm.hyper.model_dump(),
-        "data": {
+    resolved = _with(
+        config,
+        run={"rounds": rounds, "iterations": None, "name": run_name, "given": own.given},
+        algorithm=algorithm.hyper.model_dump(),
+        data={
             "seed": _data_seed(config), "public_samples": _public_samples(config, algorithm, source),
             "clients": data.clients, "source": source_name,
             "partition": config.data.partition.model_copy(update=options),
         },
-        "model": {"name": name, "head": head, **_extras(config.model)},
-        "train": {
+        model={"name": model.name, "head": head, **_extras(config.model)},
+        train={
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
             "weighting": weighting,
         },
-        "engine": {**engine, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
-    })  # fmt: skip
+        engine={**engine, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
+    )  # fmt: skip
     advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
     read = notes_on(config, rounds, training.local_steps or 0, source, data)
-    notes = (*data_notes, *read, *placed, *(f"warning: {line}" for line in advice), *facts.notes)
+    notes = (*data_notes, *read, *placed, *(f"warning: {line}" for line in advice), *model.facts.notes)
     experiment = Experiment(
-        resolved, algorithm, module, loss, metrics, facts, training, rounds, cohort_size, weighting, device,
-        vectorize, chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
+        resolved, algorithm, model.make, model.loss, model.metrics, model.facts, training, rounds, cohort_size,
+        weighting, device, vectorize, chunk, notes,
+        asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
-    maker = find_model(name) if own.model is None else own.model
-    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own.loss, metrics)
+    maker = find_model(model.name) if own.model is None else own.model
+    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own.loss, model.metrics)
     return replace(experiment, inputs=inputs), data
 
 
-def _with(config: Config, updates: Mapping[str, Mapping[str, Any]]) -> Config:
+class _Model(NamedTuple):
+    """A model as it is trained and measured: what makes it, and the module that it made to be looked at."""
+
+    name: str
+    make: Maker
+    module: nn.Module
+    loss: Loss
+    metrics: Mapping[str, Loss]
+    facts: ModelFacts
+
+
+def _model(config: Config, own: Own, data: FederatedData, head: str) -> _Model:
+    shape = tuple(data.x.shape[1:])
+    name, make = maker_of(config.model, own.model, shape, data.classes, head, config.run.seed)
+    module = make()
+    loss = _unreduced(own.loss if own.loss is not None else getattr(module, "task_loss", cross_entropy))
+    facts = inspect_model(module, loss, torch.zeros(2, *shape), data.classes, name)
+    metrics = {name: _unreduced(metric) for name, metric in own.metrics.items()}
+    check_metrics(metrics, data.classes)
+    return _Model(name, make, module, loss, metrics, facts)
+
+
+def _obstacle(model: _Model, data: FederatedData) -> str | None:
+    """Why clients can't be trained in batched stacks, tried on some of their samples."""
+    return stacking_obstacle(model.module, model.loss, *map(torch.from_numpy, data.examples(PROBED)))
+
+
+def _with(config: Config, **sections: Mapping[str, Any]) -> Config:
     """``config`` with other values in its sections."""
     return config.model_copy(
-        update={name: getattr(config, name).model_copy(update=values) for name, values in updates.items()}
+        update={name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     )
 
 
