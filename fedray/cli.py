@@ -275,8 +275,12 @@ def _tune(options: argparse.Namespace) -> int:
         raise UserError(f"give one space file, or one of: {', '.join(known_spaces())}{given}")
     if options.report:
         from fedray.tuning.report import write_report
+        from fedray.tuning.sweep import check_recorded
 
-        for spec in read_sweeps(files[0], overrides):
+        specs = read_sweeps(files[0], overrides)
+        for spec in specs:
+            check_recorded(spec)
+        for spec in specs:
             print("\n".join(f"wrote {path}" for path in write_report(spec)))
         return 0
     from fedray.tuning import tune
@@ -306,6 +310,10 @@ def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
 
     suite = read_suite(options.suite, overrides)
     if options.report:
+        from fedray.tuning.sweep import check_recorded
+
+        for spec in suite.specs:
+            check_recorded(spec)
         for spec in suite.specs:
             print("\n".join(f"wrote {path}" for path in write_report(spec)))
         print("\n".join(f"wrote {path}" for path in write_suite(suite)))

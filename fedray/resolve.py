@@ -310,7 +310,7 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
             raise UserError("data.public_to=clients: there is no public set to deal out; give data.public_samples")
     if asked == "auto":
         return source.public_by_default if algorithm.needs_public else 0
-    if algorithm.needs_public and asked == 0 and source.x_public is None:
+    if algorithm.needs_public and asked == 0:
         raise UserError(f"data.public_samples=0: {config.algorithm.name} trains a model on a public set; use auto")
     return asked
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedray import UserError, simulate
 from fedray.config import load
+from fedray.models.inspection import check_per_sample
 from fedray.resolve import Own, resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
@@ -45,6 +46,15 @@ def run(folder: Path, call: Any = None, **keys: Any) -> RunResult:
 # ---------------------------------------------------------------- metrics
 
 
+@pytest.mark.parametrize("what", ["loss", "metric"])
+def test_one_value_per_class_is_not_one_per_sample_where_there_are_two_classes(what: str) -> None:
+    def of_classes(logits: Tensor, targets: Tensor) -> Tensor:
+        return logits.softmax(1).mean(0)
+
+    with pytest.raises(UserError, match=rf"{what}.* must give one value per sample, \[b\], not .* shape \[2\]"):
+        check_per_sample(f"the {what}", of_classes, 2, "")
+
+
 def mean_of_batch(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets)
 
@@ -55,7 +65,7 @@ def mean_of_batch(logits: Tensor, targets: Tensor) -> Tensor:
         (mean_of_batch, r"metric 'own' must give one value per sample, \[b\], not a tensor of shape \[\]"),
         (lambda logits, targets: 0.5, r"metric 'own' must give one value per sample, a tensor \[b\], not float"),
         (lambda logits, targets: logits, r"metric 'own' must give .* \[b\], not a tensor of shape \[2, 4\]"),
-        (lambda logits: logits, "metric 'own' failed on logits .2, classes. and targets .2.: TypeError"),
+        (lambda logits: logits, "metric 'own' failed on logits .2, 4. and targets .2.: TypeError"),
         (3, "metric 'own' failed on .* TypeError"),
     ],
 )

@@ -84,3 +84,13 @@ def test_a_run_on_dealt_samples_is_repeated_from_its_own_config(tmp_path):
 def test_what_can_not_be_dealt_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
         federated(**{"data.public_to": "clients"} | settings)
+
+
+def test_a_server_that_trains_on_a_public_set_can_not_do_without(tmp_path):
+    """Nor where the source has one of its own."""
+    source = small_source()
+    own = replace(source, x_public=source.x_train[:20], y_public=source.y_train[:20])
+    settings = {**SETTINGS, "algorithm.name": "pfedmo", "data.public_samples": 0, "run.output": str(tmp_path)}
+    for each in (source, own):
+        with pytest.raises(UserError, match=r"data.public_samples=0: pfedmo trains a model on a public set; use auto"):
+            fedray.simulate(settings, data=each)

@@ -19,6 +19,8 @@ from fedray.engine.opening import opened
 from fedray.errors import UserError
 from fedray.resolve import Own, resolve
 from fedray.tuning import tune
+from fedray.tuning.spec import read_sweeps
+from fedray.tuning.sweep import check_recorded
 from fedray.tuning.trial import Assignment, Running, TrialEnd
 
 SETTINGS = {
@@ -220,6 +222,18 @@ def test_the_best_of_a_sweep_of_ones_own_data_says_what_it_needs(swept: tuple[Pa
             fedray.simulate(best, overrides=[f"run.output={tmp_path}"], **given)
         assert "\n" not in str(raised.value)
     assert fedray.simulate(best, overrides=[f"run.output={tmp_path}"], **GIVEN).summary["status"] == "completed"
+
+
+def test_a_report_is_of_what_was_run(swept: tuple[Path, list[str]]) -> None:
+    folder, options = swept
+    (same,) = read_sweeps(SPACE, options)
+    check_recorded(same)
+    (again,) = read_sweeps(folder)
+    check_recorded(again)
+    for change, name in (("train.momentum=0.9", "train.momentum"), ("run.rounds=50", "run.rounds")):
+        (other,) = read_sweeps(SPACE, [*options, change])
+        with pytest.raises(UserError, match=rf"holds another sweep \({name} differs\): a report is of what was run"):
+            check_recorded(other)
 
 
 def test_trials_of_a_named_source_need_nothing_from_python(ray_cluster: None, tmp_path: Path) -> None:

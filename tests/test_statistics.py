@@ -189,6 +189,22 @@ def test_a_diverged_run_is_counted_and_in_no_mean(tmp_path):
     assert people["MB"] == 8
 
 
+def test_a_run_that_diverged_after_it_had_reached_the_target_has_not_reached_it(tmp_path):
+    """Its few bytes would make it the cheapest of all."""
+    folders = [run(tmp_path / f"seed-{i}", [0.9, 0.9], "diverged") for i in range(2)]
+    lost = Row("lost", [*folders, run(tmp_path / "seed-2", [0.1, 0.1, 0.9, 0.9])])
+    (line,) = compare_rows([lost], None, 0.8).to_dict("records")
+    assert (line["reached"], line["rounds_to"], line["bytes_to"]) == (1, math.inf, math.inf)
+
+
+def test_runs_that_all_end_alike_reach_their_own_mean(tmp_path):
+    """The mean of three times 0.36 is more than 0.36, by rounding."""
+    even = Row("even", [run(tmp_path / f"seed-{i}", [0.1, 0.36]) for i in range(3)])
+    (line,) = compare_rows([even], "even", None).to_dict("records")
+    assert line["target"] > 0.36
+    assert (line["reached"], line["rounds_to"]) == (3, 2)
+
+
 def test_of_all_runs_diverged_nothing_is_claimed(tmp_path):
     all_lost, good = row(tmp_path, "lost", [0.0] * 3, diverged=3), row(tmp_path, "good", [0.2] * 3)
     people = shown([all_lost, good], "lost", 0.15)

@@ -111,12 +111,14 @@ def check_metrics(metrics: Mapping[str, Loss], classes: int) -> None:
 
 def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> None:
     """Raises :class:`UserError` unless ``function(logits [b, classes], targets [b])`` gives a tensor ``[b]``."""
-    logits, targets = torch.zeros(2, classes), torch.zeros(2, dtype=torch.long)
-    with blamed(f"{what} failed on logits [2, classes] and targets [2]"):
-        values = function(logits, targets)
-    if not isinstance(values, Tensor):
-        raise UserError(f"{what} must give one value per sample, a tensor [b], not {type(values).__name__}")
-    if values.shape != targets.shape:
-        raise UserError(
-            f"{what} must give one value per sample, [b], not a tensor of shape {list(values.shape)}: {advice}"
-        )
+    # of two sizes, as one of them may be the number of classes
+    for size in (2, classes + 1):
+        logits, targets = torch.zeros(size, classes), torch.zeros(size, dtype=torch.long)
+        with blamed(f"{what} failed on logits [{size}, {classes}] and targets [{size}]"):
+            values = function(logits, targets)
+        if not isinstance(values, Tensor):
+            raise UserError(f"{what} must give one value per sample, a tensor [b], not {type(values).__name__}")
+        if values.shape != targets.shape:
+            raise UserError(
+                f"{what} must give one value per sample, [b], not a tensor of shape {list(values.shape)}: {advice}"
+            )

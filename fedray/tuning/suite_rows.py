@@ -50,8 +50,10 @@ class Run:
         return float(evaluated[-1]) if len(evaluated) else math.nan
 
     def to_reach(self, target: float) -> tuple[float, float]:
-        """The first round at ``target`` or above, and the bytes up to it; infinite if there is none."""
-        places = np.flatnonzero(self.accuracies >= target)
+        """The first round at ``target`` or above, and the bytes up to it; infinite if there is none, or if the run
+        diverged later, as its model is lost."""
+        # a mean of equal numbers may be larger than they are, by rounding
+        places = np.flatnonzero((self.accuracies >= target - 1e-9) & (not self.diverged))
         return (float(self.rounds[places[0]]), float(self.bytes[places[0]])) if len(places) else (math.inf, math.inf)
 
 
@@ -80,9 +82,9 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     mean. Columns beside a row's own facts: ``seeds``, how many runs there are; ``seeds_diverged``; ``accuracies`` of
     those that ended, their mean ``accuracy`` and the ``margin`` of its 95 % interval; ``bytes`` and ``rounds`` of a
     whole run, as means over the same; ``target``; how many runs ``reached`` it, and ``rounds_to`` and ``bytes_to`` it,
-    medians over all runs in which a run that did not reach it counts as infinite; ``differences`` to the baseline over
-    the seeds that ended in both, their mean ``difference`` with its ``difference_margin``, the ``p`` of the paired
-    t-test and ``p_holm``, corrected by Holm's rule over all rows that have one.
+    medians over all runs in which a run that did not reach it, or diverged, counts as infinite; ``differences`` to the
+    baseline over the seeds that ended in both, their mean ``difference`` with its ``difference_margin``, the ``p`` of
+    the paired t-test and ``p_holm``, corrected by Holm's rule over all rows that have one.
 
     Rows are sorted by their mean accuracy. Where two have the same (to the hundredth of a percent that is shown), the
     one with fewer diverged runs is first; rows all of whose runs diverged come last.

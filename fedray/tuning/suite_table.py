@@ -144,7 +144,7 @@ def _notes(table: pd.DataFrame, baseline: str) -> str:
     lines = [
         "`±` is half the width of the 95 % confidence interval of the mean (Student's t) over seeds; of two seeds both "
         "values are shown, and of one its value.",
-        "A run that diverged is counted, and is in no mean of accuracy or MB.",
+        "A run that diverged is counted, is in no mean of accuracy or MB, and has not reached the target.",
         f"Differences are those to {baseline} on the same seeds, in percentage points.",
         *(
             [

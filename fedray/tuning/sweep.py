@@ -360,6 +360,24 @@ def _prepare(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
     return False
 
 
+def check_recorded(spec: SweepSpec) -> None:
+    """Raises :class:`UserError` if the folder of ``spec`` holds another sweep: a report would say of old trials what
+    they did not have."""
+    if not (spec.folder / RECORD).exists():
+        return
+    old, new = read_record(spec.folder), spec.record()
+    # what opening a sweep adds to what it is asked to do
+    added = {key: old["base"][key] for key in ("data.validation_samples", "run.given") if key in old["base"]}
+    new["base"] = added | new["base"]
+    if new["tune"]["prune"]["axis"] == "auto":
+        new["tune"]["prune"]["axis"] = old["tune"].get("prune", {}).get("axis")
+    if differ := _differing(old, {**new, "inputs": old.get("inputs", {})}):
+        raise UserError(
+            f"{spec.folder} holds another sweep ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): a "
+            "report is of what was run; give what was asked for then, or another tune.name"
+        )
+
+
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The keys in which two sweeps differ that can't be taken for one."""
     a, b = (dict(each["tune"]) for each in (old, new))
