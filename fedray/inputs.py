@@ -35,7 +35,7 @@ def inputs_of(
     """
     found = contents(source, data)
     found["algorithm"] = code_digest(algorithm)
-    found["model"] = code_digest(model, tensors=False)
+    found["model"] = code_digest(model, weights=False)
     found["initial model"] = _of_tensors(tensors_of(initial))
     if loss is not None:
         found["loss"] = code_digest(loss)
@@ -45,6 +45,6 @@ def inputs_of(
 def _of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import os
 import subprocess
 import sys
 import textwrap
+import typing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -27,7 +31,8 @@ from fedray.testing.contracts import small_source
 
 def defined(text: str, name: str = "thing") -> Any:
     """``name`` as a user's module of that text would have it."""
-    namespace: dict[str, Any] = {"__name__": "somebodys", "torch": torch, "nn": nn}
+    namespace: dict[str, Any] = {"__name__": "somebodys", "torch": torch, "nn": nn, "pd": pd}
+    namespace |= {"functools": functools, "typing": typing, "collections": collections}
     exec(compile(textwrap.dedent(text), "somebodys.py", "exec"), namespace)
     return namespace[name]
 
@@ -72,15 +77,89 @@ REFERRED = {
     "a static method": "class thing:\n    @staticmethod\n    def scale():\n        return {}\n",
     "an object's attribute": "class Scaled:\n    def __init__(self, s):\n        self.s = s\n\n\nthing = Scaled({})\n",
     "a layer's setting": "thing = nn.Sequential(nn.Dropout({} / 10))\n",
-    "a tensor": "thing = nn.CrossEntropyLoss(weight=torch.ones(3) * {})\n",
     "a set": "thing = {{'a', 'b', {}}}\n",
+    "slots": "class Top:\n    __slots__ = ('k',)\n\n\nthing = Top()\nthing.k = {}\n",
+    "a cached property": "class thing:\n    @functools.cached_property\n    def scale(self):\n        return {}\n",
+    "what is behind a cache": "@functools.lru_cache\ndef s():\n    return {}\n\n\ndef thing(a):\n    return s() * a\n",
+    "a method of a tuple": (
+        "class T(typing.NamedTuple):\n    a: int\n    def s(self):\n        return {}\n\n\nthing = T(1)\n"
+    ),
+    "a table": "thing = pd.Series([1.0] * 300 + [float({})] + [1.0] * 300)\n",
+    "a queue": "thing = collections.deque([1, {}])\n",
+    "a method of a value": "thing = {{1: {}}}.get\n",
+    "a sparse tensor": "thing = torch.eye(3).mul({}).to_sparse()\n",
+    "a tensor of a model that is no weight": (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.mask = torch.ones(3) * {}\n\n\nthing = Net()\n"
+    ),
+    "a hook": "thing = nn.Linear(1, 1)\nthing.register_forward_hook(lambda m, i, o: {} * o)\n",
+    "what is frozen": "thing = nn.Linear(1, 1)\nthing.weight.requires_grad_({} == 1)\n",
+    "a long chain": "def f0():\n    return {}\n\n\n"
+    + "".join(f"def f{n}():\n    return f{n - 1}()\n\n\n" for n in range(1, 150))
+    + "thing = f149\n",
 }
 
 
 @pytest.mark.parametrize("text", REFERRED.values(), ids=REFERRED)
 def test_what_it_refers_to_counts(text: str) -> None:
-    one, same, other = (code_digest(defined(text.format(value))) for value in (1, 1, 2))
+    one, same, other = (code_digest(defined(text.format(value)), weights=False) for value in (1, 1, 2))
     assert one == same != other
+
+
+def test_buffers_of_a_loss_count() -> None:
+    one, same, other = (code_digest(nn.CrossEntropyLoss(weight=torch.ones(3) * value)) for value in (1, 1, 2))
+    assert one == same != other
+
+
+def test_what_only_has_the_name_of_an_attribute_does_not_count() -> None:
+    text = (
+        "import os\nfrom os import environ\nhistory = [{}]\n\n\ndef thing(model):\n    return model.history, environ\n"
+    )
+    assert code_digest(defined(text.format(1))) == code_digest(defined(text.format(2)))
+    before = code_digest(defined(text.format(1)))
+    os.environ["SOMETHING_ELSE"] = "1"
+    try:
+        assert code_digest(defined(text.format(1))) == before
+    finally:
+        del os.environ["SOMETHING_ELSE"]
+
+
+def test_hooks_count_whatever_their_numbers() -> None:
+    def made() -> nn.Module:
+        model = nn.Linear(2, 2)
+        model.register_forward_pre_hook(print)
+        return nn.utils.parametrizations.spectral_norm(model)
+
+    assert code_digest(made(), weights=False) == code_digest(made(), weights=False)
+
+
+def test_a_function_that_is_imported_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    thing = defined("def thing(a):\n    from needed_late import helper\n    return helper(a)\n")
+
+    def digest(text: str) -> str:
+        (tmp_path / "needed_late.py").write_text(text)
+        return code_digest(thing)
+
+    one = digest("def helper(a):\n    return a\n")
+    assert one == digest("# a remark\ndef helper(a):\n    return a\n")
+    assert one != digest("def helper(a):\n    return -a\n")
+
+
+def test_modules_within_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "nested_pkg").mkdir()
+    (tmp_path / "nested_pkg" / "__init__.py").touch()
+
+    def digest(text: str) -> str:
+        (tmp_path / "nested_pkg" / "losses.py").write_text(text)
+        for name in ("nested_pkg", "nested_pkg.losses"):
+            sys.modules.pop(name, None)
+        for cached in tmp_path.rglob("*.pyc"):
+            cached.unlink()
+        return code_digest(defined("import nested_pkg.losses\n\n\ndef thing(a):\n    return nested_pkg.losses.f(a)\n"))
+
+    assert digest("def f(a):\n    return a\n") != digest("def f(a):\n    return -a\n")
 
 
 def test_partial_arguments_and_bound_methods() -> None:
@@ -98,8 +177,8 @@ def test_a_function_that_calls_itself_ends() -> None:
 def test_weights_can_be_left_out_and_training_mode_does_not_count() -> None:
     one, other = nn.Linear(3, 2), nn.Linear(3, 2)
     assert code_digest(one) != code_digest(other)
-    assert code_digest(one, tensors=False) == code_digest(other.eval(), tensors=False)
-    assert code_digest(one, tensors=False) != code_digest(nn.Linear(3, 4), tensors=False)
+    assert code_digest(one, weights=False) == code_digest(other.eval(), weights=False)
+    assert code_digest(one, weights=False) != code_digest(nn.Linear(3, 4), weights=False)
 
 
 @given(st.lists(st.floats(allow_nan=True), min_size=1), st.sampled_from(["float32", "float64", "bfloat16"]))
@@ -133,7 +212,7 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
                 self.names = {"x", "y", "z"}
             def forward(self, x):
                 return self.layer(x) if NAMES else [y for y in x if y in {"p", "q", "r"}]
-        print(code_digest(Net), code_digest(Net(), tensors=False))
+        print(code_digest(Net), code_digest(Net(), weights=False))
         """
     )
     (tmp_path / "script.py").write_text(text)
