@@ -274,8 +274,8 @@ def _tune(options: argparse.Namespace) -> int:
         given = f"; not {', '.join(files)}: a key=value with blanks needs quotes in a shell" if files else ""
         raise UserError(f"give one space file, or one of: {', '.join(known_spaces())}{given}")
     if options.report:
+        from fedray.tuning.recorded import check_recorded
         from fedray.tuning.report import write_report
-        from fedray.tuning.sweep import check_recorded
 
         specs = read_sweeps(files[0], overrides)
         for spec in specs:
@@ -310,7 +310,7 @@ def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
 
     suite = read_suite(options.suite, overrides)
     if options.report:
-        from fedray.tuning.sweep import check_recorded
+        from fedray.tuning.recorded import check_recorded
 
         for spec in suite.specs:
             check_recorded(spec)

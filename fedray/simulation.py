@@ -203,8 +203,6 @@ def _run(
     folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
     result = RunResult(folder.path, experiment.module)
     found = folder.look()
-    if doubt := folder.doubts():
-        display.say(doubt)
     if found.status == "finished":
         display.say(f"{folder.path} is finished already")
         return result

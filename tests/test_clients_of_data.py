@@ -137,3 +137,23 @@ def test_pictures_show_names(clients, tmp_path):
     texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "who.svg").read_text())
     assert {"walk", "lie $1$ and rest fo…"} <= {text.replace(r"\$", "$") for text in texts}
     assert ("house 03" in texts) == (clients == 4)
+
+
+def test_a_client_below_zero_is_refused_in_training():
+    from fedray.data.own import own_source
+
+    x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
+    with pytest.raises(UserError, match="client_train has client -1 in row 2; clients are 0, 1, 2"):
+        own_source((x, y, np.array([0, 1, -1, 1])), (x, y))
+
+
+def test_clients_that_lose_all_their_samples_are_counted():
+    from fedray.config import load
+    from fedray.data.federated import federate
+    from fedray.data.own import own_source
+
+    x, y = np.zeros((8, 2), np.float32), np.arange(8) % 2
+    source = own_source((x, y, np.arange(8)), (x, y))
+    data = federate(source, load({"data.validation_samples": 3}).data, 0, 0)
+    assert data.clients == 5
+    assert any(note.startswith("3 of the data's 8 clients have no samples left") for note in data.notes)

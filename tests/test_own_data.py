@@ -242,3 +242,24 @@ def test_sweeps_read_data_alike():
         own_of(*read_sweeps(described, ["data.normalization=ghbm"]), (X, Y), (XT, YT))
     with pytest.raises(UserError, match=r"column 'clint' .client_column"):
         own_of(spec, frame(X, Y), frame(XT, YT), client_column="clint")
+
+
+def test_bytes_are_scaled_however_they_are_given(tmp_path):
+    """An image of bytes is the same whether it is in a file or in an array."""
+    from fedray.data.npz import npz
+    from fedray.data.own import own_source
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (20, 1, 4, 4), dtype=np.uint8), np.arange(20) % 2
+    np.savez(tmp_path / "images.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    of_file, of_arrays = npz(str(tmp_path / "images.npz")), own_source((x, y), (x, y))
+    assert of_file.scale == of_arrays.scale == np.float32(1 / 255)
+
+
+def test_a_list_of_a_few_items_is_a_data_set():
+    from fedray.data.own import own_source
+
+    items = [(np.full(3, k, np.float32), k % 2) for k in range(3)]
+    source = own_source(items, items[:2])
+    assert source.y_train.tolist() == [0, 1, 0]
+    assert source.x_test.shape == (2, 3)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import fedray
@@ -19,8 +20,8 @@ from fedray.engine.opening import opened
 from fedray.errors import UserError
 from fedray.resolve import Own, resolve
 from fedray.tuning import tune
+from fedray.tuning.recorded import check_recorded
 from fedray.tuning.spec import read_sweeps
-from fedray.tuning.sweep import check_recorded
 from fedray.tuning.trial import Assignment, Running, TrialEnd
 
 SETTINGS = {
@@ -176,17 +177,24 @@ def test_an_edited_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monkey
         run(algorithm, "def factor():\n    return 0.5\n")
 
 
-def test_a_folder_that_does_not_say_what_it_was_made_from_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_say_what_it_was_made_from(tmp_path: Path) -> None:
     settings = {**SETTINGS, "run.output": str(tmp_path)}
     first = fedray.simulate(settings, **GIVEN)
     (first.folder / "inputs.json").unlink()
-    lines: list[str] = []
-    from fedray.tracking.progress import Display
+    with pytest.raises(UserError, match=r"has no inputs.json.* run.resume=true takes it for the same run"):
+        fedray.simulate(settings, **GIVEN)
+    assert fedray.simulate({**settings, "run.resume": True}, **GIVEN).summary == first.summary
+    longer = fedray.simulate({**settings, "run.resume": True, "run.rounds": 3}, **GIVEN)
+    assert fedray.simulate({**settings, "run.rounds": 3}, **GIVEN).summary == longer.summary
 
-    display = Display(quiet=True)
-    display.say = lines.append  # type: ignore[method-assign]
-    fedray.simulate(settings, display=display, **GIVEN)
-    assert any("inputs.json" in line and line.startswith("warning") for line in lines)
+
+def test_frozen_layers_are_part_of_the_model(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "run.output": str(tmp_path)}
+    fedray.simulate(settings, data=TRAIN, test=TEST, model=filled(0.1))
+    frozen = filled(0.1)
+    frozen.layer.weight.requires_grad_(False)
+    with pytest.raises(UserError, match=r"holds another run \(.*initial model"):
+        fedray.simulate(settings, data=TRAIN, test=TEST, model=frozen)
 
 
 SPACE: dict[str, Any] = {
@@ -234,6 +242,44 @@ def test_a_report_is_of_what_was_run(swept: tuple[Path, list[str]]) -> None:
         (other,) = read_sweeps(SPACE, [*options, change])
         with pytest.raises(UserError, match=rf"holds another sweep \({name} differs\): a report is of what was run"):
             check_recorded(other)
+
+
+def test_a_sweep_that_does_not_say_what_it_was_made_from(swept: tuple[Path, list[str]]) -> None:
+    folder, options = swept
+    record = folder / "sweep.yaml"
+    whole = record.read_text()
+    without = {name: value for name, value in yaml.safe_load(whole).items() if name != "inputs"}
+    record.write_text(yaml.safe_dump(without, sort_keys=False))
+    with pytest.raises(UserError, match=r"does not say what its trials were made from: tune.resume=true"):
+        tune(SPACE, options, **GIVEN)
+    tune(SPACE, [*options, "tune.resume=true"], **GIVEN)
+    assert yaml.safe_load(record.read_text()) == yaml.safe_load(whole)
+
+
+MODELS = """
+from torch import nn
+
+
+def small(input_shape, classes):
+    return nn.Linear(input_shape[0], classes)
+
+
+def scaled(input_shape, classes):
+    return nn.Sequential(nn.Linear(input_shape[0], classes), nn.Threshold(-{limit}, 0.0))
+"""
+
+
+def test_models_that_are_searched_are_compared_too(ray_cluster: None, tmp_path: Path) -> None:
+    path = tmp_path / "searched_models.py"
+    path.write_text(MODELS.format(limit=1))
+    names = [f"{path}:small", f"{path}:scaled"]
+    space = {"base": {**SPACE["base"], "model.name": names[0]}, "spaces": {"s": {"model.name": {"choice": names}}}}
+    options = ["tune.trials=1", "tune.name=models", f"tune.output={tmp_path}"]
+    tune(space, options, data=TRAIN, test=TEST)
+    tune(space, options, data=TRAIN, test=TEST)
+    path.write_text(MODELS.format(limit=2))
+    with pytest.raises(UserError, match=r"holds another sweep \(model .*:scaled differs\)"):
+        tune(space, options, data=TRAIN, test=TEST)
 
 
 def test_trials_of_a_named_source_need_nothing_from_python(ray_cluster: None, tmp_path: Path) -> None:

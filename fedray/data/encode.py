@@ -46,6 +46,9 @@ def encode_clients(
         codes = _known_codes(where, "client_train", train, known, "client_names")
         return codes, None if test is None else codes_of(where, "client_test", test, known), _texts(known)
     numbers = whole_numbers(where, "client_train", train)
+    if numbers.min(initial=0) < 0:
+        row = int(np.argmax(numbers < 0))
+        raise UserError(f"{where}: client_train has client {numbers[row]} in row {row}; clients are 0, 1, 2, ...")
     if names is not None and len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
         row = int(np.argmax((numbers < 0) | (numbers >= len(names))))
         raise UserError(

@@ -140,6 +140,8 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     if owners is not None and kind_of(data, True) == "natural":
         ids = np.unique(owners[places])
         client_names = _names_of(ids, source.client_names)
+        assert source.client_train is not None
+        notes += _vanished(len(np.unique(source.client_train)), len(np.unique(owners)))
         if source.client_test is not None:
             test = _owned(source.client_test, ids)
             notes += _unowned(test, len(source.y_test))
@@ -175,6 +177,13 @@ def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...]
 def _unowned(test: Split, samples: int) -> tuple[str, ...]:
     rest = samples - sum(map(len, test))
     return (f"{rest} of {samples} test samples are those of no client that trains",) if rest else ()
+
+
+def _vanished(before: int, left: int) -> tuple[str, ...]:
+    if before == left:
+        return ()
+    lost = f"{before - left} of the data's {before} clients have no samples left: they"
+    return (f"{lost} went to the public set (data.public_samples) or the validation set (data.validation_samples)",)
 
 
 def _own_public(source: Source, data: DataConfig, seed: int) -> np.ndarray:

@@ -28,9 +28,6 @@ def npz(root: str | None) -> Source:
     path = Path(root).expanduser()
     files = (stamp(path),) if path.is_file() else ()
     given = _read(path)
-    x = given.get("x_train")
-    if x is not None and x.dtype == np.uint8 and x.ndim > 1:
-        given["scale"] = np.full(x.shape[1], 1 / 255)
     return replace(from_fields(path.stem, given, where=str(path)), files=files)
 
 

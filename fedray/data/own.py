@@ -66,7 +66,7 @@ def _fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]
     """``x_<part>``, ``y_<part>`` and, where there are clients, ``client_<part>``, as they were given."""
     if isinstance(data, pd.DataFrame):
         found = _frame(data, name, columns)
-    elif isinstance(data, (tuple, list)) and len(data) in (2, 3):
+    elif isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(isinstance(each, tuple) for each in data):
         found = tuple(data)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         found = _dataset(data, name)

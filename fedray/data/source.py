@@ -143,7 +143,10 @@ def _call(name: str, loader: Any, root: str | None, normalization: str) -> Any:
 
 
 def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -> Source:
-    """A checked Source from a mapping of its fields; ``where`` (a file) begins the messages instead of ``name``."""
+    """A checked Source from a mapping of its fields; ``where`` (a file) begins the messages instead of ``name``.
+
+    Bytes (uint8 features) are images as a rule, and scaled to 0..1 unless ``scale`` or ``shift`` is given.
+    """
     where = where or name
     known = [field.name for field in fields(Source) if field.name != "files"]
     for key in given:
@@ -152,7 +155,11 @@ def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -
     missing = [key for key in ("x_train", "y_train", "x_test", "y_test") if given.get(key) is None]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}")
-    return _checked(where, {"name": name, **given})
+    source = _checked(where, {"name": name, **given})
+    shape = source.x_train.shape[1:]
+    if source.x_train.dtype == np.uint8 and source.scale is None and source.shift is None:
+        return replace(source, **_normalisation(where, {"scale": np.full(shape[0], 1 / 255)}, shape))
+    return source
 
 
 def validate(source: Source, where: str | None = None) -> Source:

@@ -98,26 +98,22 @@ class RunFolder:
         if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
             differ.append("run.rounds")
         known = self._known_inputs()
-        if known is not None:
-            differ += differing(known, self.inputs)
+        differ += differing(known or self.inputs, self.inputs)
         if differ:
             raise UserError(
                 f"{self.path} holds another run ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): "
                 "use run.resume=false to start over (the old one is kept), or another run.name"
+            )
+        if known is None and resume is not True:
+            raise UserError(
+                f"{self.path} has no {INPUTS}, so that nobody can tell whether it is of the same data and code: "
+                "run.resume=true takes it for the same run, run.resume=false starts over (the old one is kept)"
             )
         if summary and summary.get("status") == "diverged":
             return Found("finished", rounds, summary)
         if summary and summary.get("status") == "completed" and summary.get("rounds") == wanted:
             return Found("finished", rounds, summary)
         return Found("unfinished", rounds, summary)
-
-    def doubts(self) -> str | None:
-        """A line about a run that lies here and does not say what it was made from; None if there is no such run."""
-        if self.config.run.resume is False or not (self.path / "config.yaml").exists():
-            return None
-        if self._known_inputs() is not None:
-            return None
-        return f"warning: {self.path} has no {INPUTS}: nobody can tell whether it was made from the same data and code"
 
     def _known_inputs(self) -> dict[str, str] | None:
         path = self.path / INPUTS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +16,12 @@ from fedray.config import expand, flat, load
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError, near_miss
 from fedray.resolve import Experiment, Own, resolve
-from fedray.tracking.folder import differing, differing_keys, write_whole
+from fedray.tracking.folder import write_whole
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import STEPS, RoundCost, budget_of, cost_of_a_round, mean, value_of
 from fedray.tuning.equal_work import with_axis
 from fedray.tuning.pruning import pruner_of
-from fedray.tuning.settings import TuneConfig
+from fedray.tuning.recorded import differing_keys_of
 from fedray.tuning.space import Values
 from fedray.tuning.spec import RECORD, SweepSpec, first_seed, overridden, read_record
 from fedray.tuning.study import ENDED, JOURNAL, Study, is_there, journal, opened, owned, values_of
@@ -31,9 +30,6 @@ from fedray.tuning.view import View
 
 TRIALS = 30
 """Trials of a sweep, unless it says otherwise or is a grid."""
-
-EFFORT = ("trials", "concurrency", "storage", "name", "output", "resume")
-"""Keys of TuneConfig that may differ when a sweep goes on."""
 
 BASE = {"run.log_clients": False}
 """What trials have unless the base says otherwise."""
@@ -212,11 +208,11 @@ def opened_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda 
     resolved = flat(experiment.config.model_dump(mode="json"))
     _check_objectives(spec, data)
     _check_conditions(spec, resolved)
-    costs = _check_values(spec, base, own)
+    costs, models = _check_values(spec, base, own)
     _check_seeds(spec, experiment.config.run.seed)
     with owned(spec.folder, say):
         spec, unequal = with_axis(spec, cost_of_a_round(experiment, data), costs)
-        record = {"inputs": dict(experiment.inputs), **spec.record()}
+        record = {"inputs": {**experiment.inputs, **models}, **spec.record()}
         begun = _prepare(spec, record)
         tune, prune = spec.tune, spec.tune.prune
         total = trials_of(spec, resolved)
@@ -296,18 +292,25 @@ def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
                 raise UserError(f"{where}: when names {key}, which is no key here{near_miss(key, known)}")
 
 
-def _check_values(spec: SweepSpec, base: Mapping[str, Any], own: Own) -> dict[str, list[RoundCost]]:
+def _check_values(
+    spec: SweepSpec, base: Mapping[str, Any], own: Own
+) -> tuple[dict[str, list[RoundCost]], dict[str, str]]:
     """All ends of ranges and listed values must make a configuration, before anything is run.
 
-    Gives what a round costs with each of these values of each searched key.
+    Gives what a round costs with each of these values of each searched key, and digests of the models that are among
+    them, by a name for each.
     """
     costs: dict[str, list[RoundCost]] = {}
+    models: dict[str, str] = {}
     for values in spec.space.extremes(base):
+        experiment, data = _resolved_with(values, spec, base, own)
         # the key that is moved comes last, after those on which it depends
-        costs.setdefault([*values][-1], []).append(cost_of_a_round(*_resolved_with(values, spec, base, own)))
+        costs.setdefault([*values][-1], []).append(cost_of_a_round(experiment, data))
+        if "model.name" in values:
+            models[f"model {values['model.name']}"] = experiment.inputs["model"]
     for values in spec.first:
         _resolved_with(values, spec, base, own)
-    return costs
+    return costs, models
 
 
 def _resolved_with(
@@ -346,11 +349,17 @@ def _prepare(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
         number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
         folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))
     if begun:
-        differ = _differing(read_record(folder), record)
+        old = read_record(folder)
+        differ = differing_keys_of(old, record)
         if differ:
             raise UserError(
                 f"{folder} holds another sweep ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): use "
                 "tune.resume=false to start over (the old one is kept), or another tune.name"
+            )
+        if "inputs" not in old and resume is not True:
+            raise UserError(
+                f"{folder / RECORD} does not say what its trials were made from: tune.resume=true takes it for the "
+                "same sweep, tune.resume=false starts over (the old one is kept)"
             )
         return True
     if resume is True:
@@ -358,37 +367,3 @@ def _prepare(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a sweep's folder: choose another tune.name or tune.output")
     return False
-
-
-def check_recorded(spec: SweepSpec) -> None:
-    """Raises :class:`UserError` if the folder of ``spec`` holds another sweep: a report would say of old trials what
-    they did not have."""
-    if not (spec.folder / RECORD).exists():
-        return
-    old, new = read_record(spec.folder), spec.record()
-    # what opening a sweep adds to what it is asked to do
-    added = {key: old["base"][key] for key in ("data.validation_samples", "run.given") if key in old["base"]}
-    new["base"] = added | new["base"]
-    if new["tune"]["prune"]["axis"] == "auto":
-        new["tune"]["prune"]["axis"] = old["tune"].get("prune", {}).get("axis")
-    if differ := _differing(old, {**new, "inputs": old.get("inputs", {})}):
-        raise UserError(
-            f"{spec.folder} holds another sweep ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): a "
-            "report is of what was run; give what was asked for then, or another tune.name"
-        )
-
-
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The keys in which two sweeps differ that can't be taken for one."""
-    a, b = (dict(each["tune"]) for each in (old, new))
-    # as texts: 1 is not 1.0 for Optuna, nor are keys in another order the same
-    tune = [
-        f"tune.{key}"
-        for key in TuneConfig.model_fields
-        if key not in EFFORT and json.dumps(a.get(key)) != json.dumps(b.get(key))
-    ]
-    others = [key for key in ("spaces", "first") if json.dumps(old.get(key)) != json.dumps(new.get(key))]
-    # a run may be made longer, the trials of a sweep not
-    rounds = ["run.rounds"] if old["base"].get("run.rounds") != new["base"].get("run.rounds") else []
-    inputs = differing(old.get("inputs", new["inputs"]), new["inputs"])
-    return [*tune, *others, *rounds, *differing_keys(expand(old["base"]), expand(new["base"])), *inputs]
