@@ -139,6 +139,18 @@ def test_pictures_show_names(clients, tmp_path):
     assert ("house 03" in texts) == (clients == 4)
 
 
+def test_clients_keep_their_names_where_they_are_scored(tmp_path):
+    from fedray import simulate
+
+    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2
+    names = np.array(["ann", "bob"])[np.arange(40) // 20]
+    keys = {"engine.kind": "local", "algorithm.name": "fedavg", "model.name": "logistic", "run.output": str(tmp_path)}
+    keys |= {"run.rounds": 1, "train.local_steps": 1, "run.eval_clients": "all"}
+    run = simulate(keys, data=(x, y, names), test=(x, y, names))
+    assert run.evaluation["client_name"].tolist() == ["ann", "bob"]
+    assert run.evaluation["test_samples"].tolist() == [20, 20]
+
+
 def test_a_client_below_zero_is_refused_in_training():
     from fedray.data.own import own_source
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -62,6 +63,10 @@ class FederatedData:
     def active(self) -> int:
         """The number of clients that hold samples: the others never take part."""
         return int((self.sizes() > 0).sum())
+
+    def names_of(self, clients: Sequence[int]) -> dict[str, list[str]]:
+        """The column ``client_name`` of a table with a row for each of ``clients``; none where they have no names."""
+        return {} if self.client_names is None else {"client_name": [self.client_names[each] for each in clients]}
 
     def sizes(self) -> np.ndarray:
         """n_i, int64 [N]."""

@@ -162,6 +162,7 @@ class ClientScores:
         return {
             "round": self.round,
             "client": list(self.shares),
+            **self.data.names_of(list(self.shares)),
             "in_cohort": [client in self.cohort for client in self.shares],
             "in_eval_clients": [client in chosen for client in self.shares],
             "test_samples": list(self.shares.values()),

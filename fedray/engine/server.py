@@ -232,12 +232,10 @@ class Simulation:
             **self.costs,
             "round_seconds": time.perf_counter() - began,
         }
-        names = self.data.client_names
-        named = {} if names is None else {"client_name": [names[client] for client in cohort.ids]}
         log = {
             "round": number,
             "client": list(cohort.ids),
-            **named,
+            **self.data.names_of(cohort.ids),
             "samples": list(cohort.sizes),
             "steps": list(cohort.steps),
         }

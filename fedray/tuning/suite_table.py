@@ -190,26 +190,28 @@ def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 5.5))
-    seeds = 0
-    for row in rows:
-        runs = read_runs(row)
-        ended = [run for run in runs if not run.diverged]
-        seeds = max(seeds, len(ended))
-        if not runs:
-            continue
-        together = pd.concat([_curve(run) for run in ended] or [pd.Series(dtype=float)], axis=1).sort_index()
-        mean = together.mean(axis=1)
-        lost = len(runs) - len(ended)
-        label = f"{row.label} ({lost} of {len(runs)} diverged)" if lost else row.label
-        (line,) = axes.plot(mean.index, 100 * mean, label=label)
-        low, high = together.min(axis=1), together.max(axis=1)
-        axes.fill_between(mean.index, 100 * low, 100 * high, color=line.get_color(), alpha=0.15, linewidth=0)
-    band = f"line: mean; band: lowest to highest of {seeds} seeds" if seeds > 1 else "one seed"
-    axes.set(xlabel="local iterations", ylabel="test accuracy, %", title=f"{title} ({band})")
-    if axes.lines:
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    save_figure(figure, path)
+    # Optuna's pictures change the style of all that are drawn after them
+    with plt.style.context("default"):
+        figure, axes = plt.subplots(figsize=(9, 5.5))
+        seeds = 0
+        for row in rows:
+            runs = read_runs(row)
+            ended = [run for run in runs if not run.diverged]
+            seeds = max(seeds, len(ended))
+            if not runs:
+                continue
+            together = pd.concat([_curve(run) for run in ended] or [pd.Series(dtype=float)], axis=1).sort_index()
+            mean = together.mean(axis=1)
+            lost = len(runs) - len(ended)
+            label = f"{row.label} ({lost} of {len(runs)} diverged)" if lost else row.label
+            (line,) = axes.plot(mean.index, 100 * mean, label=label)
+            low, high = together.min(axis=1), together.max(axis=1)
+            axes.fill_between(mean.index, 100 * low, 100 * high, color=line.get_color(), alpha=0.15, linewidth=0)
+        band = f"line: mean; band: lowest to highest of {seeds} seeds" if seeds > 1 else "one seed"
+        axes.set(xlabel="local iterations", ylabel="test accuracy, %", title=f"{title} ({band})")
+        if axes.lines:
+            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        save_figure(figure, path)
 
 
 def _curve(run: Run) -> pd.Series:
