@@ -28,7 +28,7 @@ from fedray.inputs import inputs_of
 from fedray.making import Maker, load_weights, maker_of
 from fedray.models import find_model
 from fedray.models.inspection import ModelFacts, check_metrics, inspect_model
-from fedray.models.stacking import PROBED, stacking_obstacle
+from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
 
 VMAP_CHUNK = 64
@@ -166,7 +166,7 @@ def resolve(
     run_name = config.run.name or folder_name(config.algorithm.name, source_name)
     device, engine, placed = place(config.engine, Path(config.run.output) / run_name, auto_device)
     size = training.batch_size or int(data.sizes().max())
-    vectorize, chunk = _stacks(config, device, model.facts.flops * size, cohort_size, lambda: _obstacle(model, data))
+    vectorize, chunk = _stacks(config, device, model, data, size, cohort_size)
     kind = kind_of(config.data, source.client_train is not None)
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)
     if left_out := filled(algorithm.hyper, implied, "algorithm."):
@@ -223,11 +223,6 @@ def _model(config: Config, own: Own, data: FederatedData, head: str) -> _Model:
     metrics = {name: _unreduced(metric) for name, metric in own.metrics.items()}
     check_metrics(metrics, data.classes)
     return _Model(name, make, module, loss, metrics, facts)
-
-
-def _obstacle(model: _Model, data: FederatedData) -> str | None:
-    """Why clients can't be trained in batched stacks, tried on some of their samples."""
-    return stacking_obstacle(model.module, model.loss, *map(torch.from_numpy, data.examples(PROBED)))
 
 
 def _with(config: Config, **sections: Mapping[str, Any]) -> Config:
@@ -379,19 +374,24 @@ def _training(config: Config) -> LocalTraining:
 
 
 def _stacks(
-    config: Config, device: str, flops: float, cohort_size: int, obstacle: Callable[[], str | None]
+    config: Config, device: str, model: _Model, data: FederatedData, size: int, cohort_size: int
 ) -> tuple[bool, int | None]:
     """Whether clients are trained in batched stacks, and how many make one (if not: how many stay together, if given).
 
-    It depends on nothing but the configuration, as it changes bits. ``flops``: a forward pass of one client's batch.
-    ``obstacle`` says why this model's clients can't be stacked, if so.
+    It depends on nothing but the configuration and the model, as it changes bits. ``size``: samples of the largest
+    batch.
     """
+
+    def obstacle() -> str | None:
+        examples = map(torch.from_numpy, data.examples(samples_of_trial(size)))
+        return stacking_obstacle(model.module, model.loss, *examples)
+
     engine = config.engine
     largest = min(VMAP_CHUNK, 1 << ((cohort_size + 1) // 2 - 1).bit_length())
     chunk = largest if engine.chunk == "auto" else engine.chunk
     vectorize = engine.vectorize
     if vectorize == "auto":
-        pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and flops <= VMAP_FLOPS * chunk)
+        pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and model.facts.flops * size <= VMAP_FLOPS * chunk)
         vectorize = pays and obstacle() is None
     elif vectorize and (reason := obstacle()):
         raise UserError(f"engine.vectorize=true: this model can't be batched over clients: {reason}; use auto")

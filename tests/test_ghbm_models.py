@@ -16,7 +16,7 @@ from fedray.core.seeds import Purpose, torch_rng
 from fedray.errors import UserError
 from fedray.models import MODELS, build, find_model, options_of
 from fedray.models.inspection import inspect_model
-from fedray.models.stacking import PROBED, stacking_obstacle
+from fedray.models.stacking import samples_of_trial, stacking_obstacle
 
 COLOUR, GREY, ODD = (3, 32, 32), (1, 28, 28), (2, 17, 22)
 SHAPES = [COLOUR, GREY, ODD]
@@ -134,7 +134,8 @@ def test_facts(name):
         macs += sum(9 * pixels * (before * width + 5 * width * width) for pixels, before, width in stages)
     facts = inspect_model(made(name), cross_entropy, torch.zeros(2, *COLOUR), 10, name)
     assert facts.flops == 2 * macs
-    assert stacking_obstacle(made(name), cross_entropy, images(PROBED, *COLOUR), torch.arange(PROBED) % 10) is None
+    count = samples_of_trial(4)
+    assert stacking_obstacle(made(name), cross_entropy, images(count, *COLOUR), torch.arange(count) % 10) is None
     assert not facts.draws
     assert facts.buffers == 0
 

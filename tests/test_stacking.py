@@ -80,6 +80,22 @@ class Shared(Base):
         return z / len(z)
 
 
+class Large(Base):
+    """Subtracts the mean of the batch, where that is large."""
+
+    def between(self, z: Tensor) -> Tensor:
+        return z - z.mean(0) if len(z) >= 8 else z
+
+
+class Gated(Base):
+    """Leaves out all but the eight strongest samples of a batch, as a layer of limited capacity does."""
+
+    def between(self, z: Tensor) -> Tensor:
+        strength = z.square().sum(1)
+        limit = strength.topk(min(8, len(z))).values[-1]
+        return z * (strength >= limit)[:, None]
+
+
 class Zeros(Centred):
     """At its initial parameters, all zero, its gradients are zero but for the last layer's bias."""
 
@@ -112,7 +128,7 @@ class Tracking(Base):
         self.layer = nn.BatchNorm1d(7)
 
 
-MIXING = [Centred, BatchNormed, Attending, Shared, Zeros]
+MIXING = [Centred, BatchNormed, Attending, Shared, Large, Gated, Zeros]
 
 
 def data(tokens: bool = False) -> tuple[Any, Any]:

@@ -14,15 +14,21 @@ from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import first_sentence
 
-REAL = (4, 3, 2)
-"""Real samples in the batches of three clients; the rest of each is padding."""
+CLIENTS = 3
+"""Clients of the trial: one has a whole batch, one three quarters of it, one a half; the rest is padding."""
 
-PROBED = len(REAL) * max(REAL)
-"""Samples that the trial takes."""
+LARGEST = 256
+"""Samples of the largest batch that is tried."""
 
 TOLERANCE = 1e-3
 """How far, relative to its length, a gradient may be off. Rounding may take a ReLU's input to the other side of zero,
 which changes gradients by 1e-4; samples that see their neighbours change them by 1e-1."""
+
+
+def samples_of_trial(batch_size: int) -> int:
+    """How many samples :func:`stacking_obstacle` takes to try batches of ``batch_size``, or of :data:`LARGEST`: some
+    models see the neighbours of a sample in large batches only."""
+    return CLIENTS * min(batch_size, LARGEST)
 
 
 def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
@@ -30,13 +36,14 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
 
     A stack pads the batches of smaller clients with samples whose losses are left out. That is right as long as no
     sample's logits depend on the others of its batch, so the gradients of a padded stack must be those of its clients
-    one by one. ``x [PROBED, ...]`` and ``y [PROBED]`` are samples of the data, as inputs may be whole numbers (tokens).
-    Takes a second: it imports torch's compiler.
+    one by one. ``x [n, ...]`` and ``y [n]`` are samples of the data, as inputs may be whole numbers (tokens); n is
+    :func:`samples_of_trial`. Takes a second: it imports torch's compiler.
     """
     if Layout(module).buffers:
         return "it has buffers, such as BatchNorm's running statistics"
-    clients, size = len(REAL), max(REAL)
-    batch = Batch(x.view(clients, size, *x.shape[1:]), y.view(clients, size), 0, list(REAL))
+    clients, size = CLIENTS, len(x) // CLIENTS
+    real = [size, max(1, size * 3 // 4), max(1, size // 2)]
+    batch = Batch(x.view(clients, size, *x.shape[1:]), y.view(clients, size), 0, real)
     stack, loop = (kind(copy.deepcopy(module), loss) for kind in (VmapModel, LoopModel))
     at = _several(stack, clients)
     # what a failing pass has drawn leaves no trace

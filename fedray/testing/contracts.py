@@ -28,7 +28,7 @@ from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
 from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
 from fedray.engine.worker import Worker
-from fedray.models.stacking import PROBED, stacking_obstacle
+from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.resolve import Experiment, Own, resolve
 from fedray.simulation import RunResult, simulate
 from fedray.tracking.costs import bytes_per_client
@@ -133,7 +133,8 @@ class AlgorithmContract:
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
         """Training clients in one batched stream gives the numbers of one after another, to float tolerance."""
         experiment, data = self._resolved(tmp_path / "facts")
-        examples = map(torch.from_numpy, data.examples(PROBED))
+        size = experiment.training.batch_size or int(data.sizes().max())
+        examples = map(torch.from_numpy, data.examples(samples_of_trial(size)))
         if obstacle := stacking_obstacle(experiment.build_model(), experiment.loss, *examples):
             import pytest
 
