@@ -178,6 +178,23 @@ class Paired(nn.Module):
         return self.last(self.scale * self.batch(z + self.words((x[:, 0] > 0).long())))
 
 
+class Distant(nn.Module):
+    """Its own weights are used by an operation that is not counted, its child's by one that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres, self.last = nn.Parameter(torch.randn(8, 12)), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cdist(x, self.centres))
+
+
+def test_a_layer_is_not_excused_by_its_children():
+    found = facts(Distant(), (12,))
+    assert found.flops == product(1, 8, CLASSES)
+    assert found.uncounted == ("own parameters (Distant)",)
+
+
 def test_a_layer_that_counts_zero_is_named():
     found = facts(Paired(), (12,))
     assert found.flops == product(1, 8, CLASSES)

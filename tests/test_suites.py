@@ -199,3 +199,22 @@ def test_an_adaptive_server_at_rate_1_is_warned_of(name):
     assert [line for line in notes if line.startswith("warning: train.server_lr=1.0") and "0.01" in line]
     assert not resolve(load(settings | {"train.server_lr": 0.01}), Own(small_source()))[0].notes
     assert not resolve(load({**SETTINGS, "algorithm.name": "fedavgm"}), Own(small_source()))[0].notes
+
+
+def test_what_a_space_file_has_and_a_suite_leaves_out_is_said(tmp_path):
+    own = {
+        "base": {"algorithm.name": "fedprox", "train.local_steps": 5},
+        "spaces": {
+            "wide": {
+                "train.local_steps": {"choice": [5, 10]},
+                "algorithm.mu": {"uniform": [0, 1], "when": {"train.local_steps": [5]}},
+            }
+        },
+        "environments": {"data.partition.alpha": [0.1, 1]},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
+    whole = {"base": {"data.source": "sample", "train.local_steps": 4}, "algorithms": ["mine.yaml"]}
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(whole))
+    notes = read_suite(tmp_path / "suite.yaml").notes
+    (line,) = [note for note in notes if "the suite decides" in note]
+    assert line.endswith("search: train.local_steps of mine; algorithm.mu of mine; environments of mine")

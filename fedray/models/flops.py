@@ -39,11 +39,12 @@ def counting(module: nn.Module) -> Iterator[ForwardCount]:
     found = ForwardCount()
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     by_layer: dict[str, int] = {}
+    calls: list[list[int]] = []
     hooks = [
         hook
         for name, layer in module.named_modules()
         if _should_count(layer)
-        for hook in _hooks(_shown(name, layer), layer, counter.get_total_flops, by_layer)
+        for hook in _hooks(_shown(name, layer), layer, counter.get_total_flops, by_layer, calls)
     ]
     try:
         with torch.no_grad(), _plain_encoders(), counter:
@@ -64,15 +65,23 @@ def _shown(name: str, layer: nn.Module) -> str:
     return f"{name or 'own parameters'} ({type(layer).__name__})"
 
 
-def _hooks(name: str, layer: nn.Module, total: Callable[[], int], by_layer: dict[str, int]) -> list[Any]:
-    """Hooks that note under ``name`` what the calls of ``layer`` add to the ``total``, its children's included."""
-    before: list[int] = []
+def _hooks(
+    name: str, layer: nn.Module, total: Callable[[], int], by_layer: dict[str, int], calls: list[list[int]]
+) -> list[Any]:
+    """Hooks that note under ``name`` what the calls of ``layer`` add to the ``total`` beside its children's.
+
+    ``calls``: of each call that goes on, the total at its beginning and what its children have added.
+    """
 
     def begin(*_: Any) -> None:
-        before.append(total())
+        calls.append([total(), 0])
 
     def end(*_: Any) -> None:
-        by_layer[name] = by_layer.get(name, 0) + total() - before.pop()
+        began, of_children = calls.pop()
+        added = total() - began
+        by_layer[name] = by_layer.get(name, 0) + added - of_children
+        if calls:
+            calls[-1][1] += added
 
     return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]
 

@@ -167,7 +167,14 @@ def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple
         "tune": {**common.tune, "name": prefix + path.stem},
     }
     (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in common.given.items()])
-    return spec, [key for key in spaces[str(spec.tune.space)] if key not in spec.described]
+    dropped = [key for key in spaces[str(spec.tune.space)] if key not in spec.described]
+    # nor is a key searched whose condition on one of these the suite does not meet
+    dropped += [
+        each.key
+        for each in spec.space.parameters
+        if any(key in dropped and key in spec.base and spec.base[key] not in allowed for key, allowed in each.when)
+    ]
+    return spec, [*dropped, *(["environments"] if values.get("environments") else [])]
 
 
 def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
