@@ -330,7 +330,7 @@ def started(name: str, args: argparse.Namespace, clients: int) -> dict[str, Any]
 def pythons(given: Sequence[str]) -> dict[str, str]:
     """The interpreter of each kind of system, from ``NAME=PATH``, the environment, or this one."""
     found = {"fedray": sys.executable}
-    for name in ("flower", "pfl"):
+    for name in ("before", "flower", "pfl"):
         found[name] = os.environ.get(f"{name.upper()}_PYTHON", sys.executable)
     for text in given:
         name, _, path = text.partition("=")

@@ -193,6 +193,8 @@ def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
     # Optuna's pictures change the style of all that are drawn after them
     with plt.style.context("default"):
         figure, axes = plt.subplots(figsize=(9, 5.5))
+        # more rows than colours are told apart by their dashes
+        axes.set_prop_cycle(plt.cycler(linestyle=["-", "--", ":"]) * plt.rcParams["axes.prop_cycle"])
         seeds = 0
         for row in rows:
             runs = read_runs(row)
