@@ -1,35 +1,35 @@
 """A digest of a piece of the user's code: equal while it computes the same, another when it is edited.
 
 It serves to notice that a run folder was made by other code. A function counts by its bytecode and by whatever it
-refers to: defaults, closures, global helpers and values, the user's own modules. A class counts by what is in it, an
-object by its class and by what pickle would keep of it. Comments, line numbers and docstrings do not count. What
-libraries define counts by its name, and by its file where the library is not one of fedray's own dependencies, whose
-versions a run records anyway.
+refers to: defaults, closures, attributes, global helpers and values, the user's own modules. A class counts by what is
+in it, an object by its class and by what pickle would keep of it. Comments, line numbers and docstrings do not count.
+What libraries define counts by its name, and by its file where the library is not one of fedray's own dependencies,
+whose versions a run records anyway.
 
-Two limits. Bytecode differs between minor versions of Python, and so do digests. An object that changes with its use
-(a metric with a counter, say) counts as another once it has been used.
+What is not noticed: something of a library's that is replaced or given further attributes; a module that is imported by
+a name which is only computed; an object that pickle can't take apart, such as a generator, beyond its type.
+
+What counts although it computes nothing: Python's minor version, as bytecode differs between them; docstrings of
+functions within functions; and whatever changes as it is used (a metric with a counter, a global cache).
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
 import dis
-import hashlib
-import importlib.util
+import inspect
 import sys
 import types
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
+import weakref
+from collections import ChainMap
+from collections.abc import Collection, Iterator, MappingView
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-RECORDED = {"fedray", "torch", "torchvision", "numpy", *sys.stdlib_module_names}
-"""Packages whose version belongs to a run's record."""
+from fedray.own_modules import hashed, is_library, library_digest, possible_modules, source_digest
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), range, slice, torch.dtype, torch.device}
 
@@ -39,85 +39,96 @@ MADE_BY_PYTHON = {
     "__annotate_func__", "__annotations_get__", "__parameters__",
 }  # fmt: skip
 
-DEEPEST = 5000
-"""Python's limit of nested calls while a digest is taken: what is followed may be a long chain."""
+ONLY_TELL = {"logging.Logger", "logging.Handler", "tqdm.std.tqdm", "torch.utils.tensorboard.writer.SummaryWriter"}
+"""Classes of objects that show what happens and compute nothing: they count by their type, whatever they hold."""
+
+DEEPEST = 400
+"""Things within things beyond this depth count by their type."""
+
+CALLS_OF_A_LEVEL = 12
+"""Python's calls within calls while a digest goes down one level, at most."""
 
 
-def code_digest(thing: Any, weights: bool = True) -> str:
+def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
     """sha256 of a function, class or object, as hexadecimal digits.
 
-    Without ``weights``, the values of a module's parameters and buffers do not count, but only their shapes and dtypes:
-    the code of a model apart from its weights.
+    Of the tensors ``apart_from`` the values do not count, but only shapes and dtypes: with a model's parameters and
+    buffers it is the digest of the model's code apart from its weights.
     """
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, DEEPEST))
+    sys.setrecursionlimit(max(limit, DEEPEST * CALLS_OF_A_LEVEL + 1000))
     try:
-        return _Walk(weights).of(thing).hex()
+        return _Walk(frozenset(map(id, apart_from))).of(thing).hex()
     finally:
         sys.setrecursionlimit(limit)
-
-
-def is_library(module: str | None) -> bool:
-    """Whether a module, by name, comes from an installed package and not from the user's own files."""
-    if module is None or module == "builtins":
-        return True
-    if module.partition(".")[0] in RECORDED:
-        return True
-    return _is_installed(getattr(sys.modules.get(module), "__file__", None))
-
-
-def _is_installed(path: str | None) -> bool:
-    return path is not None and bool({"site-packages", "dist-packages"} & set(Path(path).parts))
 
 
 class _Walk:
     """One walk over everything that a thing consists of or refers to."""
 
-    def __init__(self, weights: bool) -> None:
-        self.weights = weights
-        # by id: the order of the first visit; and the things, so that the ids stay theirs
-        self.seen: dict[int, int] = {}
+    def __init__(self, apart_from: frozenset[int], before: _Walk | None = None) -> None:
+        self.apart_from = apart_from
+        # by id: the number of the first visit; and the things, so that the ids stay theirs
+        self.seen: ChainMap[int, int] = ChainMap({}, *([before.seen] if before else []))
         self.visited: list[Any] = []
+        self.visits: int = before.visits if before else 0
+        self.depth: int = before.depth if before else 0
 
     def of(self, thing: Any) -> bytes:
-        """The digest of ``thing``; of one that is being visited already, where in the walk that was."""
+        """The digest of ``thing``; of one that was visited already, where in the walk that was."""
         if type(thing) in PLAIN:
-            return _hash(type(thing).__name__, repr(thing))
+            return hashed(type(thing).__name__, repr(thing))
         if id(thing) in self.seen:
-            return _hash("again", str(self.seen[id(thing)]))
-        self.seen[id(thing)] = len(self.seen)
+            return hashed("again", str(self.seen[id(thing)]))
+        if self.depth >= DEEPEST:
+            return hashed("deep", type(thing).__name__)
+        self.seen[id(thing)] = self.visits
         self.visited.append(thing)
-        return _hash(*self._parts(thing))
+        self.visits += 1
+        self.depth += 1
+        try:
+            return hashed(*self._parts(thing))
+        finally:
+            self.depth -= 1
 
     def _parts(self, thing: Any) -> Iterator[str | bytes]:
         yield type(thing).__name__
+        # by type(), not isinstance(): a proxy passes itself off as what it stands for, which may be gone
+        if issubclass(type(thing), weakref.ProxyTypes) or ONLY_TELL & set(map(_full_name, type(thing).__mro__)):
+            return
         if isinstance(thing, torch.Tensor):
             yield from self._tensor(thing)
         elif type(thing) is np.ndarray:
             yield f"{thing.dtype} {thing.shape}"
             yield self.of(thing.tolist()) if thing.dtype.hasobject else np.ascontiguousarray(thing).tobytes()
-        elif type(thing) in (tuple, list):
+        elif type(thing) in (tuple, list) or isinstance(thing, MappingView):
             yield from map(self.of, thing)
-        elif type(thing) in (set, frozenset):
-            yield from sorted(_Walk(self.weights).of(each) for each in thing)
-        elif type(thing) is dict:
+        elif isinstance(thing, memoryview):
+            yield thing.tobytes()
+        elif type(thing) in (dict, types.MappingProxyType):
             yield from (self.of(part) for item in thing.items() for part in item)
         elif isinstance(thing, types.ModuleType):
-            yield thing.__name__
+            yield thing.__name__ if is_library(thing.__name__) else source_digest([thing.__name__])
         elif isinstance(thing, types.CodeType):
             yield from self._code(thing)
         elif isinstance(thing, types.FunctionType):
             yield from self._function(thing)
         elif isinstance(thing, type):
             yield from self._class(thing)
+        elif isinstance(thing, torch.jit.ScriptFunction):
+            yield str(thing.code)
         elif isinstance(thing, nn.Module):
             yield from self._module(thing)
         else:
             yield from self._object(thing)
 
-    def _tensor(self, tensor: torch.Tensor, counts: bool = True) -> Iterator[str | bytes]:
+    def _unordered(self, things: Collection[Any]) -> Iterator[bytes]:
+        """Of the elements of a set, each as if it were the first of them."""
+        yield from sorted(_Walk(self.apart_from, self).of(each) for each in things)
+
+    def _tensor(self, tensor: torch.Tensor) -> Iterator[str | bytes]:
         yield f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout} {tensor.requires_grad}"
-        if counts:
+        if id(tensor) not in self.apart_from:
             dense = tensor.detach().cpu().to_dense() if tensor.layout != torch.strided else tensor.detach().cpu()
             yield dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
@@ -128,11 +139,13 @@ class _Walk:
         yield from map(self.of, code.co_consts)
 
     def _function(self, function: types.FunctionType) -> Iterator[str | bytes]:
-        if is_library(function.__module__):
-            yield _of_library(function.__module__, function.__qualname__)
+        # not __module__, which functools.wraps takes from what is wrapped
+        home = function.__globals__.get("__name__", "")
+        if is_library(home):
+            yield library_digest(home, function.__qualname__)
             # a library's wrapper of the user's function
-            if hasattr(function, "__wrapped__"):
-                yield self.of(function.__wrapped__)
+            if "__wrapped__" in vars(function):
+                yield self.of(vars(function))
             return
         code = function.__code__
         if function.__doc__ and code.co_consts[:1] == (function.__doc__,):
@@ -140,34 +153,39 @@ class _Walk:
         yield self.of(code)
         yield self.of(function.__defaults__)
         yield self.of(function.__kwdefaults__)
+        yield self.of(vars(function))
         for cell in function.__closure__ or ():
             try:
                 yield self.of(cell.cell_contents)
             except ValueError:
                 yield "empty"
-        used, attributes, imported = _names(code)
-        for name in sorted(used):
-            if name in function.__globals__:
-                yield name
-                yield from self._global(name, function.__globals__[name], attributes)
-        for name in sorted(imported):
-            yield _of_imported(name)
+        found = _Names.of(code)
+        # a name like __name__ says where the code is
+        for name in sorted(name for name in found.globals & function.__globals__.keys() if not _is_special(name)):
+            yield name
+            yield from self._global(name, function.__globals__[name], found.attributes)
+        package = function.__globals__.get("__package__") or home.rpartition(".")[0]
+        imported = {name for each in found.imports for name in possible_modules(*each, package)}
+        if imported:
+            yield source_digest(imported)
 
     def _global(self, name: str, value: Any, attributes: set[str]) -> Iterator[bytes]:
         """What a function refers to by a global ``name``; of the user's own module, what the function may use of it."""
         home = sys.modules.get(type(value).__module__)
         if home is not None and is_library(home.__name__) and getattr(home, name, None) is value:
             # something of a library's that there is once, such as os.environ: what it holds is not the user's code
-            yield _of_library(home.__name__, name)
-            return
-        yield self.of(value)
-        if isinstance(value, types.ModuleType) and not is_library(value.__name__):
-            for attribute in sorted(attributes & vars(value).keys()):
-                yield from self._global(attribute, vars(value)[attribute], attributes)
+            yield library_digest(home.__name__, name)
+        elif issubclass(type(value), types.ModuleType) and attributes & vars(value).keys():
+            yield hashed(value.__name__)
+            if not is_library(value.__name__):
+                for attribute in sorted(attributes & vars(value).keys()):
+                    yield from self._global(attribute, vars(value)[attribute], attributes)
+        else:
+            yield self.of(value)
 
     def _class(self, cls: type) -> Iterator[str | bytes]:
-        if is_library(cls.__module__):
-            yield _of_library(cls.__module__, cls.__qualname__)
+        if is_library(_module_of(cls)):
+            yield library_digest(_module_of(cls) or "", cls.__qualname__)
             return
         yield self.of(type(cls))
         yield from map(self.of, cls.__bases__)
@@ -177,12 +195,20 @@ class _Walk:
                 yield self.of(value)
 
     def _module(self, module: nn.Module) -> Iterator[str | bytes]:
+        if "_orig_mod" in module._modules:
+            # torch.compile keeps what it compiles, and things of the process beside it
+            yield self.of(module._modules["_orig_mod"])
+            return
+        if isinstance(module, torch.jit.ScriptModule):
+            yield from (str(each.code) for each in module.modules() if hasattr(each, "code"))
+            yield from (self.of(tensor) for tensor in (*module.parameters(), *module.buffers()))
+            return
         yield self.of(type(module))
         for name, value in sorted(vars(module).items()):
             if name in ("_parameters", "_buffers"):
                 for own, tensor in value.items():
                     yield own
-                    yield _hash(*self._tensor(tensor, counts=self.weights)) if tensor is not None else "none"
+                    yield self.of(tensor)
             elif name.endswith("_hooks") or "_hooks_" in name:
                 # their keys are numbers that the process gives out
                 yield from (self.of(hook) for hook in value.values()) if isinstance(value, dict) else ()
@@ -203,18 +229,37 @@ class _Walk:
         if isinstance(thing, types.MemberDescriptorType | types.GetSetDescriptorType):
             # a slot: the name under which it stands in its class says all
             return
-        if hasattr(thing, "__wrapped__"):
-            yield self.of(thing.__wrapped__)
+        yield self.of(inspect.getattr_static(thing, "__wrapped__", None))
         yield self.of(type(thing))
+        if isinstance(thing, (set, frozenset)):
+            yield from self._unordered(thing)
+            yield self.of(getattr(thing, "__dict__", None))
+            return
         try:
             parts = thing.__reduce_ex__(4)
         except Exception:
             return
         if isinstance(parts, str):
-            yield _of_library(getattr(thing, "__module__", None), parts)
+            # a name in its module; what the user defined under it is above
+            home = _module_of(thing) or ""
+            yield library_digest(home, parts) if is_library(home) else parts
         else:
             for part in parts:
                 yield self.of(list(part) if isinstance(part, Iterator) else part)
+
+
+def _module_of(thing: Any) -> str | None:
+    """The module that something says it is from; a few classes of C code say nothing that is a text."""
+    module = getattr(thing, "__module__", None)
+    return module if isinstance(module, str) else None
+
+
+def _full_name(cls: type) -> str:
+    return f"{_module_of(cls)}.{cls.__qualname__}"
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def _is_made_by_pydantic(name: str) -> bool:
@@ -222,53 +267,31 @@ def _is_made_by_pydantic(name: str) -> bool:
     return name.startswith("__pydantic_") and name != "__pydantic_fields__"
 
 
-def _names(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
-    """The globals that a function and the functions within it use, the attributes, and the modules that they import."""
-    used, attributes, imported = set(), set(), set()
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            used.add(step.argval)
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
-            attributes.add(step.argval)
-        elif step.opname == "IMPORT_NAME":
-            imported.add(step.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            for found, inner in zip((used, attributes, imported), _names(constant), strict=True):
-                found |= inner
-    return used - vars(builtins).keys(), attributes, imported
+@dataclass(frozen=True)
+class _Names:
+    """What a function and the functions within it use by name: globals, attributes, and the modules that they import
+    when they are called: name, dots before it, and what is taken from it."""
 
+    globals: set[str]
+    attributes: set[str]
+    imports: set[tuple[str, int, tuple[str, ...]]]
 
-def _of_library(module: str | None, name: str) -> bytes:
-    module = module or "builtins"
-    return _hash(module, name, b"" if module.partition(".")[0] in RECORDED | {"builtins"} else _of_file(module))
-
-
-@cache
-def _of_file(module: str) -> bytes:
-    path = getattr(sys.modules.get(module), "__file__", None)
-    return hashlib.sha256(Path(path).read_bytes()).digest() if path and Path(path).is_file() else b""
-
-
-def _of_imported(name: str) -> bytes:
-    """A module that a function imports when it is called: of the user's own, what its file says but for comments."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if is_library(name) or spec is None or spec.origin is None or _is_installed(spec.origin):
-        return _hash(name)
-    path = Path(spec.origin)
-    try:
-        return _hash(name, ast.dump(ast.parse(path.read_bytes())))
-    except (OSError, SyntaxError, ValueError):
-        return _hash(name)
-
-
-def _hash(*parts: str | bytes) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "big"))
-        digest.update(data)
-    return digest.digest()
+    @classmethod
+    def of(cls, code: types.CodeType) -> _Names:
+        found = cls(set(), set(), set())
+        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        for place, step in enumerate(steps):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                found.globals.add(step.argval)
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+                found.attributes.add(step.argval)
+            elif step.opname == "IMPORT_NAME":
+                dots, taken = (each.argval for each in steps[place - 2 : place])
+                found.imports.add((step.argval, dots, tuple(taken or ())))
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                inner = cls.of(constant)
+                found.globals.update(inner.globals)
+                found.attributes.update(inner.attributes)
+                found.imports.update(inner.imports)
+        return found

@@ -35,7 +35,9 @@ def inputs_of(
     """
     found = contents(source, data)
     found["algorithm"] = code_digest(algorithm)
-    found["model"] = code_digest(model, weights=False)
+    # "initial model" says what these are when training begins
+    weights = tensors_of(model).values() if isinstance(model, nn.Module) else ()
+    found["model"] = code_digest(model, apart_from=list(weights))
     found["initial model"] = _of_tensors(tensors_of(initial))
     if loss is not None:
         found["loss"] = code_digest(loss)

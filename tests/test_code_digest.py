@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedray.algorithms.scaffold import Scaffold
-from fedray.code_digest import code_digest, is_library
+from fedray.code_digest import code_digest
 from fedray.data import contents as contents_module
 from fedray.data.contents import contents
 from fedray.data.federated import federate
 from fedray.data.source import load_source
+from fedray.own_modules import is_library
 from fedray.testing.contracts import small_source
 
 
@@ -35,6 +36,12 @@ def defined(text: str, name: str = "thing") -> Any:
     namespace |= {"functools": functools, "typing": typing, "collections": collections}
     exec(compile(textwrap.dedent(text), "somebodys.py", "exec"), namespace)
     return namespace[name]
+
+
+def code_of(thing: Any) -> str:
+    """The digest of a thing; of a module, apart from its weights."""
+    weights = [*thing.parameters(), *thing.buffers()] if isinstance(thing, nn.Module) else []
+    return code_digest(thing, apart_from=weights)
 
 
 LOSS = """
@@ -102,7 +109,7 @@ REFERRED = {
 
 @pytest.mark.parametrize("text", REFERRED.values(), ids=REFERRED)
 def test_what_it_refers_to_counts(text: str) -> None:
-    one, same, other = (code_digest(defined(text.format(value)), weights=False) for value in (1, 1, 2))
+    one, same, other = (code_of(defined(text.format(value))) for value in (1, 1, 2))
     assert one == same != other
 
 
@@ -130,7 +137,7 @@ def test_hooks_count_whatever_their_numbers() -> None:
         model.register_forward_pre_hook(print)
         return nn.utils.parametrizations.spectral_norm(model)
 
-    assert code_digest(made(), weights=False) == code_digest(made(), weights=False)
+    assert code_of(made()) == code_of(made())
 
 
 def test_a_function_that_is_imported_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +184,8 @@ def test_a_function_that_calls_itself_ends() -> None:
 def test_weights_can_be_left_out_and_training_mode_does_not_count() -> None:
     one, other = nn.Linear(3, 2), nn.Linear(3, 2)
     assert code_digest(one) != code_digest(other)
-    assert code_digest(one, weights=False) == code_digest(other.eval(), weights=False)
-    assert code_digest(one, weights=False) != code_digest(nn.Linear(3, 4), weights=False)
+    assert code_of(one) == code_of(other.eval())
+    assert code_of(one) != code_of(nn.Linear(3, 4))
 
 
 @given(st.lists(st.floats(allow_nan=True), min_size=1), st.sampled_from(["float32", "float64", "bfloat16"]))
@@ -212,7 +219,8 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
                 self.names = {"x", "y", "z"}
             def forward(self, x):
                 return self.layer(x) if NAMES else [y for y in x if y in {"p", "q", "r"}]
-        print(code_digest(Net), code_digest(Net(), weights=False))
+        net = Net()
+        print(code_digest(Net), code_digest(net, apart_from=list(net.parameters())))
         """
     )
     (tmp_path / "script.py").write_text(text)
