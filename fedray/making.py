@@ -58,7 +58,8 @@ class Copied:
     seed: int
 
     def __call__(self, client: int | None = None) -> nn.Module:
-        module = copy.deepcopy(self.module)
+        with blamed("model=... can't be copied"):
+            module = copy.deepcopy(self.module)
         if client is not None:
             with seeds.torch_rng(self.seed, Purpose.CLIENT_INIT, client):
                 for layer in module.modules():

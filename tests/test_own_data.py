@@ -234,6 +234,26 @@ def test_columns_are_told_by_name():
         own_source((X, Y), (XT, YT), client_column="station")
 
 
+def test_columns_of_frames_of_features_are_told_by_name_too():
+    x, x_test = (frame(each, 0).drop(columns="label") for each in (X, XT))
+    source = own_source((x, Y), (x_test[list("edcba")], YT))
+    assert np.array_equal(source.x_test, XT)
+    with pytest.raises(UserError, match="test lacks column 'c', which data has"):
+        own_source((x, Y), (x_test.drop(columns="c"), YT))
+
+
+def test_categories_that_read_alike_are_refused():
+    labels = pd.Categorical([1, "1", 2] * 20, categories=[1, "1", 2])
+    with pytest.raises(UserError, match="y_train has 2 categories that are '1' when written as text"):
+        own_source((X, labels), (XT, labels[:12]))
+
+
+def test_arrays_may_be_tuples():
+    source = own_source(tuple(zip(*zip(X, Y, strict=True), strict=True)), (XT, YT))
+    assert np.array_equal(source.x_train, X)
+    assert np.array_equal(source.y_train, Y)
+
+
 def test_sweeps_read_data_alike():
     described = {"base": FAST, "spaces": {"wide": {"train.lr": {"uniform": [0.1, 0.2]}}}, "tune": {"name": "s"}}
     (spec,) = read_sweeps(described, ())

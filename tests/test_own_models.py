@@ -74,6 +74,25 @@ def test_a_metric_is_checked_as_the_loss_is(metric, message, tmp_path):
         run(tmp_path, {"metrics": {"fine": lambda logits, targets: targets == 0, "own": metric}})
 
 
+def share_of_batch(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets, reduction="none") / len(targets)
+
+
+def test_a_metric_that_depends_on_the_batch_is_refused(tmp_path):
+    with pytest.raises(UserError, match="metric 'own' gives a sample another value when there are other samples"):
+        run(tmp_path, {"metrics": {"own": share_of_batch}})
+    noisy = run(tmp_path, {"metrics": {"own": lambda logits, targets: torch.rand(len(targets))}})
+    assert 0 < noisy.metrics["test_own"].iloc[-1] < 1
+
+
+def test_a_loss_that_depends_on_the_batch_is_said(tmp_path, capsys):
+    warning = "warning: the loss of a sample depends on the other samples of its batch"
+    run(tmp_path / "one", {"loss": share_of_batch, "verbose": True})
+    assert warning in " ".join(capsys.readouterr().out.split())
+    run(tmp_path / "other", {"loss": nn.CrossEntropyLoss(), "verbose": True})
+    assert warning not in " ".join(capsys.readouterr().out.split())
+
+
 def test_torchs_loss_modules_are_metrics_of_each_sample(tmp_path):
     row = run(tmp_path, {"metrics": {"nll": nn.CrossEntropyLoss()}}).metrics.iloc[-1]
     assert row["test_nll"] == pytest.approx(row["test_loss"], rel=1e-6)
@@ -233,6 +252,13 @@ def test_a_sweep_says_that_a_module_starts_all_seeds_alike(model, seeds, said, t
     with opened_sweep(spec, Own(small_source(), model)) as sweep:
         lines = [line for line in sweep.notes if "all 2 seeds start from the same initial weights" in line]
     assert len(lines) == said
+
+
+def test_a_module_that_holds_an_activation_is_refused_in_one_line(tmp_path):
+    model = Normed()
+    model.seen = model(torch.zeros(2, FEATURES))
+    with pytest.raises(UserError, match=r"model=... can't be copied: RuntimeError: Only Tensors created explicitly"):
+        run(tmp_path, {"model": model})
 
 
 def test_a_module_starts_all_seeds_alike_and_its_class_does_not():

@@ -184,6 +184,11 @@ def test_a_folder_that_does_not_say_what_it_was_made_from(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"has no inputs.json.* run.resume=true takes it for the same run"):
         fedray.simulate(settings, **GIVEN)
     assert fedray.simulate({**settings, "run.resume": True}, **GIVEN).summary == first.summary
+    for damaged, words in (("{}", "holds another run"), ("[]", "is damaged"), ("", "is damaged")):
+        (first.folder / "inputs.json").write_text(damaged)
+        with pytest.raises(UserError, match=words):
+            fedray.simulate(settings, **GIVEN)
+    (first.folder / "inputs.json").unlink()
     longer = fedray.simulate({**settings, "run.resume": True, "run.rounds": 3}, **GIVEN)
     assert fedray.simulate({**settings, "run.rounds": 3}, **GIVEN).summary == longer.summary
 

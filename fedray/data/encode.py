@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,7 +64,10 @@ def _refuse_mixture(where: str, given: Mapping[str, Any]) -> None:
     kinds = {key: "names" if _are_names(values) else "numbers" for key, values in given.items()}
     for key, kind in kinds.items():
         if kind != kinds[first]:
-            raise UserError(f"{where}: {first} holds {kinds[first]} and {key} {kind}; they must be alike")
+            raise UserError(
+                f"{where}: {first} holds {kinds[first]} and {key} {kind}; they must be alike (texts, dates, true and "
+                "false, and pandas' categories are names)"
+            )
 
 
 def _known_codes(where: str, key: str, values: Any, known: Sequence[Any], holder: str) -> np.ndarray:
@@ -102,6 +106,9 @@ def names_of(where: str, key: str, values: Any) -> list[Any]:
     """The different names among ``values``: in the order of pandas' categories, else false before true, else sorted."""
     categories = _categories(values)
     if categories is not None:
+        (text, count), *_ = Counter(map(str, categories)).most_common(1) or [("", 0)]
+        if count > 1:
+            raise UserError(f"{where}: {key} has {count} categories that are {text!r} when written as text")
         return list(categories)
     column = _column(where, key, values)
     _refuse_missing(where, key, column)

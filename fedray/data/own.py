@@ -58,7 +58,9 @@ def own_source(
     given = _fields(data, "data", "train", columns)
     if isinstance(data, pd.DataFrame) and isinstance(test, pd.DataFrame):
         _require(test, "test", columns.label, "label_column")
-        test = _in_order_of(data, test, columns)
+        test = _in_order_of(data, test, others=(columns.label, columns.client or CLIENT))
+    elif _is_arrays(data) and _is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
+        test = (_in_order_of(data[0], test[0]), *test[1:])
     return from_fields("own", given | _fields(test, "test", "test", columns), where="data")
 
 
@@ -66,13 +68,19 @@ def _fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]
     """``x_<part>``, ``y_<part>`` and, where there are clients, ``client_<part>``, as they were given."""
     if isinstance(data, pd.DataFrame):
         found = _frame(data, name, columns)
-    elif isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(isinstance(each, tuple) for each in data):
+    elif _is_arrays(data):
         found = tuple(data)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         found = _dataset(data, name)
     else:
         raise UserError(f"{name}=... must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}")
     return dict(zip((f"x_{part}", f"y_{part}", f"client_{part}"), found, strict=False))
+
+
+def _is_arrays(data: Any) -> bool:
+    """Whether ``data`` is x, y and perhaps clients, and not a short list of items (x, y)."""
+    is_pair = isinstance(data, (tuple, list)) and len(data) in (2, 3)
+    return is_pair and not all(isinstance(each, (tuple, list)) and len(each) == 2 for each in data)
 
 
 def _frame(frame: pd.DataFrame, name: str, columns: Columns) -> tuple[Any, ...]:
@@ -112,9 +120,11 @@ def _client_column(frame: pd.DataFrame, name: str, columns: Columns) -> str | No
     return None
 
 
-def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """``test`` with its columns in the order of those of ``data``, as features are told by their places."""
-    others = (columns.label, CLIENT if columns.client is None else columns.client)
+def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, others: tuple[str, ...] = ()) -> pd.DataFrame:
+    """``test`` with its columns in the order of those of ``data``, as features are told by their places.
+
+    Columns ``others`` are no features, and need not be in both.
+    """
     wanted = [column for column in data.columns if column not in others]
     there = [column for column in test.columns if column not in others]
     lacking = [str(column) for column in wanted if column not in there]

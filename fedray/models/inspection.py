@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedray.core.model import Loss, predicting_head
-from fedray.core.seeds import Purpose, torch_rng
+from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.importing import blamed
@@ -27,7 +28,8 @@ NAMED = 3
 class ModelFacts:
     """``parameters`` P and float ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether
     forward draws random numbers (dropout); ``prediction_flops``: a sample's pass through the head's predictor, which
-    ``flops`` leaves out; ``uncounted``: the layers whose FLOPs could not be counted, as ``name (Class)``."""
+    ``flops`` leaves out; ``uncounted``: the layers whose FLOPs could not be counted, as ``name (Class)``;
+    ``loss_of_batch``: a sample's loss depends on the others of its batch."""
 
     parameters: int
     buffers: int
@@ -35,17 +37,24 @@ class ModelFacts:
     draws: bool
     prediction_flops: float = 0.0
     uncounted: tuple[str, ...] = ()
+    loss_of_batch: bool = False
 
     @property
     def notes(self) -> list[str]:
         """Lines that the owner of the model should know."""
-        if not self.uncounted:
-            return []
-        more = f" and {len(self.uncounted) - NAMED} more" if len(self.uncounted) > NAMED else ""
-        return [
-            f"warning: FLOPs of the model's {', '.join(self.uncounted[:NAMED])}{more} are not counted: costs and "
-            "engine.vectorize=auto take them for zero"
-        ]
+        lines = []
+        if self.uncounted:
+            more = f" and {len(self.uncounted) - NAMED} more" if len(self.uncounted) > NAMED else ""
+            lines.append(
+                f"warning: FLOPs of the model's {', '.join(self.uncounted[:NAMED])}{more} are not counted: costs and "
+                "engine.vectorize=auto take them for zero"
+            )
+        if self.loss_of_batch:
+            lines.append(
+                "warning: the loss of a sample depends on the other samples of its batch, so test_loss depends on the "
+                "size of evaluation batches, and train_loss on train.batch_size"
+            )
+        return lines
 
 
 def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, name: str) -> ModelFacts:
@@ -62,6 +71,7 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
             logits = module.eval()(example)
         _check_logits(logits, len(example), classes, name)
         check_per_sample("the loss", loss, classes, "use reduction='none'")
+        loss_of_batch = depends_on_batch("the loss", loss, classes)
         before = torch.random.get_rng_state()
         with blamed(f"model {name} failed in training mode"), counting(module) as count:
             logits = module.train()(example)
@@ -76,6 +86,7 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
         draws=draws,
         prediction_flops=predicted,
         uncounted=count.uncounted,
+        loss_of_batch=loss_of_batch,
     )
 
 
@@ -107,6 +118,11 @@ def check_metrics(metrics: Mapping[str, Loss], classes: int) -> None:
         if name in OWN_FIGURES:
             raise UserError(f"metric {name!r} has the name of a figure of fedray's own: choose another")
         check_per_sample(f"metric {name!r}", metric, classes, "fedray takes the mean over the test set itself")
+        if depends_on_batch(f"metric {name!r}", metric, classes):
+            raise UserError(
+                f"metric {name!r} gives a sample another value when there are other samples in its batch, so its mean "
+                "would depend on the size of evaluation batches: let it look at each sample alone"
+            )
 
 
 def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> None:
@@ -122,3 +138,18 @@ def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> No
             raise UserError(
                 f"{what} must give one value per sample, [b], not a tensor of shape {list(values.shape)}: {advice}"
             )
+
+
+def depends_on_batch(what: str, function: Loss, classes: int) -> bool:
+    """Whether a sample's value of ``function(logits [b, classes], targets [b])`` changes with the rest of its batch.
+
+    A function that draws random numbers is taken for one that does not, as nobody can tell.
+    """
+    samples, few = classes + 1, slice(2)
+    numbers = stream(0, Purpose.INIT).standard_normal((samples, classes), dtype=np.float32)
+    logits, targets = torch.from_numpy(numbers), torch.arange(samples) % classes
+    with blamed(f"{what} failed on logits [{samples}, {classes}] and targets [{samples}]"):
+        whole, part, again = (function(logits[rows], targets[rows]).double() for rows in (slice(None), few, few))
+    if not torch.allclose(part, again, equal_nan=True):
+        return False
+    return not torch.allclose(whole[few], part, rtol=1e-3, atol=1e-6, equal_nan=True)

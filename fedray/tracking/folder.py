@@ -98,7 +98,7 @@ class RunFolder:
         if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
             differ.append("run.rounds")
         known = self._known_inputs()
-        differ += differing(known or self.inputs, self.inputs)
+        differ += differing(self.inputs if known is None else known, self.inputs)
         if differ:
             raise UserError(
                 f"{self.path} holds another run ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): "
@@ -119,10 +119,11 @@ class RunFolder:
         path = self.path / INPUTS
         if not path.exists():
             return None
-        try:
-            return dict(json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            raise UserError(f"{path} is damaged: use run.resume=false to start over") from None
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(path.read_text())
+            if isinstance(known, dict):
+                return known
+        raise UserError(f"{path} is damaged: use run.resume=false to start over")
 
     def _holds_something(self) -> bool:
         return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
