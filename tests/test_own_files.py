@@ -148,18 +148,17 @@ def test_whatever_the_file_is_called(tmp_path: Path, stem: str) -> None:
 
 
 def test_nor_in_the_processes_of_ray(tmp_path: Path) -> None:
-    """Ray puts the working directory first where its workers look for modules, before Python's own."""
+    """Ray puts the working directory first where its workers look for modules, before Python's own: neither a trial nor
+    a client actor may find these there."""
     for stem in ("random", "torch", "timeit", "colorsys"):
         (tmp_path / f"{stem}.py").write_text("raise RuntimeError('this is not the module that was meant')\n")
     write(tmp_path, "profile")
-    small = ["model.name=logistic", "data.clients=3", "run.rounds=1", "engine.address=local", "engine.actors=1"]
-    done = program(tmp_path, "algorithm.name=profile.py:Mine", *small, "engine.kind=ray")
-    assert done.returncode == 0, done.stderr
     (tmp_path / "space.yaml").write_text(
         "base: {algorithm.name: profile.py:Mine, model.name: logistic, data.clients: 3, run.rounds: 1}\n"
         "spaces: {wide: {algorithm.part: {grid: [0.5]}}}\n"
     )
-    done = program(tmp_path, "tune", "space.yaml", "engine.address=local")
+    on_ray = ["engine.address=local", "engine.kind=ray", "engine.actors=1", "engine.cpus_per_actor=0.5"]
+    done = program(tmp_path, "tune", "space.yaml", *on_ray)
     assert done.returncode == 0, done.stderr + done.stdout
 
 
