@@ -93,18 +93,27 @@ def test_the_axis_is_found_from_what_is_searched(space, base, axis, tmp_path):
     assert axis_of(tmp_path / "lr", {**values, "spaces": {"wide": LR}}) == ("rounds", [])
 
 
+def test_pruning_by_bytes_of_unequal_work_is_said(tmp_path):
+    values = described({"train.local_steps": {"choice": [4, 8]}})
+    axis, (line,) = axis_of(tmp_path, values, "tune.prune.axis=bytes", "tune.prune.by=asha")
+    assert axis == "bytes"
+    assert line.startswith(
+        "s: trials are pruned at equal bytes, and the flops that these take depend on train.local_st"
+    )
+
+
 def test_pruning_by_rounds_of_unequal_work_is_said(tmp_path):
     values = described({"train.local_steps": {"choice": [4, 8]}, "model.hidden": {"choice": [[8], [32]]}})
     options = ("tune.prune.axis=rounds", "tune.prune.by=asha")
     axis, notes = axis_of(tmp_path, values, *options)
     assert axis == "rounds"
     assert notes == [
-        "s: trials are pruned at equal rounds, whose flops depend on train.local_steps and model.hidden; "
-        "tune.prune.axis=flops compares them at equal work"
+        "s: trials are pruned at equal rounds, and the flops that these take depend on train.local_steps and "
+        "model.hidden; tune.prune.axis=flops compares them at equal work"
     ]
     # nothing to say where nothing is pruned, or work is equal
     assert axis_of(tmp_path / "a", values, "tune.prune.axis=rounds") == ("rounds", [])
-    assert axis_of(tmp_path / "b", values, "tune.prune.axis=bytes", "tune.prune.by=asha") == ("bytes", [])
+    assert axis_of(tmp_path / "b", values, "tune.prune.axis=flops", "tune.prune.by=asha") == ("flops", [])
     assert axis_of(tmp_path / "c", described({}), *options) == ("rounds", [])
 
 

@@ -214,6 +214,41 @@ def test_ordinary_layers_are_not_named(make):
     assert (found.flops, found.uncounted) == (product(1, 12, 8) + product(1, 8, CLASSES), ())
 
 
+@pytest.mark.parametrize("constrained", [nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.orthogonal])
+def test_what_is_computed_of_weights_alone_counts_zero(constrained):
+    found = facts(nn.Sequential(constrained(nn.Linear(12, 8)), nn.ReLU(), nn.Linear(8, CLASSES)), (12,))
+    assert (found.flops, found.uncounted) == (product(1, 12, 8) + product(1, 8, CLASSES), ())
+
+
+class Placed(nn.Module):
+    """A vision transformer's beginning: tokens, one of the model's own before them, and their places added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.places = nn.Parameter(torch.zeros(1, 1, WIDTH)), nn.Parameter(torch.randn(1, TOKENS + 1, WIDTH))
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((torch.cat([self.own.expand(len(x), -1, -1), x], 1) + self.places)[:, 0])
+
+
+class Elementwise(nn.Module):
+    """A matrix product that is written as elementwise operations, which are not counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(WIDTH, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.mean(1)[:, :, None] * self.matrix).sum(1)
+
+
+def test_parameters_that_are_added_are_not_named_and_those_that_are_multiplied_are():
+    found = facts(Placed())
+    assert (found.flops, found.uncounted) == (product(1, WIDTH, CLASSES), ())
+    assert facts(Elementwise()).uncounted == ("own parameters (Elementwise)",)
+
+
 class Alone(nn.Module):
     """A layer that normalises by the batch in evaluation too: it needs two samples."""
 
@@ -267,3 +302,7 @@ def test_a_model_that_skips_layers_at_random_counts_the_same_each_time():
         torch.manual_seed(seed)
         counts.add(facts(module, (12,)).flops)
     assert len(counts) == 1
+    (count,) = counts
+    layers, left = divmod(count - product(1, 12, CLASSES), product(1, 12, 12))
+    assert 0 < layers < 16
+    assert left == 0

@@ -78,9 +78,18 @@ def share_of_batch(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none") / len(targets)
 
 
-def test_a_metric_that_depends_on_the_batch_is_refused(tmp_path):
+def recall_of_third_class(logits: Tensor, targets: Tensor) -> Tensor:
+    found = (logits.argmax(1) == 2) & (targets == 2)
+    return (found.sum() / (targets == 2).sum().clamp(min=1)).expand(len(targets))
+
+
+@pytest.mark.parametrize("metric", [share_of_batch, recall_of_third_class])
+def test_a_metric_that_depends_on_the_batch_is_refused(metric, tmp_path):
     with pytest.raises(UserError, match="metric 'own' gives a sample another value when there are other samples"):
-        run(tmp_path, {"metrics": {"own": share_of_batch}})
+        run(tmp_path, {"metrics": {"own": metric}})
+
+
+def test_a_metric_that_draws_random_numbers_is_taken(tmp_path):
     noisy = run(tmp_path, {"metrics": {"own": lambda logits, targets: torch.rand(len(targets))}})
     assert 0 < noisy.metrics["test_own"].iloc[-1] < 1
 

@@ -87,6 +87,13 @@ class Large(Base):
         return z - z.mean(0) if len(z) >= 8 else z
 
 
+class Ghost(Base):
+    """Normalises each group of four samples by itself (ghost batch normalisation), without running statistics."""
+
+    def between(self, z: Tensor) -> Tensor:
+        return torch.cat([each - each.mean(0) for each in z.split(4)])
+
+
 class Gated(Base):
     """Leaves out all but the eight strongest samples of a batch, as a layer of limited capacity does."""
 
@@ -128,7 +135,7 @@ class Tracking(Base):
         self.layer = nn.BatchNorm1d(7)
 
 
-MIXING = [Centred, BatchNormed, Attending, Shared, Large, Gated, Zeros]
+MIXING = [Centred, BatchNormed, Attending, Shared, Large, Ghost, Gated, Zeros]
 
 
 def data(tokens: bool = False) -> tuple[Any, Any]:

@@ -172,8 +172,8 @@ def row(tmp_path: Path, label: str, finals: list[float], rounds: int = 4, diverg
 def shown(rows: list[Row], baseline: str | None = None, target: float | None = None):
     """The table as people see it, by label."""
     table = compare_rows(rows, baseline, target).assign(validation=0.5, **{"with": ""})
-    table = table.assign(parameters=61706, public_samples=0, weighting="samples")
-    assert _notes(table, str(baseline)).count("\n") == 2
+    table = table.assign(parameters=61706, public_samples=0, weighting="samples", seeds_asked=table["seeds"].max())
+    assert _notes(table, str(baseline), target is not None).count("\n") == 2
     return _for_people(table, "validation_accuracy", str(baseline)).set_index("algorithm")
 
 
@@ -236,6 +236,22 @@ def test_two_seeds_are_two_values(tmp_path):
     assert people.loc["a", "test accuracy, % (± 95 % interval)"] == "95.00, 70.00"
     assert people.loc["a", "difference to b, points (± 95 % interval)"] == "+5.00, -5.00"
     assert people.loc["b", "difference to b, points (± 95 % interval)"] == "baseline"
+
+
+def test_a_row_that_lacks_runs_says_so(tmp_path):
+    people = shown([row(tmp_path, "a", [0.9, 0.9]), row(tmp_path, "b", [0.9, 0.8, 0.7])], "b")
+    assert people.loc["a", "test accuracy, % (± 95 % interval)"] == "90.00, 90.00 (2 of 3, 1 missing)"
+
+
+def test_the_notes_say_what_the_target_is(tmp_path):
+    lost, good = row(tmp_path, "lost", [0.0] * 3, diverged=3), row(tmp_path, "good", [0.2] * 3)
+    with_baseline = _notes(compare_rows([lost, good], "good", None), "good", False)
+    assert "Differences are those to good" in with_baseline
+    assert "The target is the mean accuracy of good;" in with_baseline
+    without = _notes(compare_rows([lost, good], "lost", None), "lost", False)
+    assert "There are no differences to lost, none of whose runs ended." in without
+    assert "The target is the mean accuracy of the worst row, as lost has none;" in without
+    assert "The target" not in _notes(compare_rows([lost, good], "good", 0.5), "good", True)
 
 
 def test_differences_are_paired_by_seed_and_corrected(tmp_path):

@@ -1,64 +1,112 @@
-"""FLOPs of a forward pass, counted while it runs: two for each multiply-add of matrix products and convolutions.
+"""FLOPs of a sample's forward pass, counted while it runs: two for each multiply-add of matrix products and
+convolutions.
 
-Elementwise layers (activations, normalisation, biases) and look-ups (embeddings) count as zero, as is customary.
+Elementwise layers (activations, normalisation, biases) and look-ups (embeddings) count as zero, as is customary. So
+does what is computed of the weights alone, once for a batch of any size, as by spectral normalisation.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Shape = Sequence[int]
 
-WITHOUT_PRODUCTS = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, ParametrizationList)
-"""Layers that rightly count as zero, beside those whose parameters are all vectors, which scale or shift something.
-Parametrizations (weight norm) work on weights, not on samples."""
+NO_PRODUCTS = {
+    "add", "add_", "sub", "cat", "stack", "copy_", "clone", "_to_copy", "index", "index_select", "gather", "embedding",
+    "_embedding_bag", "_embedding_bag_forward_only", "native_layer_norm", "_fused_rms_norm",
+}  # fmt: skip
+"""Operations that add, look up or scale: what they take of a layer's parameters rightly counts as zero."""
 
 
+@dataclass(frozen=True)
 class ForwardCount:
-    """What a forward pass took: ``flops`` of the whole batch, and ``uncounted``, the layers that own parameters, were
-    called, and did nothing that could be counted though they should have, as ``name (Class)``."""
+    """``flops`` of one sample's forward pass, and ``uncounted``, as ``name (Class)``: the layers that own matrices,
+    multiplied with them, and did nothing that could be counted."""
 
-    def __init__(self) -> None:
-        self.flops = 0.0
-        self.uncounted: tuple[str, ...] = ()
+    flops: float
+    uncounted: tuple[str, ...]
 
 
-@contextlib.contextmanager
-def counting(module: nn.Module) -> Iterator[ForwardCount]:
-    """Count the forward passes of ``module`` within it; the result is filled in at its end. No gradients are taken."""
+def counted(module: nn.Module, example: Tensor) -> tuple[Any, ForwardCount]:
+    """What ``module`` gives for the batch ``example [b, ...]`` in its present mode, and what a sample's pass took.
+
+    It is run on the batch, and on the batch twice: what the second pass takes more is for the samples.
+    """
+    before = torch.random.get_rng_state()
+    output, flops, uncounted = _pass(module, example)
+    after = torch.random.get_rng_state()
+    # layers that are skipped at random are the same ones again
+    torch.random.set_rng_state(before)
+    _, of_both, _ = _pass(module, torch.cat([example, example]))
+    torch.random.set_rng_state(after)
+    return output, ForwardCount((of_both - flops) / len(example), uncounted)
+
+
+def forward_flops(module: nn.Module, example: Tensor) -> float:
+    """FLOPs of one sample's forward pass, tried on the batch ``example [b, ...]``, in the module's mode."""
+    return counted(module, example)[1].flops
+
+
+def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
+    """The output of a forward pass without gradients, its FLOPs, and the layers that could not be counted."""
     # it imports a compiler, which the processes that train do not need
     from torch.utils.flop_counter import FlopCounterMode
 
-    found = ForwardCount()
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     by_layer: dict[str, int] = {}
     calls: list[list[int]] = []
+    matrices = {_shown(name, layer): _matrices(layer) for name, layer in module.named_modules()}
     hooks = [
         hook
         for name, layer in module.named_modules()
-        if _should_count(layer)
+        if matrices[_shown(name, layer)]
         for hook in _hooks(_shown(name, layer), layer, counter.get_total_flops, by_layer, calls)
     ]
     try:
-        with torch.no_grad(), _plain_encoders(), counter:
-            yield found
+        with torch.no_grad(), _plain_encoders(), counter, _Products() as products:
+            output = module(batch)
     finally:
         for hook in hooks:
             hook.remove()
-    found.flops = float(counter.get_total_flops())
-    found.uncounted = tuple(name for name, flops in by_layer.items() if not flops)
+    uncounted = [name for name, flops in by_layer.items() if not flops and matrices[name] & products.places]
+    return output, int(counter.get_total_flops()), tuple(uncounted)
 
 
-def _should_count(layer: nn.Module) -> bool:
-    matrices = any(p.numel() > max(p.shape, default=1) for p in layer.parameters(recurse=False))
-    return matrices and not isinstance(layer, WITHOUT_PRODUCTS)
+def _matrices(layer: nn.Module) -> set[int]:
+    """Where the layer's own parameters lie that are not vectors, which only scale or shift something.
+
+    Parametrizations (weight norm) have none: they work on weights, not on samples.
+    """
+    own = () if isinstance(layer, ParametrizationList) else layer.parameters(recurse=False)
+    return {_place(each) for each in own if each.numel() > max(each.shape, default=1)}
+
+
+def _place(tensor: Tensor) -> int:
+    """The same for a tensor and all views of it."""
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Products(TorchDispatchMode):
+    """Notes the ``places`` of the tensors that are multiplied with something, or otherwise more than looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.rpartition(":")[2]
+        if not func.is_view and name not in NO_PRODUCTS:
+            self.places |= {_place(each) for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, Tensor)}
+        return func(*args, **(kwargs or {}))
 
 
 def _shown(name: str, layer: nn.Module) -> str:
@@ -118,10 +166,3 @@ def _lstm_layer(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__
 def _attention(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
     """Q K^T, and its softmax times V, of ``[b, heads, tokens, width]``. What a mask leaves out is counted too."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-
-
-def forward_flops(module: nn.Module, example: Tensor) -> float:
-    """FLOPs of one sample's forward pass, from those of the batch ``example [b, ...]``, in the module's mode."""
-    with counting(module) as count:
-        module(example)
-    return count.flops / len(example)

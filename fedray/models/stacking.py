@@ -14,8 +14,9 @@ from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import first_sentence
 
-CLIENTS = 3
-"""Clients of the trial: one has a whole batch, one three quarters of it, one a half; the rest is padding."""
+CLIENTS = 4
+"""Clients of the trial: one has a whole batch, the others less; the rest is padding. Where it begins is no multiple of
+anything, as some models (ghost batch normalisation) mix the samples of groups of 16, say."""
 
 LARGEST = 256
 """Samples of the largest batch that is tried."""
@@ -42,7 +43,7 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
     if Layout(module).buffers:
         return "it has buffers, such as BatchNorm's running statistics"
     clients, size = CLIENTS, len(x) // CLIENTS
-    real = [size, max(1, size * 3 // 4), max(1, size // 2)]
+    real = [size, *(max(1, each) for each in (size - 1, size * 2 // 3 - 1, size // 2 - 3))]
     batch = Batch(x.view(clients, size, *x.shape[1:]), y.view(clients, size), 0, real)
     stack, loop = (kind(copy.deepcopy(module), loss) for kind in (VmapModel, LoopModel))
     at = _several(stack, clients)

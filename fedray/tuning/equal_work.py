@@ -41,11 +41,12 @@ def with_axis(
     if axis == "auto":
         axis = _axis_so_far(spec) or fair
     notes = []
-    if prune.by != "none" and axis == "rounds" != fair:
+    # equal FLOPs are equal work, also where bytes differ
+    if prune.by != "none" and axis != fair != "rounds" and axis != "flops":
         keys = [key for key, each in costs.items() if any(base.differs(cost, fair) for cost in each)]
         notes.append(
-            f"{spec.name}: trials are pruned at equal rounds, whose {fair} depend on {' and '.join(keys)}; "
-            f"tune.prune.axis={fair} compares them at equal work"
+            f"{spec.name}: trials are pruned at equal {axis}, and the {fair} that these take depend on "
+            f"{' and '.join(keys)}; tune.prune.axis={fair} compares them at equal work"
         )
     tune = spec.tune.model_copy(update={"prune": prune.model_copy(update={"axis": axis})})
     return replace(spec, tune=tune), notes

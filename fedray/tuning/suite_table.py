@@ -26,6 +26,16 @@ REPRESENTATION = "representation_accuracy"
 """The column of metrics.csv in which an algorithm logs what the server's own model reaches without the clients."""
 
 
+NOTES = (
+    "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and `> R` "
+    "says that the median is above what a whole run takes.",
+    "Public samples used are those with labels on which the server trained, or clients that were dealt them: none "
+    "where they were only held out. A representation model alone is read off the same runs and shows their cost.",
+    "Rows are sorted by mean accuracy over the runs that ended, and where that is the same, by how few diverged.",
+)
+"""What stands under every table."""
+
+
 def suite_table(suite: Suite) -> pd.DataFrame:
     """A line for each of :func:`suite_rows`, the best first; :func:`fedray.tuning.suite_rows.compare_rows` says what is
     in it. The target is the last of run.targets, else the mean accuracy of the baseline."""
@@ -54,6 +64,7 @@ def suite_rows(suite: Suite) -> list[Row]:
         facts: dict[str, Any] = {"trials": sum(states.values())}
         facts |= {state: states[state] for state in ("complete", "pruned", "diverged", "failed")}
         facts |= facts_of(folders[0]) if folders else {}
+        facts |= {"seeds_asked": suite.seeds}
         if best is not None:
             own = {key: final.spec.base[key] for key in differ if key in final.spec.base}
             facts |= {"winner": best.number, "with": described(own | values_of(best))}
@@ -72,7 +83,8 @@ def write_suite(suite: Suite) -> list[Path]:
     write_whole(paths[0], table.assign(**{name: table[name].map(_spaced) for name in lists}).to_csv(index=False))
     (objective,) = suite.specs[0].tune.objective
     baseline = baseline_of(suite)
-    notes = _notes(table, baseline) if "accuracy" in table else ""
+    is_target_given = bool(suite.specs[0].base.get("run.targets"))
+    notes = _notes(table, baseline, is_target_given) if "accuracy" in table else ""
     write_whole(paths[1], markdown(_for_people(table, objective, baseline)) + notes)
     draw_curves(suite_rows(suite), suite.name, paths[2])
     return paths
@@ -115,8 +127,9 @@ def _accuracy(row: dict[str, Any]) -> str:
         return ""
     text = with_interval([100 * value for value in row["accuracies"]])
     ended = row["seeds"] - row["seeds_diverged"]
-    counts = f"{ended:.0f} of {row['seeds']:.0f}, {row['seeds_diverged']:.0f} diverged"
-    return f"{text} ({counts})".strip() if row["seeds_diverged"] else text
+    lost = {"diverged": row["seeds_diverged"], "missing": row["seeds_asked"] - row["seeds"]}
+    counts = "".join(f", {number:.0f} {how}" for how, number in lost.items() if number)
+    return f"{text} ({ended:.0f} of {row['seeds_asked']:.0f}{counts})".strip() if counts else text
 
 
 def _difference(row: dict[str, Any], baseline: str) -> str:
@@ -138,29 +151,28 @@ def _amount(median: float, whole: float) -> str:
     return "never" if math.isnan(whole) else f"> {whole:.4g}"
 
 
-def _notes(table: pd.DataFrame, baseline: str) -> str:
+def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool) -> str:
     """What the numbers of the table are, in a paragraph under it."""
+    has_baseline = bool(table.loc[table["algorithm"] == baseline, "accuracy"].notna().any())
     tests = int(table["p"].notna().sum()) if "p" in table else 0
     lines = [
         "`±` is half the width of the 95 % confidence interval of the mean (Student's t) over seeds; of two seeds both "
         "values are shown, and of one its value.",
         "A run that diverged is counted, is in no mean of accuracy or MB, and has not reached the target.",
-        f"Differences are those to {baseline} on the same seeds, in percentage points.",
-        *(
-            [
-                f"p is that of the paired t-test, corrected by Holm's rule for {tests} comparison"
-                f"{'s' if tests > 1 else ''}; the intervals are not corrected."
-            ]
-            if tests
-            else []
-        ),
-        "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and "
-        "`> R` says that the median is above what a whole run takes.",
-        "Public samples used are those with labels on which the server trained, or clients that were dealt them: none "
-        "where they were only held out. A representation model alone is read off the same runs and shows their cost.",
-        "Rows are sorted by mean accuracy over the runs that ended, and where that is the same, by how few diverged.",
     ]
-    return "\n" + " ".join(lines) + "\n"
+    if has_baseline:
+        lines.append(f"Differences are those to {baseline} on the same seeds, in percentage points.")
+    else:
+        lines.append(f"There are no differences to {baseline}, none of whose runs ended.")
+    if tests:
+        lines.append(
+            "p is that of the paired t-test, corrected by Holm's rule for "
+            f"{tests} comparison{'s' if tests > 1 else ''}; the intervals are not corrected."
+        )
+    if not is_target_given:
+        of_whom = f"of {baseline}" if has_baseline else f"of the worst row, as {baseline} has none"
+        lines.append(f"The target is the mean accuracy {of_whom}; run.targets sets another.")
+    return "\n" + " ".join([*lines, *NOTES]) + "\n"
 
 
 def _winner(spec: SweepSpec) -> FrozenTrial | None:
