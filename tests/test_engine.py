@@ -559,7 +559,7 @@ def test_torchs_global_settings_are_as_before(tmp_path):
 
 LAYERS = [
     ("errors",),
-    ("importing",),
+    ("importing", "own_modules"),
     ("config", "code_digest"),
     ("core",),
     ("models", "data"),
