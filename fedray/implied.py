@@ -48,6 +48,6 @@ def notes_on(config: Config, rounds: int, steps: int, source: Source, data: Fede
     if config.data.public_samples == "auto" and public and source.x_public is None:
         yield (
             f"data.public_samples=auto: {public:,} of the {len(source.y_train):,} training samples are the server's "
-            f"public set, and no client's; to compare with an algorithm that has none, give both "
-            f"data.public_samples={public}"
+            f"public set, and no client's; to compare with an algorithm that has none, give "
+            f"data.public_samples={public} in both runs"
         )

@@ -28,17 +28,17 @@ def inputs_of(
     loss: Any,
     metrics: Mapping[str, Any],
 ) -> dict[str, str]:
-    """A digest of each thing that a run is made from, by the name under which a user knows it.
+    """A digest of each thing that a run is made from, by what a message calls it.
 
     ``model``: what makes the model, or the module that was given; ``initial``: the model with its initial weights;
     ``loss`` (None: the model's own) and ``metrics``: what the user gave.
     """
     found = contents(source, data)
-    found["algorithm"] = code_digest(algorithm)
-    # "initial model" says what these are when training begins
+    found["code of the algorithm"] = code_digest(algorithm)
+    # "initialisation of the model" says what these are when training begins
     weights = tensors_of(model).values() if isinstance(model, nn.Module) else ()
-    found["model"] = code_digest(model, apart_from=list(weights))
-    found["initial model"] = _of_tensors(tensors_of(initial))
+    found["code of the model"] = code_digest(model, apart_from=list(weights))
+    found["initialisation of the model"] = _of_tensors(tensors_of(initial))
     if loss is not None:
         found["loss"] = code_digest(loss)
     return found | {f"metric {name}": code_digest(metric) for name, metric in metrics.items()}

@@ -83,7 +83,7 @@ OTHERS = {
     "labels": ({"data": (TRAIN[0], TRAIN[1][::-1].copy())}, "training data"),
     "inputs": ({"data": (TRAIN[0] * 2, TRAIN[1])}, "training data"),
     "test labels": ({"test": (TEST[0], TEST[1][::-1].copy())}, "test data"),
-    "the model's code": ({"model": Doubled}, "model"),
+    "the model's code": ({"model": Doubled}, "model.name, code of the model"),
     "the loss": ({"loss": negated}, "loss"),
     "a metric": ({"metrics": {"right": wrong}}, "metric right"),
     "another metric": ({"metrics": {"right": right, "wrong": wrong}}, "metric wrong"),
@@ -113,7 +113,7 @@ def test_the_weights_of_a_model_that_is_given_as_an_object(tmp_path: Path) -> No
     settings = {**SETTINGS, "run.output": str(tmp_path)}
     fedray.simulate(settings, data=TRAIN, test=TEST, model=filled(0.1))
     fedray.simulate(settings, data=TRAIN, test=TEST, model=filled(0.1).eval())
-    with pytest.raises(UserError, match=r"\(initial model differs\)"):
+    with pytest.raises(UserError, match=r"\(initialisation of the model differs\)"):
         fedray.simulate(settings, data=TRAIN, test=TEST, model=filled(0.2))
 
 
@@ -171,9 +171,9 @@ def test_an_edited_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monkey
     algorithm = text.format(helper="edited_helper")
     run(algorithm, "def factor():\n    return 1.0\n")
     run("# a remark changes nothing\n" + algorithm, "\n\ndef factor():\n    return 1.0\n")
-    with pytest.raises(UserError, match=r"\(algorithm differs\)"):
+    with pytest.raises(UserError, match=r"\(code of the algorithm differs\)"):
         run(algorithm.replace("y * ", "y + "), "def factor():\n    return 1.0\n")
-    with pytest.raises(UserError, match=r"\(algorithm differs\)"):
+    with pytest.raises(UserError, match=r"\(code of the algorithm differs\)"):
         run(algorithm, "def factor():\n    return 0.5\n")
 
 
@@ -198,7 +198,7 @@ def test_frozen_layers_are_part_of_the_model(tmp_path: Path) -> None:
     fedray.simulate(settings, data=TRAIN, test=TEST, model=filled(0.1))
     frozen = filled(0.1)
     frozen.layer.weight.requires_grad_(False)
-    with pytest.raises(UserError, match=r"holds another run \(.*initial model"):
+    with pytest.raises(UserError, match=r"holds another run \(.*initialisation of the model"):
         fedray.simulate(settings, data=TRAIN, test=TEST, model=frozen)
 
 

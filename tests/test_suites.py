@@ -65,7 +65,7 @@ def test_the_comparisons_frame_is_the_suites_alone(tmp_path):
     ]
     assert frames == [frames[0]] * 4
     assert not any("train.local_steps" in spec.described for spec in suite.specs)
-    assert said(suite, "the suite decides", "train.local_steps of pfedmo")
+    assert said(suite, "as the suite decides it", "train.local_steps of pfedmo")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_a_suite_sets_holds_for_all(overrides, more, tmp_path):
         assert "train.server_lr" not in spec.described
         assert spec.described["train.weight_decay"] == {"choice": [0.0, 0.1]}
     assert not said(suite, "train.server_lr is each algorithm's own")
-    assert said(suite, "the suite decides", "train.server_lr of fedavg, fedadam")
+    assert said(suite, "as the suite decides it", "train.server_lr of fedavg, fedadam")
 
 
 def test_what_a_suite_searches_begins_alike(tmp_path):
@@ -216,5 +216,5 @@ def test_what_a_space_file_has_and_a_suite_leaves_out_is_said(tmp_path):
     whole = {"base": {"data.source": "sample", "train.local_steps": 4}, "algorithms": ["mine.yaml"]}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(whole))
     notes = read_suite(tmp_path / "suite.yaml").notes
-    (line,) = [note for note in notes if "the suite decides" in note]
-    assert line.endswith("search: train.local_steps of mine; algorithm.mu of mine; environments of mine")
+    (line,) = [note for note in notes if "as the suite decides it" in note]
+    assert line.endswith("search it: train.local_steps of mine; algorithm.mu of mine; environments of mine")

@@ -102,12 +102,12 @@ class RunFolder:
         if differ:
             raise UserError(
                 f"{self.path} holds another run ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): "
-                "use run.resume=false to start over (the old one is kept), or another run.name"
+                "use run.resume=false to start over (the old one is renamed), or another run.name"
             )
         if known is None and resume is not True:
             raise UserError(
                 f"{self.path} has no {INPUTS}, so that nobody can tell whether it is of the same data and code: "
-                "run.resume=true takes it for the same run, run.resume=false starts over (the old one is kept)"
+                "run.resume=true takes it for the same run, run.resume=false starts over (the old one is renamed)"
             )
         if summary and summary.get("status") == "diverged":
             return Found("finished", rounds, summary)

@@ -307,7 +307,7 @@ def _check_values(
         # the key that is moved comes last, after those on which it depends
         costs.setdefault([*values][-1], []).append(cost_of_a_round(experiment, data))
         if "model.name" in values:
-            models[f"model {values['model.name']}"] = experiment.inputs["model"]
+            models[f"model {values['model.name']}"] = experiment.inputs["code of the model"]
     for values in spec.first:
         _resolved_with(values, spec, base, own)
     return costs, models
@@ -327,7 +327,7 @@ def _check_study(spec: SweepSpec, storage: BaseStorage) -> None:
     if any(spec.folder.glob("trials/*")) and not is_there(storage, study_name(spec)):
         raise UserError(
             f"{spec.folder} has trials, but their study {study_name(spec)!r} is not in {spec.tune.storage or JOURNAL}: "
-            "use tune.resume=false to start over (the old one is kept)"
+            "use tune.resume=false to start over (the old one is renamed)"
         )
 
 
@@ -354,12 +354,12 @@ def _prepare(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
         if differ:
             raise UserError(
                 f"{folder} holds another sweep ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): use "
-                "tune.resume=false to start over (the old one is kept), or another tune.name"
+                "tune.resume=false to start over (the old one is renamed), or another tune.name"
             )
         if "inputs" not in old and resume is not True:
             raise UserError(
                 f"{folder / RECORD} does not say what its trials were made from: tune.resume=true takes it for the "
-                "same sweep, tune.resume=false starts over (the old one is kept)"
+                "same sweep, tune.resume=false starts over (the old one is renamed)"
             )
         return True
     if resume is True:
