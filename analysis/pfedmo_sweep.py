@@ -111,10 +111,9 @@ def best_of(sweep: Path, best: int) -> tuple[dict[str, Any], dict[int, dict[str,
     table = pd.read_csv(sweep / "report" / "trials.csv")
     complete = table[table["state"] == "complete"].nlargest(best, "validation_accuracy")
     keys = [key for key in table.columns if key.startswith(("algorithm.", "train."))]
-    base = flat(read_file(sweep / "trials" / "0000" / "seed-0" / "config.yaml"))
-    # rounds were resolved from the iterations of the trial
-    base = {key: value for key, value in base.items() if key not in ("run.rounds", "data.seed", "run.eval_test")}
-    base |= {"run.iterations": 400, "engine.kind": "local", "run.log_clients": False}
+    # not the configuration that a trial has resolved: it spells out what depends on the searched keys
+    (spec,) = read_sweeps(sweep)
+    base = {**spec.base, "engine.kind": "local", "run.log_clients": False}
     return base, {row["trial"]: {key: row[key] for key in keys} for row in complete.to_dict("records")}
 
 
