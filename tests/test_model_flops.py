@@ -243,6 +243,12 @@ class Elementwise(nn.Module):
         return (x.mean(1)[:, :, None] * self.matrix).sum(1)
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_normalisation_over_several_dimensions_is_not_named(norm):
+    found = facts(nn.Sequential(norm((TOKENS, WIDTH)), nn.Flatten(), nn.Linear(TOKENS * WIDTH, CLASSES)))
+    assert (found.flops, found.uncounted) == (product(1, TOKENS * WIDTH, CLASSES), ())
+
+
 def test_parameters_that_are_added_are_not_named_and_those_that_are_multiplied_are():
     found = facts(Placed())
     assert (found.flops, found.uncounted) == (product(1, WIDTH, CLASSES), ())

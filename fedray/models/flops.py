@@ -22,7 +22,7 @@ Shape = Sequence[int]
 
 NO_PRODUCTS = {
     "add", "add_", "sub", "cat", "stack", "copy_", "clone", "_to_copy", "index", "index_select", "gather", "embedding",
-    "_embedding_bag", "_embedding_bag_forward_only", "native_layer_norm", "_fused_rms_norm",
+    "_embedding_bag", "_embedding_bag_forward_only", "native_layer_norm",
 }  # fmt: skip
 """Operations that add, look up or scale: what they take of a layer's parameters rightly counts as zero."""
 
@@ -84,9 +84,10 @@ def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
 def _matrices(layer: nn.Module) -> set[int]:
     """Where the layer's own parameters lie that are not vectors, which only scale or shift something.
 
-    Parametrizations (weight norm) have none: they work on weights, not on samples.
+    Parametrizations (weight norm) have none: they work on weights, not on samples. Nor has RMSNorm, which scales by
+    what may have several dimensions.
     """
-    own = () if isinstance(layer, ParametrizationList) else layer.parameters(recurse=False)
+    own = () if isinstance(layer, (ParametrizationList, nn.RMSNorm)) else layer.parameters(recurse=False)
     return {_place(each) for each in own if each.numel() > max(each.shape, default=1)}
 
 
