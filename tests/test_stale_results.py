@@ -83,7 +83,7 @@ OTHERS = {
     "labels": ({"data": (TRAIN[0], TRAIN[1][::-1].copy())}, "training data"),
     "inputs": ({"data": (TRAIN[0] * 2, TRAIN[1])}, "training data"),
     "test labels": ({"test": (TEST[0], TEST[1][::-1].copy())}, "test data"),
-    "the model's code": ({"model": Doubled}, "model.name, code of the model"),
+    "the model's code": ({"model": Doubled}, "(model.name, )?code of the model"),
     "the loss": ({"loss": negated}, "loss"),
     "a metric": ({"metrics": {"right": wrong}}, "metric right"),
     "another metric": ({"metrics": {"right": right, "wrong": wrong}}, "metric wrong"),
