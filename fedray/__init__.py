@@ -11,42 +11,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedray.algorithms import (
-        Algorithm,
-        Broadcast,
-        Cohort,
-        Hyper,
-        Result,
-        Server,
-        Traffic,
-        Work,
-        mean,
-        parameter,
-        total,
-        uniform,
-        weighted,
-    )
-    from fedray.config import Config
-    from fedray.core.batches import Batch
-    from fedray.core.context import Context
-    from fedray.data.source import Source
     from fedray.engine.server import Report
     from fedray.errors import ClientError, UserError
-    from fedray.simulation import simulate
+    from fedray.simulation import RunResult, simulate
+    from fedray.tuning import SweepResult, tune
 
 _HOME = {
-    "Algorithm": "algorithms", "Broadcast": "algorithms", "Cohort": "algorithms", "Hyper": "algorithms",
-    "Result": "algorithms", "Server": "algorithms", "Traffic": "algorithms", "Work": "algorithms",
-    "mean": "algorithms", "parameter": "algorithms", "total": "algorithms", "uniform": "algorithms",
-    "weighted": "algorithms",
-    "Batch": "core.batches", "ClientError": "errors", "Config": "config", "Context": "core.context",
-    "Report": "engine.server", "Source": "data.source", "UserError": "errors", "simulate": "simulation",
+    "ClientError": "errors", "Report": "engine.server", "RunResult": "simulation", "SweepResult": "tuning",
+    "UserError": "errors", "simulate": "simulation", "tune": "tuning",
 }  # fmt: skip
 
-__all__ = [
-    "Algorithm", "Batch", "Broadcast", "ClientError", "Cohort", "Config", "Context", "Hyper", "Report", "Result",
-    "Server", "Source", "Traffic", "UserError", "Work", "mean", "parameter", "simulate", "total", "uniform", "weighted",
-]  # fmt: skip
+__all__ = ["ClientError", "Report", "RunResult", "SweepResult", "UserError", "simulate", "tune"]
 
 
 __version__ = "0.1.0"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedray.algorithms import Algorithm, Server, known_algorithms
+from fedray.algorithms import Algorithm, ServerState, known_algorithms
 from fedray.config import Config
-from fedray.core.model import FlatModel
 from fedray.data.source import load_source
 from fedray.errors import UserError
 from fedray.importing import blamed
@@ -22,16 +21,13 @@ def compared(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]
     chosen, data = resolve(config, own)
     sizes, name_of_chosen = data.sizes(), config.algorithm.name
 
-    def with_server(experiment: Experiment, public: int) -> tuple[Experiment, Server]:
-        model = FlatModel(experiment.build_model(), experiment.loss)
+    def with_server(experiment: Experiment, public: int) -> tuple[Experiment, ServerState]:
         tests = len(data.y_test)
-        return experiment, costs.server_of_mean_clients(
-            model, chosen.training, sizes, chosen.cohort_size, public, tests
-        )
+        return experiment, costs.server_of_mean_clients(chosen.training, sizes, chosen.cohort_size, public, tests)
 
-    alike: dict[tuple[str, bool], tuple[Experiment, Server]] = {}
+    alike: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
 
-    def instead(name: str, cls: type[Algorithm]) -> tuple[Experiment, Server]:
+    def instead(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
         """The experiment with another algorithm, and its server: one for all that need the same head and data."""
         head = config.model.head if config.model.head in cls.heads else cls.heads[0]
         if (head, cls.needs_public) not in alike:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config
-from fedray.core.context import LocalTraining
+from fedray.core.local_training import LocalTraining
 from fedray.data.federated import FederatedData
 from fedray.data.partition import implied_options
 from fedray.data.source import Source

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
 from fedray.config import Config, check, flat, folder_name, unknown_key
-from fedray.core.context import LocalTraining
-from fedray.core.model import Loss, cross_entropy
+from fedray.core.local_training import LocalTraining
+from fedray.core.network import Loss, cross_entropy
 from fedray.core.rounding import whole
 from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
 from fedray.data.partition import kind_of

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from fedray.core.model import Loss
+    from fedray.core.network import Loss
     from fedray.data.federated import FederatedData
     from fedray.engine.server import Report
     from fedray.placement import Device
@@ -114,8 +114,8 @@ def simulate(
     ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
     ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
     ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``; a column ``client`` is
-    taken unless another is named), or a :class:`fedray.Source` as ``data`` alone. Labels are whole numbers from 0, or
-    names (texts, booleans, pandas' categories), which are numbered in their order and kept. Clients given with the
+    taken unless another is named), or a :class:`fedray.data.Source` as ``data`` alone. Labels are whole numbers from 0,
+    or names (texts, booleans, pandas' categories), which are numbered in their order and kept. Clients given with the
     samples are the clients of the run unless ``data.partition.kind`` says otherwise; they may have any names, which
     ``clients.parquet`` shows. A Dataset is read once, so it must give the same item each time: random transforms are
     refused (see ``data.augment``). ``model`` replaces ``model.name``: a class or function that makes a module from

@@ -18,20 +18,21 @@ from fedray.algorithms.base import (
     Hyper,
     Result,
     Traffic,
+    Upload,
     Work,
-    mean,
     parameter,
-    total,
-    uniform,
-    weighted,
 )
-from fedray.algorithms.server import Cohort, Server
+from fedray.algorithms.server_state import Cohort, ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
+from fedray.core.optimizer import Carry
+from fedray.core.vectors import Model
 from fedray.errors import UserError, near_miss
 from fedray.importing import FORMS, import_object, is_own
 
 __all__ = [
-    "Algorithm", "Broadcast", "Cohort", "Hyper", "Result", "Server", "Traffic", "Work", "find_algorithm",
-    "known_algorithms", "mean", "parameter", "total", "uniform", "weighted",
+    "Algorithm", "Batch", "Broadcast", "Carry", "ClientPhase", "Cohort", "Hyper", "Model", "Result", "ServerState",
+    "Traffic", "Upload", "Work", "find_algorithm", "known_algorithms", "parameter",
 ]  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
     if is_own(name):
         found = import_object(name, "algorithm.name")
         if not (inspect.isclass(found) and issubclass(found, Algorithm)):
-            raise UserError(f"algorithm.name={name} is not a subclass of fedray.Algorithm")
+            raise UserError(f"algorithm.name={name} is not a subclass of fedray.algorithms.Algorithm")
         return found
     known = known_algorithms()
     if name not in known:

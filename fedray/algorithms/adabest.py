@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from torch import Tensor
-
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Result, Work, mean
+from fedray.algorithms.base import Carry, Result, Upload, Work
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
+from fedray.core.vectors import Model
 
 
 class AdaBest(FedAvg):
@@ -37,23 +37,24 @@ class AdaBest(FedAvg):
         beta: float = base.parameter(0.85, "server momentum (beta)", ge=0, lt=1)
         mu_scaling: Literal["paper", "fedsim"] = base.parameter("paper", "what mu is a multiple of")
 
-    def init_server(self, server: Server) -> None:
+    def init_server(self, server: ServerState) -> None:
         server["xbar"] = server["x"].clone()
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        return {"y": ctx.descend(carry["y"], ctx.grad(carry["y"], batch) - ctx.state["h"])}
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        gradient = client.objective.gradient(carry["y"], batch) - client.state["h"]
+        return client.optimizer.descend(carry, "y", gradient)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        mu = self.hyper.mu / ctx.epoch_steps() if self.hyper.mu_scaling == "fedsim" else self.hyper.mu
-        h = ctx.state["h"] / ctx.gap.clamp(min=1) + mu * (ctx.shared["x"] - carry["y"])
-        return Result(uploads={"y": mean(carry["y"])}, state={"h": h})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        mu = self.hyper.mu / client.data.epoch_steps() if self.hyper.mu_scaling == "fedsim" else self.hyper.mu
+        h = client.state["h"] / client.gap.clamp(min=1) + mu * (client.shared["x"] - carry["y"])
+        return Result(uploads={"y": Upload.weighted_mean(carry["y"])}, state={"h": h})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         server["x"] = sums["y"] - self.hyper.beta * (server["xbar"] - sums["y"])
         server["xbar"] = sums["y"]
 
-    def monitors(self, server: Server) -> Mapping[str, Tensor]:
+    def monitors(self, server: ServerState) -> Mapping[str, Model]:
         """The clients' average xbar, which the authors' code deploys beside x."""
         return {"averaged": server["xbar"]}

@@ -9,11 +9,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
+from fedray.core.optimizer import Carry
+from fedray.core.vectors import Model, Vector
 
-Carry = dict[str, Tensor]
-Weights = Literal["mean", "uniform", "sum", "weighted"]
+Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
 
 
 class Hyper(BaseModel):
@@ -37,59 +39,59 @@ def parameter(default: Any, description: str, **bounds: Any) -> Any:
 
 @dataclass(frozen=True)
 class Upload:
-    """A vector ``[C, ...]`` that is summed over the cohort, and how: its name says the weights.
+    """C models or vectors ``[C, ...]`` of which the server gets one: their sum over the cohort with ``weights``.
 
-    ``mean``: p_i (normalised in the cohort); ``uniform``: 1/m; ``sum``: 1; ``weighted``: ``scale [C, 1]`` over its sum.
+    ``weighted_mean``: p_i, which are 1 in sum over the cohort; ``uniform_mean``: 1/m; ``sum``: 1; ``mean_by``:
+    ``scale [C, 1]`` over its sum. Whole-number buffers of models, which have no average, are the first client's.
     """
 
-    value: Tensor
+    value: Vector
     weights: Weights
     scale: Tensor | None = None
 
+    @classmethod
+    def weighted_mean(cls, value: Vector) -> Upload:
+        """sum_i p_i v_i, with the aggregation weights p_i."""
+        return cls(value, "weighted_mean")
 
-def mean(value: Tensor) -> Upload:
-    """Summed with the aggregation weights p_i."""
-    return Upload(value, "mean")
+    @classmethod
+    def uniform_mean(cls, value: Vector) -> Upload:
+        """(1/m) sum_i v_i over the cohort of m clients."""
+        return cls(value, "uniform_mean")
 
+    @classmethod
+    def sum(cls, value: Vector) -> Upload:
+        """sum_i v_i."""
+        return cls(value, "sum")
 
-def uniform(value: Tensor) -> Upload:
-    """Averaged over the cohort with equal weights."""
-    return Upload(value, "uniform")
-
-
-def total(value: Tensor) -> Upload:
-    """Summed over the cohort."""
-    return Upload(value, "sum")
-
-
-def weighted(scale: Tensor, value: Tensor) -> Upload:
-    """sum_i s_i v_i / sum_i s_i, with one non-negative scalar s_i per client, ``scale [C, 1]``."""
-    return Upload(value, "weighted", scale)
+    @classmethod
+    def mean_by(cls, scale: Tensor, value: Vector) -> Upload:
+        """sum_i s_i v_i / sum_i s_i, with one non-negative scalar s_i per client, ``scale [C, 1]``."""
+        return cls(value, "mean_by", scale)
 
 
 @dataclass
 class Result:
     """What a phase gives for a stack of clients.
 
-    ``uploads`` are reduced over the cohort; ``state`` replaces the clients' vectors ``[C, ...]`` when the round
-    commits; ``scalars [C, 1]`` go to the server as they are, one per client; ``kept [C, ...]`` is there again in the
-    next phase.
+    ``uploads`` are summed over the cohort; ``state`` replaces the clients' models and vectors when the round commits;
+    ``scalars [C, 1]`` go to the server as they are, one per client; ``kept`` is there again in the next phase.
     """
 
     uploads: Mapping[str, Upload] = field(default_factory=dict)
-    state: Mapping[str, Tensor] = field(default_factory=dict)
+    state: Mapping[str, Vector] = field(default_factory=dict)
     scalars: Mapping[str, Tensor] = field(default_factory=dict)
-    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: Mapping[str, Vector] = field(default_factory=dict)
 
 
 @dataclass
 class Broadcast:
-    """What the server sends at the start of a phase: tensors by name for all, and scalars for each client.
+    """What the server sends at the start of a phase: models and tensors by name for all, and scalars for each client.
 
     ``scalars``: lists in the order of the cohort.
     """
 
-    shared: dict[str, Tensor]
+    shared: dict[str, Vector]
     scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
@@ -124,10 +126,10 @@ class Algorithm:
     """A federated learning algorithm.
 
     A round runs through ``phases``. Each begins with the server's :meth:`broadcast`, is a method of the phase's name
-    that maps a stack of clients to a :class:`Result`, and ends with the server's :meth:`reduce`. The phase ``train`` is
-    local training, given by :meth:`begin`, :meth:`step` and :meth:`end`. Client methods are pure: whatever they return
-    depends on the context alone, since a lost client is simply run again. Formulas broadcast over the C clients of a
-    stack: vectors are ``[C, width]``, scalars ``[C, 1]``.
+    that maps a stack of clients to a :class:`Result`, and ends with the server's :meth:`server_update`. The phase
+    ``train`` is local training, given by :meth:`begin`, :meth:`step` and :meth:`end`. Client methods are pure: whatever
+    they return depends on the :class:`ClientPhase` alone, since a lost client is simply run again. Formulas broadcast
+    over the C clients of a stack: models and vectors have C rows, scalars are ``[C, 1]``.
     """
 
     Hyper: ClassVar[type[Hyper]] = Hyper
@@ -137,15 +139,16 @@ class Algorithm:
     client_state: tuple[str, ...] = ()
     """Names of the vectors ``[width]`` that a client keeps from one participation to the next."""
     client_models: tuple[str, ...] = ()
-    """Names of the whole models ``[width + buffer_width]`` (see :meth:`Context.whole`) that it keeps likewise."""
+    """Names of the models that it keeps likewise."""
     weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
     """The paper's aggregation weights, used under ``train.weighting: auto``."""
     traffic: Traffic = Traffic()
     work: Work = Work()
     ghbm_overhead: ClassVar[float | None] = None
     """What GHBM's cost table charges per direction, in models, where that is not what :attr:`traffic` holds."""
-    needs_past: ClassVar[bool] = False
-    """Whether clients need the model that they received last, ``ctx.past``: kept once per round, not per client."""
+    needs_received: ClassVar[bool] = False
+    """Whether clients need the model that they received last, :attr:`ClientPhase.received`. It is kept once for each
+    round in which a client got it, not for each client."""
     needs_public: ClassVar[bool] = False
     """Whether the server trains on a public set of its own."""
     uses_server_lr: ClassVar[bool] = True
@@ -153,8 +156,8 @@ class Algorithm:
     """Whether the local rule is meant for clients without momentum, which would accumulate its corrections."""
     heads: ClassVar[tuple[str, ...]] = ("none", "moon", "siam")
     """The model heads (``model.head``) under which it works; the first is the one that it asks for."""
-    background_before: ClassVar[str | None] = None
-    """The phase before which :meth:`background` must be done."""
+    server_training_before: ClassVar[str | None] = None
+    """The phase before which :meth:`server_training` must be done."""
 
     def __init__(self, hyper: BaseModel | None = None) -> None:
         self.hyper: Any = hyper if hyper is not None else self.Hyper()
@@ -166,16 +169,17 @@ class Algorithm:
         """
         return {}
 
-    def init_server(self, server: Server) -> None:
-        """Add the algorithm's vectors to ``server``, which holds the initial model ``x``."""
+    def init_server(self, server: ServerState) -> None:
+        """Add the algorithm's models and vectors to ``server``, which holds the initial model ``x``."""
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         """What clients need in ``phase``; by default the model ``x``."""
         return Broadcast({"x": server["x"]})
 
     @property
-    def past_rounds(self) -> int:
-        """How many rounds back the server's rules ask for models, by :attr:`Server.past`. Each is kept in a file."""
+    def earlier_models(self) -> int:
+        """How many rounds back the server's rules ask for models, by :attr:`ServerState.model_of`. Each is kept in a
+        file."""
         return 0
 
     @property
@@ -183,26 +187,26 @@ class Algorithm:
         """Whether clients keep anything from one participation to the next."""
         return bool(self.client_state or self.client_models)
 
-    def begin(self, ctx: Context) -> Carry:
-        """The vectors that local training carries from step to step."""
+    def begin(self, client: ClientPhase) -> Carry:
+        """The models and vectors that local training carries from step to step."""
         raise NotImplementedError
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        """One local step j on one mini-batch."""
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        """The local step ``batch.step`` (j, from 0), on one mini-batch."""
         raise NotImplementedError
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
         """What local training gives."""
         raise NotImplementedError
 
-    def train(self, ctx: Context) -> Result:
+    def train(self, client: ClientPhase) -> Result:
         """The phase ``train``: J_i local steps of each client."""
-        return self.end(ctx, self.local_steps(ctx, self.begin(ctx)))
+        return self.end(client, self.local_steps(client, self.begin(client)))
 
-    def local_steps(self, ctx: Context, carry: Carry) -> Carry:
+    def local_steps(self, client: ClientPhase, carry: Carry) -> Carry:
         """All local steps from ``carry`` on; a client that has made its J_i steps is held where it is."""
-        for batch in ctx.batches():
-            carry = ctx.hold(self.step(ctx, carry, batch, batch.step), carry, batch.step)
+        for batch in client.data.batches():
+            carry = client.hold(self.step(client, carry, batch), carry, batch.step)
         return carry
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
@@ -214,26 +218,24 @@ class Algorithm:
                 f"corrections it accumulates up to {1 / (1 - momentum):.3g} times"
             )
 
-    def background(self, server: Server) -> Mapping[str, Tensor]:
-        """Server vectors computed while the clients train; pure. They replace the server's when it is done."""
+    def server_training(self, server: ServerState) -> Mapping[str, Vector]:
+        """What the server trains while the clients train, as its models and vectors by name, which replace those of
+        ``server`` when it is done; pure."""
         return {}
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        """The server's rule after ``phase``: ``sums`` are the reduced uploads, ``scalars`` the clients' in id order."""
+        """The server's rule after ``phase``: ``sums`` are the uploads, summed over the cohort; ``scalars`` the
+        clients', in id order."""
         raise NotImplementedError
 
-    def eval_model(self, server: Server) -> Tensor:
-        """The model that is evaluated, saved and hashed, ``[width]``."""
+    def eval_model(self, server: ServerState) -> Model:
+        """The model that is evaluated, saved and hashed."""
         return server["x"]
 
-    def eval_buffers(self, server: Server, model: str = "") -> Tensor | None:
-        """The buffers ``[buffer_width]`` of :meth:`eval_model`, or of a monitor by name, if the model has any."""
-        return server.vectors.get("buffers")
-
-    def monitors(self, server: Server) -> Mapping[str, Tensor]:
-        """Further models ``[width]`` by name: the test accuracy of each is the column ``<name>_accuracy``.
+    def monitors(self, server: ServerState) -> Mapping[str, Model]:
+        """Further models by name: the test accuracy of each is the column ``<name>_accuracy``.
 
         The names must be the same in every round, from :meth:`init_server` on.
         """
@@ -243,17 +245,17 @@ class Algorithm:
         """Whether :meth:`personal_model` is defined."""
         return type(self).personal_model is not Algorithm.personal_model
 
-    def personal_broadcast(self, server: Server) -> Broadcast:
+    def personal_broadcast(self, server: ServerState) -> Broadcast:
         """What clients need to build their personal models after a round."""
         raise NotImplementedError
 
-    def personal_model(self, ctx: Context) -> Tensor:
-        """The personal models ``[C, width]`` of a stack, from :meth:`personal_broadcast`."""
+    def personal_model(self, client: ClientPhase) -> Model:
+        """The personal models of a stack, from :meth:`personal_broadcast`."""
         raise NotImplementedError
 
-    def server_flops(self, server: Server, forward: float) -> float:
+    def server_flops(self, server: ServerState, forward: float) -> float:
         """The server's own computation in the round, in FLOPs; ``forward`` is one sample's forward pass.
 
-        It may use what ``server`` says of the round and the sizes of its sets, but neither vectors nor data.
+        It may use what ``server`` says of the round and the sizes of its sets, but neither models nor data.
         """
         return 0.0

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Traffic, mean
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Traffic, Upload
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class DOMO(Algorithm):
@@ -37,29 +37,32 @@ class DOMO(Algorithm):
         beta: float = base.parameter(0.9, "fusion coefficient (beta)", ge=0)
         variant: Literal["pre", "step"] = base.parameter("pre", "pre: DOMO; step: DOMO-S")
 
-    def init_server(self, server: Server) -> None:
-        server["m"] = torch.zeros_like(server["x"])
+    def init_server(self, server: ServerState) -> None:
+        server["m"] = server["x"].zeros()
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"], "m": server["m"]})
 
-    def begin(self, ctx: Context) -> Carry:
-        x, m = ctx.start("x"), ctx.start("m")
-        y = x - self.hyper.beta * ctx.lr * ctx.J * m if self.hyper.variant == "pre" else x
-        return {"y": y, "l": torch.zeros_like(m), "total": torch.zeros_like(m)}
+    def begin(self, client: ClientPhase) -> Carry:
+        x, m = client.start("x"), client.start("m")
+        y = x - self.hyper.beta * client.lr * client.J * m if self.hyper.variant == "pre" else x
+        return Carry({"y": y, "l": torch.zeros_like(m), "total": torch.zeros_like(m)})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y = carry["y"]
-        l = self.hyper.mu_l * carry["l"] + ctx.assemble(y, ctx.grad(y, batch))
-        direction = l + self.hyper.beta * ctx.shared["m"] if self.hyper.variant == "step" else l
-        return {"y": y - ctx.lr * direction, "l": l, "total": carry["total"] + l}
+        g, carry = client.optimizer.direction(carry, "y", client.objective.gradient(y, batch))
+        l = self.hyper.mu_l * carry["l"] + g
+        direction = l + self.hyper.beta * client.shared["m"] if self.hyper.variant == "step" else l
+        return carry.update(y=y - client.lr * direction, l=l, total=carry["total"] + l)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        return Result(uploads={"d": mean(carry["total"] / ctx.J)})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        # dbar_i travels in the place of y_i, with the buffers that go with it
+        return Result(uploads={"d": Upload.weighted_mean(carry["y"].with_parameters(carry["total"] / client.J))})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         steps = sum(p * J for p, J in zip(server.cohort.weights, server.cohort.steps, strict=True))
-        server["m"] = self.hyper.mu_s * server["m"] + sums["d"]
-        server["x"] = server["x"] - self.hyper.alpha * server.lr * steps * server["m"]
+        server["m"] = self.hyper.mu_s * server["m"] + sums["d"].parameters
+        x = server["x"].with_buffers_of(sums["d"])
+        server["x"] = x - self.hyper.alpha * server.lr * steps * server["m"]

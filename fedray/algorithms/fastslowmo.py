@@ -7,15 +7,12 @@ Momenta. IEEE Transactions on Artificial Intelligence 2022.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import Any, Literal
 
 from fedray.algorithms import base
 from fedray.algorithms.base import Broadcast
 from fedray.algorithms.fednag import FedNAG
-from fedray.algorithms.server import Server
+from fedray.algorithms.server_state import ServerState
 
 
 class FastSlowMo(FedNAG):
@@ -34,20 +31,20 @@ class FastSlowMo(FedNAG):
         gamma_a: float = base.parameter(0.5, "aggregator momentum (gamma_a)", ge=0, lt=1)
         carry: Literal["y", "velocity"] = base.parameter("y", "what the workers keep over the server's jump")
 
-    def init_server(self, server: Server) -> None:
+    def init_server(self, server: ServerState) -> None:
         super().init_server(server)
         server["y_srv"] = server["x"].clone()
-        server["lag"] = torch.zeros_like(server["x"])
+        server["lag"] = server["x"].zeros()
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         if self.hyper.carry == "velocity":
-            server["y"] = server["x"] + server.lr * server["lag"]
+            server["y"] = server["x"].parameters + server.lr * server["lag"]
         return super().broadcast(server, phase)
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         server["x"] = sums["x"] + self.hyper.gamma_a * (sums["x"] - server["y_srv"])
         server["y_srv"] = sums["x"]
         server["y"] = sums["y"]
-        server["lag"] = (sums["y"] - sums["x"]) / server.lr
+        server["lag"] = (sums["y"] - sums["x"].parameters) / server.lr

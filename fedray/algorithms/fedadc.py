@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from pydantic import model_validator
-from torch import Tensor
 
 from fedray.algorithms import base
 from fedray.algorithms.base import Broadcast, Carry, Traffic
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class FedADC(FedAvg):
@@ -47,22 +46,23 @@ class FedADC(FedAvg):
     def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
         return {"beta_l": self.hyper.beta_g}
 
-    def init_server(self, server: Server) -> None:
-        server["m"] = torch.zeros_like(server["x"])
+    def init_server(self, server: ServerState) -> None:
+        server["m"] = server["x"].zeros()
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"], "m": server["m"]})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y, mbar = carry["y"], self.hyper.beta_l * ctx.shared["m"] / ctx.J
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        y, mbar = carry["y"], self.hyper.beta_l * client.shared["m"] / client.J
         if self.hyper.variant == "nesterov":
-            z = y - ctx.lr * mbar
-            return {"y": ctx.descend(z, ctx.grad(z, batch))}
-        return {"y": ctx.descend(y, ctx.grad(y, batch) + mbar)}
+            z = y - client.lr * mbar
+            return client.optimizer.descend(carry.update(y=z), "y", client.objective.gradient(z, batch))
+        return client.optimizer.descend(carry, "y", client.objective.gradient(y, batch) + mbar)
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        gathered = (server["x"] - sums["y"]) / server.lr
+        x = server["x"].with_buffers_of(sums["y"])
+        gathered = (x - sums["y"]) / server.lr
         server["m"] = gathered + (self.hyper.beta_g - self.hyper.beta_l) * server["m"]
-        server["x"] = server["x"] - self.hyper.alpha * server.lr * server["m"]
+        server["x"] = x - self.hyper.alpha * server.lr * server["m"]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from fedray.algorithms.base import Algorithm, Carry, Result, mean
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.base import Algorithm, Carry, Result, Upload
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class FedAvg(Algorithm):
@@ -21,17 +20,16 @@ class FedAvg(Algorithm):
 
     paper = "McMahan et al., AISTATS 2017"
 
-    def begin(self, ctx: Context) -> Carry:
-        return {"y": ctx.start("x")}
+    def begin(self, client: ClientPhase) -> Carry:
+        return Carry({"y": client.start("x")})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y = carry["y"]
-        return {"y": ctx.descend(y, ctx.grad(y, batch))}
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        return client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        return Result(uploads={"y": mean(carry["y"])})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        return Result(uploads={"y": Upload.weighted_mean(carry["y"])})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         server.move(sums["y"])

@@ -7,13 +7,11 @@ Classification. arXiv 1909.06335, 2019.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from fedray.algorithms import base
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
+from fedray.algorithms.server_state import ServerState
 
 
 class FedAvgM(FedAvg):
@@ -25,13 +23,14 @@ class FedAvgM(FedAvg):
         beta: float = base.parameter(0.9, "server momentum (beta)", ge=0, lt=1)
         nesterov: bool = base.parameter(False, "Nesterov's form")
 
-    def init_server(self, server: Server) -> None:
-        server["v"] = torch.zeros_like(server["x"])
+    def init_server(self, server: ServerState) -> None:
+        server["v"] = server["x"].zeros()
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        d = server["x"] - sums["y"]
+        x = server["x"].with_buffers_of(sums["y"])
+        d = x - sums["y"]
         server["v"] = self.hyper.beta * server["v"] + d
         step = d + self.hyper.beta * server["v"] if self.hyper.nesterov else server["v"]
-        server["x"] = server["x"] - server.server_lr * step
+        server["x"] = x - server.server_lr * step

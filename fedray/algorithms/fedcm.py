@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, mean
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class FedCM(FedAvg):
@@ -31,22 +29,24 @@ class FedCM(FedAvg):
     class Hyper(base.Hyper):
         alpha: float = base.parameter(0.1, "share of the fresh gradient (alpha)", gt=0, le=1)
 
-    def init_server(self, server: Server) -> None:
-        server["delta"] = torch.zeros_like(server["x"])
+    def init_server(self, server: ServerState) -> None:
+        server["delta"] = server["x"].zeros()
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"], "delta": server["delta"]})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, alpha = carry["y"], self.hyper.alpha
-        return {"y": ctx.descend(y, alpha * ctx.grad(y, batch) + (1 - alpha) * ctx.shared["delta"])}
+        gradient = alpha * client.objective.gradient(y, batch) + (1 - alpha) * client.shared["delta"]
+        return client.optimizer.descend(carry, "y", gradient)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
         y = carry["y"]
-        return Result(uploads={"y": mean(y), "delta": mean((ctx.shared["x"] - y) / (ctx.J * ctx.lr))})
+        delta = (client.shared["x"] - y) / (client.J * client.lr)
+        return Result(uploads={"y": Upload.weighted_mean(y), "delta": Upload.weighted_mean(delta)})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         server["delta"] = sums["delta"]
         server.move(sums["y"])

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Result, Work, mean, total
+from fedray.algorithms.base import Carry, Result, Upload, Work
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
+from fedray.core.vectors import Model
 
 
 class FedDyn(FedAvg):
@@ -37,28 +36,30 @@ class FedDyn(FedAvg):
         alpha: float = base.parameter(0.01, "weight of the regulariser (alpha)", gt=0)
         eval: Literal["server", "avg_selected"] = base.parameter("server", "the evaluated model: x, or mean_S y_i")
 
-    def init_server(self, server: Server) -> None:
-        server["q"] = torch.zeros_like(server["x"])
+    def init_server(self, server: ServerState) -> None:
+        server["q"] = server["x"].zeros()
         server["mean"] = server["x"].clone()
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y, x, q = carry["y"], ctx.shared["x"], ctx.state["q"]
-        return {"y": ctx.descend(y, ctx.grad(y, batch) + self.hyper.alpha * (y - x + q))}
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        y, x, q = carry["y"], client.shared["x"], client.state["q"]
+        gradient = client.objective.gradient(y, batch) + self.hyper.alpha * (y - x + q)
+        return client.optimizer.descend(carry, "y", gradient)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        moved = carry["y"] - ctx.shared["x"]
-        return Result(uploads={"y": mean(carry["y"]), "moved": total(moved)}, state={"q": ctx.state["q"] + moved})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        moved = carry["y"] - client.shared["x"]
+        uploads = {"y": Upload.weighted_mean(carry["y"]), "moved": Upload.sum(moved)}
+        return Result(uploads, state={"q": client.state["q"] + moved})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         server["q"] = server["q"] + sums["moved"] / server.N
         server["mean"] = sums["y"]
         server["x"] = sums["y"] + server["q"]
 
-    def eval_model(self, server: Server) -> Tensor:
+    def eval_model(self, server: ServerState) -> Model:
         return server["mean"] if self.hyper.eval == "avg_selected" else server["x"]
 
-    def monitors(self, server: Server) -> Mapping[str, Tensor]:
+    def monitors(self, server: ServerState) -> Mapping[str, Model]:
         """The one of the two models that is not evaluated: the authors' code reports both."""
         return {"server": server["x"]} if self.hyper.eval == "avg_selected" else {"averaged": server["mean"]}

@@ -7,12 +7,11 @@ Z. Huo, Q. Yang, B. Gu, L. Carin, H. Huang: Faster On-Device Training Using New 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from torch import Tensor
+from typing import Any
 
 from fedray.algorithms import base
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
+from fedray.algorithms.server_state import ServerState
 
 
 class FedMom(FedAvg):
@@ -28,11 +27,11 @@ class FedMom(FedAvg):
         beta: float = base.parameter(0.9, "server momentum (beta)", ge=0, lt=1)
         eta: float = base.parameter(1.0, "server learning rate (eta)", gt=0)
 
-    def init_server(self, server: Server) -> None:
+    def init_server(self, server: ServerState) -> None:
         server["v"] = server["x"].clone()
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         v = server["x"].lerp(sums["y"], self.hyper.eta)
         server["x"] = v + self.hyper.beta * (v - server["v"])

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from fedray.algorithms import base
-from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Traffic, mean
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Traffic, Upload
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class FedNAG(Algorithm):
@@ -31,23 +30,23 @@ class FedNAG(Algorithm):
     class Hyper(base.Hyper):
         gamma: float = base.parameter(0.5, "momentum factor (gamma, eq. 7)", ge=0, lt=1)
 
-    def init_server(self, server: Server) -> None:
-        server["y"] = server["x"].clone()
+    def init_server(self, server: ServerState) -> None:
+        server["y"] = server["x"].parameters.clone()
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"], "y": server["y"]})
 
-    def begin(self, ctx: Context) -> Carry:
-        return {"x": ctx.start("x"), "y": ctx.start("y")}
+    def begin(self, client: ClientPhase) -> Carry:
+        return Carry({"x": client.start("x"), "y": client.start("y")})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y = ctx.descend(carry["x"], ctx.grad(carry["x"], batch))
-        return {"x": y + self.hyper.gamma * (y - carry["y"]), "y": y}
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        y = client.optimizer.descend(carry, "x", client.objective.gradient(carry["x"], batch))["x"]
+        return carry.update(x=y + self.hyper.gamma * (y.parameters - carry["y"]), y=y.parameters)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        return Result(uploads={"x": mean(carry["x"]), "y": mean(carry["y"])})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        return Result(uploads={"x": Upload.weighted_mean(carry["x"]), "y": Upload.weighted_mean(carry["y"])})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         server["x"], server["y"] = sums["x"], sums["y"]

@@ -7,13 +7,14 @@ Optimization. ICLR 2021, Algorithm 2.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedray.algorithms import base
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
+from fedray.algorithms.server_state import ServerState
 
 
 class FedAdagrad(FedAvg):
@@ -26,9 +27,9 @@ class FedAdagrad(FedAvg):
         beta1: float = base.parameter(0.0, "decay of the first moment (beta_1)", ge=0, lt=1)
         tau: float = base.parameter(1e-3, "degree of adaptivity (tau)", gt=0)
 
-    def init_server(self, server: Server) -> None:
-        server["m"] = torch.zeros_like(server["x"])
-        server["v"] = torch.full_like(server["x"], self.hyper.tau**2)
+    def init_server(self, server: ServerState) -> None:
+        server["m"] = server["x"].zeros()
+        server["v"] = torch.full_like(server["m"], self.hyper.tau**2)
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
         yield from super().advice(momentum, cohort, clients, server_lr)
@@ -42,13 +43,14 @@ class FedAdagrad(FedAvg):
         """The rule of v: all that tells the three methods apart."""
         return v + delta.square()
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        delta = sums["y"] - server["x"]
+        x = server["x"].with_buffers_of(sums["y"])
+        delta = sums["y"] - x
         server["m"] = self.hyper.beta1 * server["m"] + (1 - self.hyper.beta1) * delta
         server["v"] = self.second_moment(server["v"], delta)
-        server["x"] = server["x"] + server.server_lr * server["m"] / (server["v"].sqrt() + self.hyper.tau)
+        server["x"] = x + server.server_lr * server["m"] / (server["v"].sqrt() + self.hyper.tau)
 
 
 class FedAdam(FedAdagrad):

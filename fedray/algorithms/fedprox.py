@@ -6,12 +6,11 @@ MLSys 2020, eq. 2 and Algorithm 2.
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedray.algorithms import base
 from fedray.algorithms.base import Carry, Work
 from fedray.algorithms.fedavg import FedAvg
-from fedray.core.context import Context
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class FedProx(FedAvg):
@@ -23,6 +22,7 @@ class FedProx(FedAvg):
     class Hyper(base.Hyper):
         mu: float = base.parameter(0.01, "weight of the proximal term (mu, eq. 2)", ge=0)
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y, x = carry["y"], ctx.shared["x"]
-        return {"y": ctx.descend(y, ctx.grad(y, batch) + self.hyper.mu * (y - x))}
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        y, x = carry["y"], client.shared["x"]
+        gradient = client.objective.gradient(y, batch) + self.hyper.mu * (y - x)
+        return client.optimizer.descend(carry, "y", gradient)

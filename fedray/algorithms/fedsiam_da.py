@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, cosine_similarity
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Work, mean, weighted
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
-from fedray.core.model import Outputs
+from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Upload, Work
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
+from fedray.core.network import Outputs
+from fedray.core.vectors import Model
 
 
 class FedSiamDA(Algorithm):
@@ -51,21 +53,21 @@ class FedSiamDA(Algorithm):
         if self.hyper.dual:
             self.phases = ("train", "reweigh")
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"]} if phase == "train" else {"w_0": server["x"]})
 
-    def begin(self, ctx: Context) -> Carry:
-        x, known = ctx.start("x"), ctx.gap > 0
-        w_f = ctx.whole(x)
+    def begin(self, client: ClientPhase) -> Carry:
+        x, known = client.start("x"), client.gap > 0
+        w_f = client.start("x")
         # where there is no hist yet, x^r stands in, and the loss leaves it out
-        hist = torch.where(known, ctx.state["last"], w_f)
-        return {"y": x, "w_f": w_f, "hist": hist, "known": known.float()}
+        hist = Model.where(known, client.state["last"], w_f)
+        return Carry({"y": x, "w_f": w_f, "hist": hist, "known": known.float()})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         mu, y, w_f, hist, known = self.hyper.mu, carry["y"], carry["w_f"], carry["hist"], carry["known"]
-        begins = ctx.epoch(j) > ctx.epoch(j - 1)
-        if j and self.hyper.hist == "prev_epoch" and begins.any():
-            hist, known = torch.where(begins, ctx.whole(y), hist), torch.where(begins, 1, known)
+        begins = client.data.epoch(batch.step) > client.data.epoch(batch.step - 1)
+        if batch.step and self.hyper.hist == "prev_epoch" and begins.any():
+            hist, known = Model.where(begins, y, hist), torch.where(begins, 1, known)
 
         def attraction(outputs: Outputs, task: Tensor, z_k: Tensor) -> Tensor:
             return -mu / 2 * cosine_similarity(outputs.prediction, z_k, dim=1)
@@ -74,27 +76,27 @@ class FedSiamDA(Algorithm):
             apart = known * cosine_similarity(z_h, outputs.features, dim=1)
             return task + mu * (apart - cosine_similarity(outputs.prediction, z_f, dim=1) / 2)
 
-        next_hist = ctx.whole(y) if self.hyper.hist == "prev_step" else hist
-        local = ctx.train_pass(y, batch)
-        w_f = w_f.sub(ctx.grad(w_f, batch, attraction, [local.features]), alpha=ctx.lr)
-        z_f, z_h = ctx.forward(w_f, batch.x).features, ctx.forward(hist, batch.x).features
-        y = ctx.descend(y, local.grad(loss, [z_h, known, z_f]))
+        next_hist = y.clone() if self.hyper.hist == "prev_step" else hist
+        local = client.objective.training_pass(y, batch)
+        w_f = w_f.moved(client.objective.gradient(w_f, batch, attraction, [local.features]), -client.lr)
+        z_f, z_h = client.objective.forward(w_f, batch.x).features, client.objective.forward(hist, batch.x).features
+        carry = client.optimizer.descend(carry, "y", local.gradient(loss, [z_h, known, z_f]))
         if self.hyper.hist == "prev_step":
             known = torch.ones_like(known)
-        return {"y": y, "w_f": w_f, "hist": next_hist, "known": known}
+        return carry.update(w_f=w_f, hist=next_hist, known=known)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
         y = carry["y"]
-        return Result({"y": mean(y)}, state={"last": ctx.whole(y)}, kept={"y": y})
+        return Result({"y": Upload.weighted_mean(y)}, state={"last": y}, kept={"y": y})
 
-    def reweigh(self, ctx: Context) -> Result:
+    def reweigh(self, client: ClientPhase) -> Result:
         """The phase ``reweigh``: D_i and the mean that it weighs."""
-        y = ctx.kept["y"]
-        D = cosine_similarity(y, ctx.shared["w_0"][None], dim=1)[:, None].clamp(min=0)
-        return Result({"y": weighted(D, ctx.whole(y))}, scalars={"similarity": D})
+        y = client.kept["y"]
+        D = cosine_similarity(y.parameters, client.shared["w_0"].parameters[None], dim=1)[:, None].clamp(min=0)
+        return Result({"y": Upload.mean_by(D, y)}, scalars={"similarity": D})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         if phase == "reweigh":
             server.client_scalars["similarity"] = scalars["similarity"]

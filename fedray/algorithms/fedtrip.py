@@ -7,15 +7,16 @@ Regularization. IPDPS 2023 (arXiv 2304.05824), eq. 5 and Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Result, Work, mean
+from fedray.algorithms.base import Carry, Result, Upload, Work
 from fedray.algorithms.fedavg import FedAvg
-from fedray.core.context import Context
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class FedTrip(FedAvg):
@@ -40,17 +41,18 @@ class FedTrip(FedAvg):
         if self.hyper.xi_mode == "gap":
             yield "algorithm.xi_mode=gap: a client that was away pushes with xi > 1, which can diverge"
 
-    def _xi(self, ctx: Context) -> Tensor:
+    def _xi(self, client: ClientPhase) -> Tensor:
         modes = {
-            "inverse_gap": 1 / ctx.gap.clamp(min=1),
-            "gap": ctx.gap,
-            "const": torch.full_like(ctx.gap, self.hyper.xi_const),
+            "inverse_gap": 1 / client.gap.clamp(min=1),
+            "gap": client.gap,
+            "const": torch.full_like(client.gap, self.hyper.xi_const),
         }
-        return torch.where(ctx.gap > 0, self.hyper.xi_scale * modes[self.hyper.xi_mode], 0)
+        return torch.where(client.gap > 0, self.hyper.xi_scale * modes[self.hyper.xi_mode], 0)
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y, x, w = carry["y"], ctx.shared["x"], ctx.state["w"]
-        return {"y": ctx.descend(y, ctx.grad(y, batch) + self.hyper.mu * ((y - x) + self._xi(ctx) * (w - y)))}
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        y, x, w = carry["y"], client.shared["x"], client.state["w"]
+        triplet = (y - x) + self._xi(client) * (w - y.parameters)
+        return client.optimizer.descend(carry, "y", client.objective.gradient(y, batch) + self.hyper.mu * triplet)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        return Result(uploads={"y": mean(carry["y"])}, state={"w": carry["y"]})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        return Result(uploads={"y": Upload.weighted_mean(carry["y"])}, state={"w": carry["y"].parameters})

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Work, mean
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class GHBM(FedAvg):
@@ -39,30 +40,30 @@ class GHBM(FedAvg):
         return {"tau": max(1, round(clients / cohort))}
 
     @property
-    def past_rounds(self) -> int:
+    def earlier_models(self) -> int:
         return self.hyper.tau
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         tau, x = self.hyper.tau, server["x"]
         first = server.round - tau
         if first < 1 and self.hyper.warmup == "zero":
-            return Broadcast({"x": x, "M": torch.zeros_like(x)})
-        return Broadcast({"x": x, "M": (server.past(max(first, 1)) - x) / tau})
+            return Broadcast({"x": x, "M": x.zeros()})
+        return Broadcast({"x": x, "M": (server.model_of(max(first, 1)) - x) / tau})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y = carry["y"]
-        pull = self.hyper.beta / (ctx.lr * ctx.J) * ctx.shared["M"]
-        return {"y": ctx.descend(y, ctx.grad(y, batch) + pull)}
+        pull = self.hyper.beta / (client.lr * client.J) * client.shared["M"]
+        return client.optimizer.descend(carry, "y", client.objective.gradient(y, batch) + pull)
 
 
 class _OwnWindow(FedAvg):
     """The variants whose window is a client's own: since it last took part."""
 
-    def scale(self, ctx: Context) -> Tensor | float:
+    def scale(self, client: ClientPhase) -> Tensor | float:
         """s_i: one over the rounds that the window spans, or the participation ratio C in its place."""
         if self.hyper.scale == "participation":
-            return ctx.members / ctx.N
-        return 1 / ctx.gap.clamp(min=1)
+            return client.members / client.N
+        return 1 / client.gap.clamp(min=1)
 
 
 class LocalGHBM(_OwnWindow):
@@ -73,21 +74,21 @@ class LocalGHBM(_OwnWindow):
     name = "local_ghbm"
     paper = "Zaccone et al., TMLR 2025"
     assumes_plain_sgd = True
-    needs_past = True
+    needs_received = True
 
     class Hyper(base.Hyper):
         beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
         scale: Literal["inv_gap", "participation"] = base.parameter("inv_gap", "what s_i is")
 
-    def begin(self, ctx: Context) -> Carry:
-        x = ctx.start("x")
-        assert ctx.past is not None
-        M = torch.where(ctx.gap > 0, self.scale(ctx) * (ctx.past - x), 0)
-        return {"y": x, "M": M}
+    def begin(self, client: ClientPhase) -> Carry:
+        x = client.start("x")
+        M = torch.where(client.gap > 0, self.scale(client) * (client.received - x), 0)
+        return Carry({"y": x, "M": M})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, M = carry["y"], carry["M"]
-        return {"y": ctx.descend(y, ctx.grad(y, batch) + self.hyper.beta / (ctx.lr * ctx.J) * M), "M": M}
+        pull = self.hyper.beta / (client.lr * client.J) * M
+        return client.optimizer.descend(carry, "y", client.objective.gradient(y, batch) + pull)
 
 
 class FedHBM(_OwnWindow):
@@ -108,24 +109,24 @@ class FedHBM(_OwnWindow):
             "standard", "the first participation's anchor"
         )
 
-    def begin(self, ctx: Context) -> Carry:
-        s = self.scale(ctx)
+    def begin(self, client: ClientPhase) -> Carry:
+        s = self.scale(client)
         if self.hyper.variant == "standard":
-            return {"y": ctx.start("x"), "a": ctx.state["a"], "s": torch.where(ctx.gap > 0, s, 0)}
-        first = s if self.hyper.scale == "participation" else 1 / max(1, ctx.round - 1)
-        a, new = ctx.state["a"], ctx.gap == 0
+            return Carry({"y": client.start("x"), "a": client.state["a"], "s": torch.where(client.gap > 0, s, 0)})
+        first = s if self.hyper.scale == "participation" else 1 / max(1, client.round - 1)
+        a, new = client.state["a"], client.gap == 0
         if new.any():
-            anchor, _ = ctx.model.layout.split(ctx.init_models(own=self.hyper.variant == "random"))
-            a = torch.where(new, anchor, a)
-        return {"y": ctx.start("x"), "a": a, "s": torch.where(new, first, s)}
+            anchor = client.initial_models(own=self.hyper.variant == "random")
+            a = torch.where(new, anchor.parameters, a)
+        return Carry({"y": client.start("x"), "a": a, "s": torch.where(new, first, s)})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, a, s = carry["y"], carry["a"], carry["s"]
-        pull = self.hyper.beta / (ctx.lr * ctx.J) * s * (y - a)
-        return {"y": ctx.descend(y, ctx.grad(y, batch) - pull), "a": a, "s": s}
+        pull = self.hyper.beta / (client.lr * client.J) * s * (y.parameters - a)
+        return client.optimizer.descend(carry, "y", client.objective.gradient(y, batch) - pull)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        return Result(uploads={"y": mean(carry["y"])}, state={"a": carry["y"]})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        return Result(uploads={"y": Upload.weighted_mean(carry["y"])}, state={"a": carry["y"].parameters})
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
         yield from super().advice(momentum, cohort, clients, server_lr)

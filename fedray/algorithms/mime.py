@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Work, mean
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class MimeLite(FedAvg):
@@ -34,25 +34,26 @@ class MimeLite(FedAvg):
     beta = 0.0
     dampening = True
 
-    def init_server(self, server: Server) -> None:
-        server["s"] = torch.zeros_like(server["x"])
+    def init_server(self, server: ServerState) -> None:
+        server["s"] = server["x"].zeros()
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"], "s": server["s"]})
 
     def momentum(self, fresh: Tensor, s: Tensor) -> Tensor:
         """U of the paper: the fresh gradient mixed into the statistics s."""
         return (1 - self.beta if self.dampening else 1.0) * fresh + self.beta * s
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y = carry["y"]
-        return {"y": ctx.descend(y, self.momentum(ctx.grad(y, batch), ctx.shared["s"]))}
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        fresh = client.objective.gradient(carry["y"], batch)
+        return client.optimizer.descend(carry, "y", self.momentum(fresh, client.shared["s"]))
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        return Result(uploads={"y": mean(carry["y"]), "c": mean(ctx.full_grad(ctx.start("x")))})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        c = client.objective.full_gradient(client.start("x"))
+        return Result(uploads={"y": Upload.weighted_mean(carry["y"]), "c": Upload.weighted_mean(c)})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         server["s"] = self.momentum(sums["c"], server["s"])
         server.move(sums["y"])
@@ -70,29 +71,32 @@ class Mime(MimeLite):
     # 2.5 by content, but in two exchanges
     ghbm_overhead = 3.0
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         names = ("x",) if phase == "gradients" else ("x", "s", "c")
         return Broadcast({name: server[name] for name in names})
 
-    def gradients(self, ctx: Context) -> Result:
+    def gradients(self, client: ClientPhase) -> Result:
         """The phase ``gradients``: G_i(x^r)."""
-        return Result(uploads={"c": mean(ctx.full_grad(ctx.start("x")))})
+        return Result(uploads={"c": Upload.weighted_mean(client.objective.full_gradient(client.start("x")))})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y, x = carry["y"], ctx.start("x")
-        corrected = ctx.grad(y, batch) - ctx.grad(x, batch, keep_buffers=True) + ctx.shared["c"]
-        return {"y": ctx.descend(y, self.momentum(corrected, ctx.shared["s"]))}
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        y, objective = carry["y"], client.objective
+        fresh = objective.gradient(y, batch)
+        # x^r under y's running statistics, which this pass must not update
+        x = y.with_parameters(client.start("x").parameters)
+        corrected = fresh - objective.gradient(x, batch) + client.shared["c"]
+        return client.optimizer.descend(carry, "y", self.momentum(corrected, client.shared["s"]))
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        return Result(uploads={"y": mean(carry["y"])})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        return Result(uploads={"y": Upload.weighted_mean(carry["y"])})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         if phase == "gradients":
             server["c"] = sums["c"]
         else:
-            super().reduce(server, phase, {"y": sums["y"], "c": server["c"]}, scalars)
+            super().server_update(server, phase, {"y": sums["y"], "c": server["c"]}, scalars)
 
 
 class MomentumHyper(base.Hyper):

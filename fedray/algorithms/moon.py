@@ -14,9 +14,11 @@ from torch import Tensor
 from fedray.algorithms import base
 from fedray.algorithms.base import Broadcast, Carry, Result, Work
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
-from fedray.core.model import Outputs
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
+from fedray.core.network import Outputs
+from fedray.core.vectors import Model
 
 
 class Moon(FedAvg):
@@ -42,29 +44,30 @@ class Moon(FedAvg):
         self.client_models = tuple(f"last{age}" for age in range(1, self.hyper.buffer + 1))
         self.work = Work(forwards=1 + self.hyper.buffer)
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         times = server.column("times")
         return Broadcast({"x": server["x"]}, {"times": [times.get(client, 0) for client in server.cohort.ids]})
 
-    def begin(self, ctx: Context) -> Carry:
-        x, times = ctx.start("x"), ctx.given["times"]
+    def begin(self, client: ClientPhase) -> Carry:
+        x, times = client.start("x"), client.scalars["times"]
         new = times == 0
         known = times if self.hyper.first == "skip" else times + 1
-        first = x_g = ctx.whole(x)
+        first = x_g = client.start("x")
         if self.hyper.first == "init" and new.any():
-            first = ctx.init_models(own=True)
+            first = client.initial_models(own=True)
         # where there is no such model, x^r stands in, and the loss leaves it out
         last = {
-            name: torch.where(new | (known <= age), x_g if age else first, ctx.state[name])
+            name: Model.where(new | (known <= age), x_g if age else first, client.state[name])
             for age, name in enumerate(self.client_models)
         }
-        return {"y": x, "x_g": x_g, "known": known, **last}
+        return Carry({"y": x, "x_g": x_g, "known": known, **last})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y = carry["y"]
-        z_g = ctx.forward(carry["x_g"], batch.x).features
-        others = [ctx.forward(carry[name], batch.x).features for name in self.client_models]
-        return carry | {"y": ctx.descend(y, ctx.grad(y, batch, self.loss, [carry["known"], z_g, *others]))}
+        z_g = client.objective.forward(carry["x_g"], batch.x).features
+        others = [client.objective.forward(carry[name], batch.x).features for name in self.client_models]
+        gradient = client.objective.gradient(y, batch, self.loss, [carry["known"], z_g, *others])
+        return client.optimizer.descend(carry, "y", gradient)
 
     def loss(self, outputs: Outputs, task: Tensor, known: Tensor, z_g: Tensor, *others: Tensor) -> Tensor:
         """f_i + mu L_con of each sample; of ``others`` the first ``known [1]`` exist."""
@@ -73,14 +76,14 @@ class Moon(FedAvg):
         s = torch.where(exists[:, None], similar / self.hyper.temperature, -torch.inf)
         return task - self.hyper.mu * torch.log_softmax(s, dim=0)[0]
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        kept = [ctx.whole(carry["y"]), *(carry[name] for name in self.client_models[:-1])]
-        uploads = super().end(ctx, carry).uploads
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        kept = [carry["y"], *(carry[name] for name in self.client_models[:-1])]
+        uploads = super().end(client, carry).uploads
         return Result(uploads, state=dict(zip(self.client_models, kept, strict=True)))
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        super().reduce(server, phase, sums, scalars)
+        super().server_update(server, phase, sums, scalars)
         times = server.column("times")
         times |= {client: times.get(client, 0) + 1 for client in server.cohort.ids}

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Traffic, mean
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Traffic, Upload
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
+from fedray.core.vectors import Model, Vector
 
 FOUR = ("x", "m", "x_rep", "m_rep")
 
@@ -41,7 +43,7 @@ class PFedMo(Algorithm):
     paper = "Fu, Yang et al., IEEE Trans. Big Data 2024"
     assumes_plain_sgd = True
     phases = ("train", "score")
-    background_before = "score"
+    server_training_before = "score"
     traffic = Traffic(vectors_down=1, vectors_up=1)
     needs_public = True
     uses_server_lr = False
@@ -62,69 +64,63 @@ class PFedMo(Algorithm):
     def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
         return {} if steps is None else {"rep_steps": steps}
 
-    def init_server(self, server: Server) -> None:
+    def init_server(self, server: ServerState) -> None:
         x = server["x"]
-        m = x.clone() if self.hyper.form == "printed" else torch.zeros_like(x)
+        m = x.parameters.clone() if self.hyper.form == "printed" else x.zeros()
         server.vectors |= {"m": m, "x_rep": x.clone(), "m_rep": m.clone()}
-        if "buffers" in server.vectors:
-            server["buffers_rep"] = server["buffers"].clone()
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         if phase == "score":
-            inputs = server.probe(server, self.hyper.probe_batch, self.hyper.probe_source)
-            ctx = server.public_context(server, 1)
-            ctx.buffers = server["buffers_rep"][None] if "buffers_rep" in server.vectors else None
-            logits = ctx.forward(server["x_rep"][None], inputs).logits[0]
+            inputs = server.draw_inputs(server, self.hyper.probe_batch, self.hyper.probe_source)
+            logits = server.as_client(server, 1).objective.forward(server["x_rep"].rows(1), inputs).logits[0]
             return Broadcast({"inputs": inputs, "w": torch.softmax(logits, dim=1)})
         return self.personal_broadcast(server)
 
-    def personal_broadcast(self, server: Server) -> Broadcast:
+    def personal_broadcast(self, server: ServerState) -> Broadcast:
         a, unscored = server.column("a"), self._mean_a(server)
-        shared = {name: server[name] for name in (*FOUR, "buffers_rep") if name in server.vectors}
-        return Broadcast(shared, {"a": [a.get(client, unscored) for client in server.cohort.ids]})
+        return Broadcast(
+            {name: server[name] for name in FOUR}, {"a": [a.get(client, unscored) for client in server.cohort.ids]}
+        )
 
-    def begin(self, ctx: Context) -> Carry:
-        if ctx.buffers is not None:
-            ctx.buffers = _mix(ctx.buffers, ctx.shared["buffers_rep"], ctx.given["a"])
-        x, m = self._personal(ctx.shared, ctx.given["a"])
-        return {"x": x, "m": m}
+    def begin(self, client: ClientPhase) -> Carry:
+        x, m = self._personal(client.shared, client.scalars["a"])
+        return Carry({"x": x, "m": m})
 
-    def _personal(self, server: Any, a: Tensor | float) -> tuple[Tensor, Tensor]:
+    def _personal(self, server: Any, a: Tensor | float) -> tuple[Model, Tensor]:
         """(x_i+, m_i+) of eqs. 11-12 from the server's four vectors and the scores ``a``."""
         m = (1 - a) * server["m"] + a * server["m_rep"]
-        x = (1 - a) * server["x"] + a * server["x_rep"]
+        x = _mixed(server["x"], server["x_rep"], a)
         return (x + (server["m"] - m) if self.hyper.contrast else x), m
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         gamma, x, m = self.hyper.gamma, carry["x"], carry["m"]
         if self.hyper.form == "printed":
-            y = ctx.descend(x, ctx.grad(x, batch))
-            return {"x": y + gamma * (y - m), "m": y}
-        pull = ctx.lr * ctx.assemble(x, ctx.grad(x, batch))
+            y = client.optimizer.descend(carry, "x", client.objective.gradient(x, batch))["x"]
+            return carry.update(x=y + gamma * (y.parameters - m), m=y.parameters)
+        direction, carry = client.optimizer.direction(carry, "x", client.objective.gradient(x, batch))
+        pull = client.lr * direction
         v = gamma * m - pull
-        return {"x": x + gamma * v - pull, "m": v}
+        return carry.update(x=x + gamma * v - pull, m=v)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        return Result(uploads={"x": mean(carry["x"]), "m": mean(carry["m"])}, kept={"x": carry["x"]})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        uploads = {"x": Upload.weighted_mean(carry["x"]), "m": Upload.weighted_mean(carry["m"])}
+        return Result(uploads, kept={"x": carry["x"]})
 
-    def score(self, ctx: Context) -> Result:
+    def score(self, client: ClientPhase) -> Result:
         """The phase ``score``: l_i of eqs. 8-9 on the probe batch."""
-        logits = ctx.forward(ctx.kept["x"], ctx.shared["inputs"]).logits
-        cross = -(ctx.shared["w"] * torch.log_softmax(logits, dim=2)).sum(2)
+        logits = client.objective.forward(client.kept["x"], client.shared["inputs"]).logits
+        cross = -(client.shared["w"] * torch.log_softmax(logits, dim=2)).sum(2)
         return Result(scalars={"l": cross.mean(1, keepdim=True)})
 
-    def background(self, server: Server) -> Mapping[str, Tensor]:
+    def server_training(self, server: ServerState) -> Mapping[str, Vector]:
         """The representation model: the workers' own rule, on the public set."""
         steps = server.cohort.steps
-        ctx = server.public_context(server, self.hyper.rep_steps or round(sum(steps) / len(steps)))
-        if "buffers_rep" in server.vectors:
-            ctx.buffers = server["buffers_rep"][None].clone()
-        carry = self.local_steps(ctx, {"x": ctx.start("x_rep"), "m": ctx.start("m_rep")})
-        buffers = {} if ctx.buffers is None else {"buffers_rep": ctx.buffers[0]}
-        return {"x_rep": carry["x"][0], "m_rep": carry["m"][0], **buffers}
+        client = server.as_client(server, self.hyper.rep_steps or round(sum(steps) / len(steps)))
+        carry = self.local_steps(client, Carry({"x": client.start("x_rep"), "m": client.start("m_rep")}))
+        return {"x_rep": carry["x"][0], "m_rep": carry["m"][0]}
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         if phase == "train":
             server["x"], server["m"] = sums["x"], sums["m"]
@@ -139,26 +135,20 @@ class PFedMo(Algorithm):
         )
         server.client_scalars["score"] = scores
 
-    def _mean_a(self, server: Server) -> float:
+    def _mean_a(self, server: ServerState) -> float:
         """sum_j p_j a_j of the last scored cohort (0 in round 1, where nothing is scored)."""
         return server.column("mean_a").get(0, 0.0)
 
-    def eval_model(self, server: Server) -> Tensor:
+    def eval_model(self, server: ServerState) -> Model:
         return self._personal(server, self._mean_a(server))[0]
 
-    def eval_buffers(self, server: Server, model: str = "") -> Tensor | None:
-        if "buffers" not in server.vectors:
-            return None
-        mixing = 1.0 if model == "representation" else self._mean_a(server)
-        return _mix(server["buffers"], server["buffers_rep"], mixing)
-
-    def monitors(self, server: Server) -> Mapping[str, Tensor]:
+    def monitors(self, server: ServerState) -> Mapping[str, Model]:
         return {"representation": server["x_rep"]}
 
-    def personal_model(self, ctx: Context) -> Tensor:
-        return self.begin(ctx)["x"]
+    def personal_model(self, client: ClientPhase) -> Model:
+        return self.begin(client)["x"]
 
-    def server_flops(self, server: Server, forward: float) -> float:
+    def server_flops(self, server: ServerState, forward: float) -> float:
         cohort = server.cohort
         steps = self.hyper.rep_steps or round(sum(cohort.steps) / len(cohort.steps))
         batch = min(server.batch_size or server.public_samples, server.public_samples)
@@ -167,7 +157,12 @@ class PFedMo(Algorithm):
         return forward * (3 * steps * batch + probes)
 
 
-def _mix(buffers: Tensor, buffers_rep: Tensor, a: Tensor | float) -> Tensor:
-    """(1 - a) buffers + a buffers_rep, where they differ: a constant buffer may hold infinities."""
-    a = torch.as_tensor(a, dtype=buffers.dtype, device=buffers.device)
-    return torch.where(buffers == buffers_rep, buffers, torch.lerp(buffers, buffers_rep, a))
+def _mixed(x: Model, x_rep: Model, a: Tensor | float) -> Model:
+    """(1 - a) x + a x_rep, of buffers too where they differ: a constant buffer may hold infinities."""
+    parameters = (1 - a) * x.parameters + a * x_rep.parameters
+    if not x.has_buffers:
+        return Model(parameters, x.width)
+    b, b_rep = x.buffers, x_rep.buffers
+    weight = torch.as_tensor(a, dtype=b.dtype, device=b.device)
+    buffers = torch.where(b == b_rep, b, torch.lerp(b, b_rep, weight))
+    return Model(torch.cat([parameters, buffers.expand(*parameters.shape[:-1], -1)], dim=-1), x.width)

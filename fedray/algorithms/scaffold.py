@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Work, mean, total
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
 
 
 class Scaffold(FedAvg):
@@ -39,23 +37,27 @@ class Scaffold(FedAvg):
         super().__init__(hyper)
         self.work = Work(per_step=2, once=2, full_gradients=1 if self.hyper.option == 1 else 0)
 
-    def init_server(self, server: Server) -> None:
-        server["c"] = torch.zeros_like(server["x"])
+    def init_server(self, server: ServerState) -> None:
+        server["c"] = server["x"].zeros()
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"], "c": server["c"]}, {"share": server.shares()})
 
-    def step(self, ctx: Context, carry: Carry, batch: Any, j: int) -> Carry:
-        y = carry["y"]
-        return {"y": ctx.descend(y, ctx.grad(y, batch) - ctx.state["c"] + ctx.shared["c"])}
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        gradient = client.objective.gradient(carry["y"], batch) - client.state["c"] + client.shared["c"]
+        return client.optimizer.descend(carry, "y", gradient)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        y, x, c = carry["y"], ctx.start("x"), ctx.state["c"]
-        renewed = ctx.full_grad(x) if self.hyper.option == 1 else c - ctx.shared["c"] + (x - y) / (ctx.J * ctx.lr)
-        return Result(uploads={"y": mean(y), "dc": total(ctx.given["share"] * (renewed - c))}, state={"c": renewed})
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        y, x, c = carry["y"], client.start("x"), client.state["c"]
+        if self.hyper.option == 1:
+            renewed = client.objective.full_gradient(x)
+        else:
+            renewed = c - client.shared["c"] + (x - y) / (client.J * client.lr)
+        dc = client.scalars["share"] * (renewed - c)
+        return Result(uploads={"y": Upload.weighted_mean(y), "dc": Upload.sum(dc)}, state={"c": renewed})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
         server["c"] = server["c"] + sums["dc"]
         server.move(sums["y"])

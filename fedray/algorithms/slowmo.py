@@ -7,16 +7,13 @@ ICLR 2020, Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import Any, Literal
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, mean
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload
 from fedray.algorithms.fedavg import FedAvg
-from fedray.algorithms.server import Server
-from fedray.core.context import Context
+from fedray.algorithms.server_state import ServerState
+from fedray.core.client import ClientPhase
 
 
 class SlowMo(FedAvg):
@@ -47,31 +44,33 @@ class SlowMo(FedAvg):
         if self.hyper.buffer != "reset" and not momentum:
             yield f"algorithm.buffer={self.hyper.buffer}: there is no buffer without train.momentum"
 
-    def init_server(self, server: Server) -> None:
-        server["u"] = torch.zeros_like(server["x"])
+    def init_server(self, server: ServerState) -> None:
+        server["u"] = server["x"].zeros()
         if self.hyper.buffer == "average":
-            server["b"] = torch.zeros_like(server["x"])
+            server["b"] = server["x"].zeros()
 
-    def broadcast(self, server: Server, phase: str) -> Broadcast:
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({name: server[name] for name in ("x", "b") if name in server.vectors})
 
-    def begin(self, ctx: Context) -> Carry:
-        if self.hyper.buffer != "reset":
-            ctx.momentum = ctx.state["b"] if self.hyper.buffer == "maintain" else ctx.start("b")
-        return super().begin(ctx)
+    def begin(self, client: ClientPhase) -> Carry:
+        if self.hyper.buffer == "reset":
+            return super().begin(client)
+        b = client.state["b"] if self.hyper.buffer == "maintain" else client.start("b")
+        return Carry({"y": client.start("x")}, momentum=b)
 
-    def end(self, ctx: Context, carry: Carry) -> Result:
-        result = super().end(ctx, carry)
-        if ctx.momentum is None or self.hyper.buffer == "reset":
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        result = super().end(client, carry)
+        if carry.momentum is None or self.hyper.buffer == "reset":
             return result
         if self.hyper.buffer == "maintain":
-            return Result(result.uploads, state={"b": ctx.momentum})
-        return Result({**result.uploads, "b": mean(ctx.momentum)})
+            return Result(result.uploads, state={"b": carry.momentum})
+        return Result({**result.uploads, "b": Upload.weighted_mean(carry.momentum)})
 
-    def reduce(
-        self, server: Server, phase: str, sums: Mapping[str, Tensor], scalars: Mapping[str, list[float]]
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        server["u"] = self.hyper.beta * server["u"] + (server["x"] - sums["y"]) / server.lr
-        server["x"] = server["x"] - self.hyper.alpha * server.lr * server["u"]
+        x = server["x"].with_buffers_of(sums["y"])
+        server["u"] = self.hyper.beta * server["u"] + (x - sums["y"]) / server.lr
+        server["x"] = x - self.hyper.alpha * server.lr * server["u"]
         if "b" in sums:
             server["b"] = sums["b"]

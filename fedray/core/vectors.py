@@ -1,4 +1,4 @@
-"""Flat parameter vectors: all of a model's parameters as one contiguous float32 vector."""
+"""Flat vectors: a model, its parameters and its buffers, as one contiguous float32 row."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -52,12 +53,101 @@ class Slot:
         return self.order == tuple(range(len(self.order)))
 
 
-class Layout:
-    """How a module's tensors lie in two flat vectors: trainable parameters, and buffers.
+class Model:
+    """A model, or C models of a stack: ``row [..., width + buffer_width]`` float32 holds the trainable parameters, then
+    the buffers (running statistics, say), if there are any.
 
-    ``parameters`` numbers (P) are trainable; a parameter vector has ``width`` >= P numbers, of which the last are
-    padding and zero. ``buffers`` numbers are in buffers (a vector of ``buffer_width`` numbers); whole-number buffers
-    are kept there as floats and rounded when they are loaded. Frozen parameters are in neither: they never change.
+    Models are points, plain tensors ``[..., width]`` are directions. The difference of two models is a direction, of
+    the parameters alone; a model plus a direction is a model with the same buffers. Shapes broadcast.
+    """
+
+    __slots__ = ("row", "width")
+
+    def __init__(self, row: Tensor, width: int) -> None:
+        self.row, self.width = row, width
+
+    @property
+    def parameters(self) -> Tensor:
+        """The trainable parameters ``[..., width]``, a view."""
+        return self.row[..., : self.width] if self.has_buffers else self.row
+
+    @property
+    def buffers(self) -> Tensor:
+        """The buffers ``[..., buffer_width]``, a view."""
+        return self.row[..., self.width :]
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether it has any buffers."""
+        return self.row.shape[-1] > self.width
+
+    def with_parameters(self, parameters: Tensor) -> Model:
+        """The model with these ``parameters [..., width]`` and the buffers of this one."""
+        if not self.has_buffers:
+            return Model(parameters, self.width)
+        buffers = self.buffers.expand(*parameters.shape[:-1], -1)
+        return Model(torch.cat([parameters, buffers], dim=-1), self.width)
+
+    def with_buffers_of(self, other: Model) -> Model:
+        """The model with these parameters and the buffers of ``other``."""
+        return other.with_parameters(self.parameters)
+
+    def moved(self, direction: Tensor, by: float = 1.0) -> Model:
+        """The model plus ``by`` times ``direction [..., width]``."""
+        return self.with_parameters(self.parameters.add(direction, alpha=by))
+
+    def __add__(self, direction: Tensor) -> Model:
+        return self.with_parameters(self.parameters + direction)
+
+    @overload
+    def __sub__(self, other: Model) -> Tensor: ...
+
+    @overload
+    def __sub__(self, other: Tensor) -> Model: ...
+
+    def __sub__(self, other: Model | Tensor) -> Tensor | Model:
+        if isinstance(other, Model):
+            return self.parameters - other.parameters
+        return self.with_parameters(self.parameters - other)
+
+    def lerp(self, target: Model, weight: float) -> Model:
+        """The parameters ``weight`` of the way to those of ``target``, and the buffers of ``target``, which are
+        averages of statistics already."""
+        return target.with_parameters(self.parameters.lerp(target.parameters, weight))
+
+    def zeros(self) -> Tensor:
+        """The direction of length zero."""
+        return torch.zeros_like(self.parameters)
+
+    def clone(self) -> Model:
+        """A copy in fresh memory."""
+        return Model(self.row.clone(), self.width)
+
+    def rows(self, count: int) -> Model:
+        """``count`` copies of a single model as a stack: of buffers in memory of their own, as training updates
+        them in place."""
+        row = self.row.expand(count, -1)
+        return Model(row.clone() if self.has_buffers else row, self.width)
+
+    def __getitem__(self, place: int | slice) -> Model:
+        return Model(self.row[place], self.width)
+
+    @staticmethod
+    def where(chosen: Tensor, one: Model, other: Model) -> Model:
+        """Of each client of a stack the model in ``one`` where ``chosen [C, 1]`` is true, else that in ``other``."""
+        return Model(torch.where(chosen, one.row, other.row), one.width)
+
+
+Vector: TypeAlias = Model | Tensor
+"""A model, or a plain tensor."""
+
+
+class Layout:
+    """How a module's tensors lie in the row of a :class:`Model`: trainable parameters, then buffers.
+
+    ``parameters`` numbers (P) are trainable; they take ``width`` >= P numbers, of which the last are padding and zero.
+    ``buffers`` numbers are in buffers, which take ``buffer_width``; whole-number buffers are kept as floats and rounded
+    when they are loaded. Frozen parameters are in neither: they never change.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -67,32 +157,36 @@ class Layout:
         self.buffer_width = -(-self.buffers // ROW) * ROW
         self.sizes = [slot.size for slot in self.slots] + [self.width - self.parameters]
 
-    def split(self, model: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Parameters and buffers of a whole model ``[..., width + buffer_width]``; no buffers if it has none."""
-        parameters, buffers = model[..., : self.width], model[..., self.width :]
-        return parameters, buffers if buffers.shape[-1] else None
+    @property
+    def row_width(self) -> int:
+        """The numbers of a model's row."""
+        return self.width + self.buffer_width
 
-    def averaged(self, buffers: Tensor, kept: Tensor) -> Tensor:
-        """``buffers [buffer_width]`` that come from averaging, but the whole-number ones of ``kept``."""
-        result = buffers.clone()
-        for slot in self.buffer_slots:
-            if not slot.dtype.is_floating_point:
-                slot.view(result).copy_(slot.view(kept))
-        return result
+    def model(self, row: Tensor) -> Model:
+        """The model, or models, in ``row [..., row_width]``."""
+        return Model(row, self.width)
 
-    def pack(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """The module's trainable parameters ``[width]`` and buffers ``[buffer_width]``, copied, float32 on the CPU."""
-        tensors = tensors_of(module)
-        return _pack(self.slots, tensors, self.width), _pack(self.buffer_slots, tensors, self.buffer_width)
+    @cached_property
+    def whole_numbers(self) -> list[slice]:
+        """Where whole-number buffers lie in a row: they are counts, of which there is no average."""
+        places = [(self.width + s.start, s.size) for s in self.buffer_slots if not s.dtype.is_floating_point]
+        return [slice(start, start + size) for start, size in places]
 
-    def named(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
-        """The tensors of ``vector [width]`` (and of ``buffers [buffer_width]``) by name: views, no copies."""
-        named = {slot.name: slot.view(vector) for slot in self.slots}
-        return named if buffers is None else named | self.others(buffers)
+    def pack(self, module: nn.Module) -> Model:
+        """The module's parameters and buffers, copied, on the CPU."""
+        row, tensors = torch.zeros(self.row_width), tensors_of(module)
+        for slots, vector in ((self.slots, row), (self.buffer_slots, row[self.width :])):
+            for slot in slots:
+                slot.view(vector).copy_(tensors[slot.name].detach())
+        return Model(row, self.width)
 
-    def others(self, buffers: Tensor) -> dict[str, Tensor]:
-        """The tensors of ``buffers [buffer_width]`` by name: views, but copies of whole-number ones."""
-        named = {}
+    def named(self, model: Model) -> dict[str, Tensor]:
+        """The tensors of a single model by name: views, but copies of whole-number ones."""
+        return {slot.name: slot.view(model.row) for slot in self.slots} | self.named_buffers(model)
+
+    def named_buffers(self, model: Model) -> dict[str, Tensor]:
+        """The same of the buffers alone."""
+        named, buffers = {}, model.buffers
         for slot in self.buffer_slots:
             value = slot.view(buffers)
             named[slot.name] = value if slot.dtype.is_floating_point else value.round().to(slot.dtype)
@@ -107,7 +201,7 @@ class Layout:
         torch.cat(flat, out=out[: self.parameters])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """As :meth:`named`, by one differentiable split."""
+        """The parameters ``vector [width]`` by name, by one differentiable split."""
         pieces = vector.split(self.sizes)
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 
@@ -136,10 +230,3 @@ def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
 def _memory_order(tensor: Tensor) -> tuple[int, ...]:
     strides, shape = tensor.stride(), tensor.shape
     return tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], -shape[d], d)))
-
-
-def _pack(slots: list[Slot], tensors: dict[str, Tensor], width: int) -> Tensor:
-    vector = torch.zeros(width)
-    for slot in slots:
-        slot.view(vector).copy_(tensors[slot.name].detach())
-    return vector

@@ -21,6 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedray.engine.packing import Packed
+
 THREADS = 4
 """Files that are placed or checked at once: most of that time the disk works, or a checksum without Python's lock."""
 
@@ -29,12 +31,12 @@ THREADS = 4
 class Checkpoint:
     """Everything that a run continues from after round ``round``.
 
-    ``vectors``: the server's tensors; ``states`` and ``past``: the files of the clients' states, by client, and of the
-    earlier models that clients refer to, by round; ``record``: JSON (the server's table, cumulative costs).
+    ``vectors``: the server's models and tensors; ``states`` and ``past``: the files of the clients' states, by client,
+    and of the earlier models that clients refer to, by round; ``record``: JSON (the server's table, cumulative costs).
     """
 
     round: int
-    vectors: Mapping[str, Tensor]
+    vectors: Packed
     states: Mapping[int, Path] = field(default_factory=dict)
     past: Mapping[int, Path] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +45,7 @@ class Checkpoint:
 def save(
     folder: Path,
     round: int,
-    vectors: Mapping[str, Tensor],
+    vectors: Packed,
     record: Mapping[str, Any],
     states: Mapping[int, str],
     past: Mapping[int, str],
@@ -73,8 +75,10 @@ def save(
         fresh.rename(path)
         return f"shared/{name}", checksum
 
-    save_file({name: tensor.cpu().contiguous() for name, tensor in vectors.items()}, staging / "server.safetensors")
-    whole = {"round": round, "states": states, "past": past, **record}
+    save_file(
+        {name: tensor.cpu().contiguous() for name, tensor in vectors.arrays.items()}, staging / "server.safetensors"
+    )
+    whole = {"round": round, "widths": vectors.widths, "states": states, "past": past, **record}
     (staging / "record.json").write_text(json.dumps(whole))
     sums = {path.name: _checksum(path) for path in staging.iterdir()}
     with ThreadPoolExecutor(THREADS) as pool:
@@ -162,7 +166,7 @@ def _load(path: Path) -> Checkpoint:
         {int(key): _place(path, f"shared/{name}") for key, name in record.pop(part).items()}
         for part in ("states", "past")
     )
-    vectors = {name: tensor.clone() for name, tensor in load_file(path / "server.safetensors").items()}
+    vectors = Packed(load_file(path / "server.safetensors"), record.pop("widths"))
     return Checkpoint(record.pop("round"), vectors, states, past, record)
 
 

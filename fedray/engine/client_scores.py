@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedray.algorithms import Broadcast, Cohort, Server
+from fedray.algorithms import Broadcast, Cohort, ServerState
 from fedray.data.federated import FederatedData
 from fedray.data.test_shares import draw_eval_clients
 from fedray.engine.cohorts import positions, shares, weights_of
@@ -81,7 +81,12 @@ class ClientScores:
     the evaluation of the test set, there are ``row`` and ``rows``."""
 
     def __init__(
-        self, scoring: Scoring, experiment: Experiment, server: Server, data: FederatedData, monitors: Sequence[str]
+        self,
+        scoring: Scoring,
+        experiment: Experiment,
+        server: ServerState,
+        data: FederatedData,
+        monitors: Sequence[str],
     ) -> None:
         self.scoring, self.experiment, self.data = scoring, experiment, data
         self.round, self.lr = server.round, server.lr
@@ -172,7 +177,7 @@ class ClientScores:
         }
 
 
-def _members(server: Server, data: FederatedData, ids: list[int]) -> Cohort:
+def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort:
     """The clients ``ids`` as a cohort of the server's round."""
     if not ids:
         return Cohort()

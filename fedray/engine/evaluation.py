@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from fedray.algorithms import Server
+from fedray.algorithms import ServerState
 from fedray.data.federated import FederatedData
 from fedray.engine.client_scores import ClientScores, Scoring
 from fedray.engine.pool import Pool
@@ -37,7 +36,7 @@ class Evaluation:
         self,
         experiment: Experiment,
         scoring: Scoring,
-        server: Server,
+        server: ServerState,
         data: FederatedData,
         pool: Pool,
         states: Mapping[int, StateFile],
@@ -51,12 +50,8 @@ class Evaluation:
             "train": (len(data.train_subset), [GLOBAL]),
         }
         self.scores = ClientScores(scoring, experiment, server, data, list(monitors))
-        buffers = {name: algorithm.eval_buffers(server, "" if name == GLOBAL else name) for name in models}
-        shared = models | {f"{name}/buffers": value for name, value in buffers.items() if value is not None}
-        if self.scores.broadcast.shared:
-            personal = with_buffers(self.scores.broadcast.shared, server)
-            shared |= {PERSONAL_PREFIX + name: value for name, value in personal.items()}
-        handle = pool.publish(shared)
+        personal = {PERSONAL_PREFIX + name: value for name, value in self.scores.broadcast.shared.items()}
+        handle = pool.publish({**models, **personal})
         self.tasks: list[EvalTask | ScoreTask] = _blocks(handle, self.splits, scoring.wanted)
         self.tasks += self.scores.tasks(handle, states, pool.slots)
         self.found: dict[tuple[str, int], EvalResult] = {}
@@ -116,9 +111,3 @@ def _blocks(
         for split, (samples, names) in splits.items()
         for start in range(0, samples, EVAL_BLOCK)
     ]
-
-
-def with_buffers(shared: Mapping[str, Tensor], server: Server) -> dict[str, Tensor]:
-    """What is broadcast, with the server's buffers unless the algorithm sends its own."""
-    buffers = server.vectors.get("buffers")
-    return dict(shared) if buffers is None else {"buffers": buffers, **shared}

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from fedray.core.client import ClientPhase, Stack
 from fedray.core.clock import Clock
-from fedray.core.context import NO_STEP, Context, Samples, Stack
+from fedray.core.local_data import Samples
+from fedray.core.objective import NO_STEP
+from fedray.core.optimizer import Carry
 from fedray.core.seeds import SERVER, Purpose, torch_rng
+from fedray.core.vectors import Model, Vector
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreResult, ScoreTask
 
 if TYPE_CHECKING:
@@ -29,20 +32,18 @@ class Evaluator:
     """Runs the evaluation tasks of ``worker``, with its model and data."""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker, self.data, self.model, self.experiment = worker, worker.data, worker.model, worker.experiment
+        self.worker, self.data, self.network, self.experiment = worker, worker.data, worker.network, worker.experiment
 
     def evaluate(self, task: EvalTask) -> EvalResult:
         """Sums over a block of samples for each model."""
-        models = self.worker.shared(task.broadcast)
+        models: Mapping[str, Any] = self.worker.shared(task.broadcast)
         if task.split == "test":
             samples, indices = self.worker.test, np.arange(task.start, task.stop)
         else:
             own = self.data.validation if task.split == "validation" else self.data.train_subset
             samples, indices = self.worker.train, own[task.start : task.stop]
         with self._draws(0, SERVER, task.start):
-            found = [
-                self._evaluate(models[name], models.get(f"{name}/buffers"), samples, indices) for name in task.models
-            ]
+            found = [self._evaluate(models[name], samples, indices) for name in task.models]
         return EvalResult([sums for sums, _ in found], [right for _, right in found] if task.each else [])
 
     def _draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
@@ -52,18 +53,16 @@ class Evaluator:
         return torch_rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
-    def _evaluate(
-        self, model: Tensor, buffers: Tensor | None, samples: Samples, indices: Any
-    ) -> tuple[dict[str, float], NDArray[np.bool_]]:
+    def _evaluate(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, float], NDArray[np.bool_]]:
         """The sums over some samples, and which of them the model gets right."""
-        self.model.mode(training=False)
-        self.model.load(model, buffers)
+        self.network.mode(training=False)
+        self.network.load(model)
         sums = dict.fromkeys(("loss", "correct", *self.experiment.metrics), 0.0)
         found = np.empty(len(indices), np.bool_)
         size = EVAL_BATCH[self.worker.device.type]
         for start in range(0, len(indices), size):
             x, y = samples.gather(indices[start : start + size])
-            logits = self.model.outputs(x, features=False).logits
+            logits = self.network.outputs(x, features=False).logits
             right = logits.argmax(1) == y
             found[start : start + size] = right.cpu().numpy()
             sums["loss"] += float(self.experiment.loss(logits, y).double().sum())
@@ -80,24 +79,22 @@ class Evaluator:
         for _, size in self.worker.stacks(task.blocks):
             rows = slice(row, row + size)
             row += size
-            made: dict[str, tuple[Tensor, Tensor | None]] = {}
+            made: dict[str, Model] = {}
             if task.personal:
                 made["personal"] = self._personal(task, rows, shared)
             if task.finetune_steps:
                 made["finetuned"] = self._finetuned(task, rows, shared)
             for place, client in enumerate(task.ids[rows]):
                 own = self.data.client_test(client)
-                for name, (models, buffers) in made.items():
+                for name, models in made.items():
                     with self._draws(task.round, client, NO_STEP):
-                        sums, _ = self._evaluate(
-                            models[place], None if buffers is None else buffers[place], self.worker.test, own
-                        )
+                        sums, _ = self._evaluate(models[place], self.worker.test, own)
                     correct.setdefault(name, []).append(sums["correct"])
         return ScoreResult(correct)
 
-    def _own_context(
-        self, task: ScoreTask, rows: slice, shared: Mapping[str, Tensor], steps: int, **rest: Any
-    ) -> Context:
+    def _client(
+        self, task: ScoreTask, rows: slice, shared: Mapping[str, Vector], steps: int, **rest: Any
+    ) -> ClientPhase:
         """Some clients of a task, as they would train ``steps`` local steps beside the run's own training."""
         ids = task.ids[rows]
         stack = Stack(
@@ -110,28 +107,21 @@ class Evaluator:
             purpose=Purpose.FINETUNE,
         )
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
-        ctx = self.worker.context(stack, round=task.round, shared=shared, training=training, **rest)
-        # all of it counts as evaluation
-        ctx.clock = Clock()
-        return ctx
+        # all of it counts as evaluation, so nothing is clocked by itself
+        return self.worker.client(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
 
     @torch.no_grad()
-    def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Personal models ``[C, width]`` of some clients of a task, and their buffers ``[C, buffer_width]`` if any."""
+    def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
+        """The personal models of some clients of a task."""
         prefix = PERSONAL_PREFIX
         shared = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
         state = self.worker.client_states(task.states[rows]) if task.states else None
-        ctx = self._own_context(task, rows, shared, 1, lr=0.0, state=state)
-        model = self.worker.algorithm.personal_model(ctx)
-        return model, ctx.buffers
+        return self.worker.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
 
-    def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """The same of the global model after local SGD on each client's own data, whatever the algorithm."""
-        shared = {"x": found[GLOBAL]}
-        if f"{GLOBAL}/buffers" in found:
-            shared["buffers"] = found[f"{GLOBAL}/buffers"]
-        ctx = self._own_context(task, rows, shared, task.finetune_steps, lr=task.lr)
-        carry = {"y": ctx.start("x")}
-        for batch in ctx.batches():
-            carry = {"y": ctx.descend(carry["y"], ctx.grad(carry["y"], batch))}
-        return carry["y"], ctx.buffers
+    def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
+        """The global model after local SGD on each client's own data, whatever the algorithm."""
+        client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr)
+        carry = Carry({"y": client.start("x")})
+        for batch in client.data.batches():
+            carry = client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
+        return carry["y"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedray.core.batches import Batch
-from fedray.core.model import FlatModel
+from fedray.core.network import Network
 from fedray.core.rounding import whole
 
 VECTORS = 5
@@ -36,9 +36,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
-def activations(model: FlatModel, x: Tensor) -> int:
+def activations(network: Network, x: Tensor) -> int:
     """Bytes that a forward pass of ``x [b, ...]`` keeps for its gradient, beyond the parameters."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.module.parameters()}
+    own = {parameter.untyped_storage().data_ptr() for parameter in network.module.parameters()}
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -47,9 +47,9 @@ def activations(model: FlatModel, x: Tensor) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    model.mode(training=True, normalise=len(x) > 1)
+    network.mode(training=True, normalise=len(x) > 1)
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        logits = model.outputs(x, features=False).logits
+        logits = network.outputs(x, features=False).logits
     del logits
     return sum(kept.values())
 
@@ -70,20 +70,21 @@ def available(device: torch.device) -> int:
     return max(0, min(left))
 
 
-def too_large(model: FlatModel, clients: int, batch: Tensor, state_width: int, reason: str) -> str:
+def too_large(network: Network, clients: int, batch: Tensor, state_width: int, reason: str) -> str:
     """What to tell someone whose chunk of ``clients`` with batches like ``batch [b, ...]`` had no room."""
-    vectors = 4 * (VECTORS * model.layout.width + state_width)
-    each = activations(model, batch)
-    whole, there = clients * (vectors + each), available(model.device)
+    vectors = 4 * (VECTORS * network.layout.width + state_width)
+    each = activations(network, batch)
+    whole, there = clients * (vectors + each), available(network.device)
     fits = clients
     while fits > 1 and fits * (vectors + each) > HEADROOM * there:
         fits //= 2
     # the estimate may be too low: what failed does not fit
     fits = min(fits, clients // 2)
     remedy = f"engine.chunk={fits}" if fits else "a smaller train.batch_size or model"
+    at_once = f"{clients} client{'s' if clients > 1 else ''} at once"
+    parts = f"vectors {_size(vectors)}, activations of {len(batch)} samples {_size(each)}"
     return (
-        f"out of memory on {_device_name(model.device)}: {clients} client{'s' if clients > 1 else ''} at once x about "
-        f"{_size(vectors + each)} (vectors {_size(vectors)}, activations of {len(batch)} samples {_size(each)}) = "
+        f"out of memory on {_device_name(network.device)}: {at_once} x about {_size(vectors + each)} ({parts}) = "
         f"{_size(whole)}, and {_size(there)} are free ({reason}); {remedy} may fit"
     )
 
@@ -128,18 +129,17 @@ def actors_per_gpu(footprint: Footprint, cpus: float) -> int:
     return max(1, min(footprint.fits, MOST_PER_GPU, whole(cpus)))
 
 
-def footprint(model: FlatModel, batch: Batch, state_width: int) -> Footprint:
+def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
     """Measured on this process's GPU: one step of a chunk of clients, with ``batch [C, b, ...]``."""
-    free, total = torch.cuda.mem_get_info(model.device)
-    data = torch.cuda.memory_reserved(model.device)
-    vectors = [torch.zeros(len(batch.x), VECTORS * model.layout.width + state_width, device=model.device)]
-    at = model.parameters.expand(len(batch.x), -1).contiguous()
-    buffers = model.buffers.expand(len(batch.x), -1).clone() if model.layout.buffers else None
-    model.gradients(at, batch, buffers)
-    torch.cuda.synchronize(model.device)
-    chunk = torch.cuda.max_memory_reserved(model.device) - data
+    free, total = torch.cuda.mem_get_info(network.device)
+    data = torch.cuda.memory_reserved(network.device)
+    vectors = [torch.zeros(len(batch.x), VECTORS * network.layout.width + state_width, device=network.device)]
+    at = network.layout.model(network.initial.row.expand(len(batch.x), -1).clone())
+    network.gradients(at, batch)
+    torch.cuda.synchronize(network.device)
+    chunk = torch.cuda.max_memory_reserved(network.device) - data
     del vectors
-    name = torch.cuda.get_device_name(model.device)
+    name = torch.cuda.get_device_name(network.device)
     # what is free was read after this process had taken its context and its data
     return Footprint(name, CONTEXT + data, chunk, free + data + CONTEXT, total)
 

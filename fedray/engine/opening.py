@@ -99,7 +99,7 @@ def _last_checkpoint(
             f"{folder.path} has reached round {saved.round} already, more than run.rounds={experiment.rounds}"
         )
     following = saved.round + 1
-    needed = range(max(1, following - experiment.algorithm.past_rounds), following)
+    needed = range(max(1, following - experiment.algorithm.earlier_models), following)
     if missing := set(needed) - saved.past.keys():
         raise UserError(
             f"the checkpoint of round {saved.round} in {folder.path} lacks the model of round {min(missing)}, as "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
-
+from fedray.core.vectors import Vector
+from fedray.engine.packing import Packed
 from fedray.engine.states import State, StateFile
 from fedray.engine.tasks import AnyTask, Handle
 from fedray.engine.worker import Worker
@@ -29,7 +29,7 @@ class Pool(Protocol):
     @property
     def at_once(self) -> float: ...
 
-    def publish(self, tensors: dict[str, Tensor]) -> Handle: ...
+    def publish(self, vectors: Mapping[str, Vector]) -> Handle: ...
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]: ...
 
@@ -60,8 +60,8 @@ class LocalPool:
         self.worker, self.states = worker, worker.states
         worker.fetch = lambda handle: handle.value
 
-    def publish(self, tensors: dict[str, Tensor]) -> Handle:
-        return Held(tensors)
+    def publish(self, vectors: Mapping[str, Vector]) -> Handle:
+        return Held(Packed.of(vectors))
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task in tasks:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
-from torch import Tensor
 
+from fedray.core.vectors import Vector
+from fedray.engine.packing import Packed
 from fedray.engine.process import describe, environment, require_device, settled
 from fedray.engine.ray_cluster import UNRECORDED, gpu_share, in_group, shortage
 from fedray.engine.states import State, StateFile, StateFolder
@@ -193,8 +194,8 @@ class RayPool:
         speeds = [work / seconds for work, seconds in (self.done[actor] for actor in self.alive)]
         return min(speeds) * len(speeds) / sum(speeds) / MARGIN
 
-    def publish(self, tensors: dict[str, Tensor]) -> Handle:
-        return ray.put({name: tensor.cpu().numpy() for name, tensor in tensors.items()})
+    def publish(self, vectors: Mapping[str, Vector]) -> Handle:
+        return ray.put(Packed.of(vectors).numpy())
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         queue: deque[Any] = deque(tasks)
@@ -282,7 +283,7 @@ class RayPool:
 
     def keep(self, name: str, vectors: State) -> Handle:
         # what clients need must be within reach of every node; what the server alone needs is a file beside it
-        return ray.put(vectors) if self.experiment.algorithm.needs_past else self.states.write(name, vectors)
+        return ray.put(vectors) if self.experiment.algorithm.needs_received else self.states.write(name, vectors)
 
     def fetch(self, handle: Handle) -> State:
         return self.states.read(handle) if isinstance(handle, StateFile) else _get(handle)

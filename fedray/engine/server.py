@@ -16,23 +16,24 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedray.algorithms import Cohort, Server
+from fedray.algorithms import Cohort, ServerState
 from fedray.core import batches, seeds
 from fedray.core.seeds import Purpose
 from fedray.core.tree import TreeSum
-from fedray.core.vectors import frozen
+from fedray.core.vectors import Model, Vector, frozen
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.client_scores import Scoring
 from fedray.engine.cohorts import draw_cohort, positions, shares, weights_of
 from fedray.engine.determinism import nondeterministic_operations
-from fedray.engine.evaluation import Evaluation, further_columns, with_buffers
+from fedray.engine.evaluation import Evaluation, further_columns
+from fedray.engine.packing import Packed, tensor_over
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.states import StateFile
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask
-from fedray.engine.worker import Worker, tensor_over
+from fedray.engine.worker import Worker
 from fedray.resolve import Experiment
 from fedray.tracking.costs import bytes_per_client, flops_of_round, load_of
 from fedray.tracking.recorder import Recorder
@@ -85,24 +86,20 @@ class Simulation:
         self.past: dict[int, Handle] = {}
         self.saved_round = 0
         self.stopping = threading.Event()
-        parameters, buffers = worker.model.layout.pack(worker.model.module)
-        self.server = Server(
-            vectors={"x": parameters.to(worker.device)},
-            model=worker.model,
+        self.server = ServerState(
+            vectors={"x": worker.network.initial.clone()},
             N=data.active,
             seed=self.config.run.seed,
             server_lr=self.config.train.server_lr,
-            public_context=worker.public_context,
-            probe=self._probe,
-            past=self._past_model,
+            as_client=worker.server_as_client,
+            draw_inputs=self._inputs,
+            model_of=self._earlier_model,
             batch_size=experiment.training.batch_size,
             public_samples=len(data.public),
             weighting=experiment.weighting,
             total_samples=int(self.sizes.sum()),
             test_samples=len(data.y_test),
         )
-        if worker.model.layout.buffers:
-            self.server["buffers"] = buffers.to(worker.device)
         self.algorithm.init_server(self.server)
         self.scoring = Scoring.of(experiment, data)
         self.further_columns = further_columns(experiment, self.scoring, list(self.algorithm.monitors(self.server)))
@@ -116,7 +113,7 @@ class Simulation:
 
     def restore(self, saved: Checkpoint) -> None:
         """Continue from a checkpoint."""
-        self.server.vectors = {name: tensor.to(self.worker.device) for name, tensor in saved.vectors.items()}
+        self.server.vectors = saved.vectors.own(self.worker.device)
         self.server.round = self.saved_round = saved.round
         self.server.table = {
             name: {int(client): value for client, value in column.items()}
@@ -197,8 +194,9 @@ class Simulation:
 
     def _finite(self) -> bool:
         # a module's constant buffers may hold infinities, such as an attention mask
-        vectors = {name: vector for name, vector in self.server.vectors.items() if not name.startswith("buffers")}
-        return all(bool(torch.isfinite(vector).all()) for vector in vectors.values())
+        values = self.server.vectors.values()
+        tensors = [value.parameters if isinstance(value, Model) else value for value in values]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
     def _round(self, number: int) -> _Finished:
         """Train a round; what is left to evaluate of the one before is done meanwhile."""
@@ -209,10 +207,10 @@ class Simulation:
         server.cohort = cohort = self._cohort(number)
         self.work = [load_of(size, self.experiment.training).seen for size in cohort.sizes]
         server.client_scalars = {}
-        if self.algorithm.needs_past or self.algorithm.past_rounds:
-            self.past[number] = self.pool.keep(f"model-{number}", {"x": server["x"].cpu().numpy().copy()})
-        background = self._start_background() if self.algorithm.background_before else None
-        results = self._phases(background)
+        if self.algorithm.needs_received or self.algorithm.earlier_models:
+            self.past[number] = self.pool.keep(f"model-{number}", {"x": server["x"].row.cpu().numpy().copy()})
+        training = self._start_training() if self.algorithm.server_training_before else None
+        results = self._phases(training)
         last = server.column("last")
         last |= dict.fromkeys(cohort.ids, number)
         for old in self.past.keys() - self._past_needed():
@@ -248,14 +246,17 @@ class Simulation:
 
     def _past_needed(self) -> set[int]:
         """The rounds at whose start the model was what clients, or the server's rules, will ask for after this one."""
-        clients = self.server.column("last").values() if self.algorithm.needs_past else ()
+        clients = self.server.column("last").values() if self.algorithm.needs_received else ()
         following = self.server.round + 1
-        return {int(number) for number in clients} | set(range(following - self.algorithm.past_rounds, following))
+        return {int(number) for number in clients} | set(range(following - self.algorithm.earlier_models, following))
 
-    def _past_model(self, number: int) -> Tensor:
+    def _earlier_model(self, number: int) -> Model:
         if number not in self.past:
-            raise ValueError(f"server.past({number}) is not one of past_rounds={self.algorithm.past_rounds}")
-        return torch.tensor(self.pool.fetch(self.past[number])["x"], device=self.worker.device)
+            raise ValueError(
+                f"server.model_of({number}) is not one of the earlier_models={self.algorithm.earlier_models} kept"
+            )
+        row = torch.tensor(self.pool.fetch(self.past[number])["x"], device=self.worker.device)
+        return self.worker.network.layout.model(row)
 
     def _cohort(self, number: int) -> Cohort:
         config, training = self.config, self.experiment.training
@@ -282,26 +283,26 @@ class Simulation:
 
     def _nodes_per_task(self) -> int:
         """How many nodes of the summation tree a worker may have in its memory, for two uploads or so."""
-        return max(1, SUMS_BYTES // (2 * 8 * self.worker.model.layout.width))
+        return max(1, SUMS_BYTES // (2 * 8 * self.worker.network.layout.row_width))
 
-    def _start_background(self) -> Future[Mapping[str, Tensor]]:
-        """The algorithm's background work, in a thread of its own or at once."""
-        future: Future[Mapping[str, Tensor]] = Future()
+    def _start_training(self) -> Future[Mapping[str, Vector]]:
+        """The server's own training, in a thread of its own or at once."""
+        future: Future[Mapping[str, Vector]] = Future()
 
         def work() -> None:
             try:
                 torch.set_num_threads(self.config.engine.threads)
-                future.set_result(self.algorithm.background(self.server))
+                future.set_result(self.algorithm.server_training(self.server))
             except BaseException as error:
                 future.set_exception(error)
 
         if self.concurrent:
-            threading.Thread(target=work, name="background").start()
+            threading.Thread(target=work, name="server training").start()
         else:
             work()
         return future
 
-    def _phases(self, background: Future[Mapping[str, Tensor]] | None) -> _RoundResults:
+    def _phases(self, training: Future[Mapping[str, Vector]] | None) -> _RoundResults:
         results = _RoundResults({}, {})
         broadcasts: list[Handle] = []
         scalars: list[Mapping[str, Any]] = []
@@ -311,16 +312,14 @@ class Simulation:
             longest=LONGEST_SECONDS / self.pace if self.pace else math.inf,
         )  # fmt: skip
         for position, phase in enumerate(self.algorithm.phases):
-            if background is not None and phase == self.algorithm.background_before:
-                self.server.vectors |= background.result()
+            if training is not None and phase == self.algorithm.server_training_before:
+                self.server.vectors |= training.result()
             broadcast = self.algorithm.broadcast(self.server, phase)
-            broadcasts.append(self.pool.publish(with_buffers(broadcast.shared, self.server)))
+            broadcasts.append(self.pool.publish(broadcast.shared))
             scalars.append(broadcast.scalars)
             tasks = [self._task(position, blocks, broadcasts, scalars) for blocks in cut]
             sums, columns = self._reduce(tasks, position, results)
-            if "buffers" in sums:
-                self.server["buffers"] = sums.pop("buffers")
-            self.algorithm.reduce(self.server, phase, sums, columns)
+            self.algorithm.server_update(self.server, phase, sums, columns)
         self.pace = results.seconds / sum(self.work)
         return results
 
@@ -351,31 +350,37 @@ class Simulation:
             broadcasts=tuple(broadcasts),
             scalars=[{name: of_task(values) for name, values in each.items()} for each in scalars],
             states=[self.states.get(client) for client in ids] if self.algorithm.stateful else (),
-            past=[self.past.get(self.server.round - gap) if gap else None for gap in gaps]
-            if self.algorithm.needs_past
+            received=[self.past.get(self.server.round - gap) if gap else None for gap in gaps]
+            if self.algorithm.needs_received
             else (),
         )
 
     def _reduce(
         self, tasks: list[PhaseTask], phase: int, results: _RoundResults
-    ) -> tuple[dict[str, Tensor], dict[str, list[float]]]:
+    ) -> tuple[dict[str, Vector], dict[str, list[float]]]:
         """Run a phase's tasks, after what is left to evaluate of the round before; the reduced uploads (float32) and
         the clients' scalars in id order."""
         members, device = len(self.server.cohort.ids), self.worker.device
         trees: dict[str, TreeSum] = {}
         columns: dict[str, list[float]] = {}
-        weights: dict[str, str] = {}
+        scales: dict[str, list[float]] = {}
+        models: set[str] = set()
         left = self.unfinished.evaluation if self.unfinished is not None and not phase else None
         for task, result in self._map([*(left.tasks if left else ()), *tasks], sticky=phase > 0):
             if left and not isinstance(task, PhaseTask):
                 left.take(task, result)
                 continue
-            for name, nodes in result.sums.items():
+            for name, partial in result.sums.items():
                 # results may lie read-only in shared memory
                 tree = trees.setdefault(name, TreeSum(members, in_place=False))
-                for node, value in nodes.items():
+                for node, value in partial.nodes.items():
                     tree.add(node, tensor_over(value).to(device))
-            weights = result.weights
+                if partial.is_model:
+                    models.add(name)
+                if partial.scale is not None:
+                    column = scales.setdefault(name, [math.nan] * members)
+                    for place, scale in zip(task.positions, partial.scale, strict=True):
+                        column[place] = scale
             results.seconds += sum(result.seconds.values())
             for found, kept in ((result.scalars, columns), (result.log, results.log)):
                 for name, values in found.items():
@@ -385,13 +390,23 @@ class Simulation:
             given = dict(zip(task.ids, result.states, strict=False))
             self.pool.drop([results.states[client] for client in given if client in results.states])
             results.states |= given
-        sums = {name: tree.total() for name, tree in trees.items()}
-        for name in sums:
-            if weights[name] == "weighted":
-                sums[name] = sums[name] / math.fsum(columns.pop(f"{name}/scale"))
-        return {name: value.float() for name, value in sums.items()}, columns
+        sums: dict[str, Vector] = {}
+        for name, tree in trees.items():
+            total = self._scaled(tree.total(), scales.get(name), name in models).float()
+            sums[name] = self.worker.network.layout.model(total) if name in models else total
+        return sums, columns
 
-    def _probe(self, server: Server, size: int, source: str) -> Tensor:
+    def _scaled(self, total: Tensor, scale: list[float] | None, is_model: bool) -> Tensor:
+        """A sum over the cohort, divided by that of the clients' ``scale`` if there is one; but not counts, which are
+        one client's."""
+        if scale is None:
+            return total
+        scaled = total / math.fsum(scale)
+        for place in self.worker.network.layout.whole_numbers if is_model else ():
+            scaled[place] = total[place]
+        return scaled
+
+    def _inputs(self, server: ServerState, size: int, source: str) -> Tensor:
         samples = self.worker.train if source == "public" else self.worker.test
         indices = self.data.public if source == "public" else np.arange(len(self.data.y_test))
         if size < len(indices):
@@ -414,7 +429,7 @@ class Simulation:
         checkpoints.save(
             self.recorder.folder.checkpoints,
             self.server.round,
-            self.server.vectors,
+            Packed.of(self.server.vectors),
             record,
             states={client: self.states[client].name for client in sorted(self.states)},
             past={seen: f"model-{seen}" for seen in self.past},
@@ -425,9 +440,8 @@ class Simulation:
 
     def _finish(self, status: str) -> None:
         model = self.algorithm.eval_model(self.server)
-        layout = self.worker.model.layout
-        buffers = self.algorithm.eval_buffers(self.server)
-        named = {**frozen(self.worker.model.module), **layout.named(model, buffers)}
+        layout = self.worker.network.layout
+        named = {**frozen(self.worker.network.module), **layout.named(model)}
         tensors = {name: tensor.cpu().contiguous() for name, tensor in named.items()}
         path = self.recorder.folder.path / ".model.safetensors"
         save_file(tensors, path)
@@ -437,7 +451,7 @@ class Simulation:
         self.recorder.finish(
             status,
             parameters=layout.parameters,
-            model_sha256=flat_sha256(layout.named(model, buffers)),
+            model_sha256=flat_sha256(layout.named(model)),
             partition_hash=self.data.partition_hash,
             **({} if self.data.class_names is None else {"class_names": self.data.class_names}),
         )

@@ -24,8 +24,8 @@ class PhaseTask:
     ``blocks``: their positions ``(start, stop)`` in the cohort, aligned powers of two; ``work``: what they train on, in
     samples. What follows has an entry for each client. ``broadcasts`` and ``scalars`` hold an entry for each phase up
     to this one, so that a task whose earlier phases were lost with an actor can be run again from the beginning.
-    ``states`` are the clients' states (files, or handles of what is in them), None for one that has none; ``past`` the
-    models that they received last, of an algorithm that needs them.
+    ``states`` are the clients' states (files, or handles of what is in them), None for one that has none; ``received``
+    the models that they received last, of an algorithm that needs them.
     """
 
     round: int
@@ -41,7 +41,7 @@ class PhaseTask:
     broadcasts: Sequence[Handle]
     scalars: Sequence[Mapping[str, Sequence[float]]]
     states: Sequence[Handle | None] = ()
-    past: Sequence[Handle | None] = ()
+    received: Sequence[Handle | None] = ()
 
     @property
     def start(self) -> int:
@@ -55,17 +55,30 @@ class PhaseTask:
 
 
 @dataclass
+class PartialSum:
+    """What the clients of a task add to the sum of one upload.
+
+    ``nodes``: the float64 values of the nodes of the summation tree that they fill; ``weights``: how it is summed
+    (:class:`~fedray.algorithms.Upload`); ``is_model``: whether it is a model; ``scale``: the clients' s_i, if they
+    weigh it.
+    """
+
+    nodes: dict[Node, NDArray[np.float64]]
+    weights: str
+    is_model: bool
+    scale: list[float] | None = None
+
+
+@dataclass
 class PhaseResult:
     """What a phase gave for the clients of a task.
 
-    ``sums``: of each upload, the float64 values of the nodes of the summation tree that they fill; ``scalars`` and
-    ``log``: lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: where each client's new
-    state is, if the phase gives any; ``seconds``: what the worker's time went into; ``nondeterministic``: what its
-    process did that another time may give other bits.
+    ``sums``: what they add to each upload's sum; ``scalars`` and ``log``: lists of C numbers by name, for the algorithm
+    and for clients.parquet; ``states``: where each client's new state is, if the phase gives any; ``seconds``: what the
+    worker's time went into; ``nondeterministic``: what its process did that another time may give other bits.
     """
 
-    sums: dict[str, dict[Node, NDArray[np.float64]]]
-    weights: dict[str, str]
+    sums: dict[str, PartialSum]
     scalars: dict[str, list[float]]
     log: dict[str, list[float]]
     states: list[StateFile] = field(default_factory=list)
@@ -77,8 +90,7 @@ class PhaseResult:
 class EvalTask:
     """Evaluate the models of ``broadcast`` on samples start .. stop - 1 of the split ``split``.
 
-    ``broadcast`` holds models by name, with the buffers of model ``name`` under ``name/buffers``. With ``each`` the
-    result says of each sample whether a model gets it right.
+    ``broadcast`` holds models by name. With ``each`` the result says of each sample whether a model gets it right.
     """
 
     broadcast: Handle

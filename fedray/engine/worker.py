@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import platform
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,29 +13,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray.algorithms.base import Result, Upload, total
-from fedray.algorithms.server import Server
+from fedray.algorithms.base import Result, Upload
+from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase, Stack
 from fedray.core.clock import Clock
-from fedray.core.context import Context, LocalTraining, Samples, Stack
-from fedray.core.model import FlatModel, LoopModel, VmapModel
+from fedray.core.local_data import Samples
+from fedray.core.local_training import LocalTraining
+from fedray.core.network import LoopNetwork, Network, StackNetwork
 from fedray.core.seeds import SERVER, Purpose
 from fedray.core.tree import TreeSum, reduce_rows, subtree
-from fedray.core.vectors import Layout
+from fedray.core.vectors import Layout, Model, Vector
 from fedray.data.federated import FederatedData
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluator import Evaluator
 from fedray.engine.memory import Footprint, footprint, is_out_of_memory, too_large
+from fedray.engine.packing import Packed, tensor_over
 from fedray.engine.states import StateFile, StateFolder
-from fedray.engine.tasks import EvalResult, EvalTask, Handle, PhaseResult, PhaseTask, ScoreResult, Task
+from fedray.engine.tasks import EvalResult, EvalTask, Handle, PartialSum, PhaseResult, PhaseTask, ScoreResult, Task
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.resolve import Experiment
 
 
 class Worker:
-    """A model and the data on one device, and what is needed to run any task on them.
+    """A network and the data on one device, and what is needed to run any task on them.
 
-    ``states`` is where new states of clients go; ``fetch`` turns a handle into a dict of tensors or arrays.
+    ``states`` is where new states of clients go; ``fetch`` gives what a handle names.
     """
 
     def __init__(
@@ -52,15 +54,15 @@ class Worker:
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda" and experiment.config.engine.profile
         self.clock = Clock(torch.cuda.synchronize) if on_gpu else Clock()
-        kind = VmapModel if experiment.vectorize else LoopModel
-        self.model: FlatModel = kind(
+        kind = StackNetwork if experiment.vectorize else LoopNetwork
+        self.network: Network = kind(
             experiment.build_model(), experiment.loss, self.device, experiment.precision, experiment.draws
         )
         self.train = self._samples(data.x, data.y)
         self.test = self._samples(data.x_test, data.y_test)
         self.evaluator = Evaluator(self)
-        self._shared: tuple[Handle, dict[str, Tensor]] | None = None
-        self._kept: dict[tuple[int, int, int], dict[str, Tensor]] = {}
+        self._shared: tuple[Handle, dict[str, Vector]] | None = None
+        self._kept: dict[tuple[int, int, int], dict[str, Vector]] = {}
 
     def _samples(self, x: Any, y: Any) -> Samples:
         scale, shift = (
@@ -81,73 +83,70 @@ class Worker:
         result.seconds, result.nondeterministic = self.clock.take(), nondeterministic_operations()
         return result
 
-    def shared(self, handle: Handle) -> dict[str, Tensor]:
-        """A broadcast's tensors in this process's own, aligned memory; the last one is kept."""
+    def shared(self, handle: Handle) -> dict[str, Vector]:
+        """A broadcast's models and tensors in this process's own, aligned memory; the last one is kept."""
         if self._shared is None or self._shared[0] != handle:
             with self.clock.on("transport"):
-                tensors = {name: _own(value, self.device) for name, value in self.fetch(handle).items()}
-            self._shared = handle, tensors
+                vectors = self.fetch(handle).own(self.device)
+            self._shared = handle, vectors
         return self._shared[1]
 
     def phase(self, task: PhaseTask) -> PhaseResult:
         """One phase of some clients: stack by stack, summed along the tree."""
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
-        sums: dict[str, TreeSum] = {}
-        merged = PhaseResult({}, {}, {}, {})
+        trees: dict[str, TreeSum] = {}
+        merged = PhaseResult({}, {}, {})
         row = 0
         for position, size in self.stacks(task.blocks):
             # a call of its own: what a stack leaves behind is gone before the next begins
-            self._stack(task, position, slice(row, row + size), sums, merged)
+            self._stack(task, position, slice(row, row + size), trees, merged)
             row += size
-        merged.sums = {
-            name: {node: value.cpu().numpy() for node, value in tree.nodes.items()} for name, tree in sums.items()
-        }
+        for name, tree in trees.items():
+            merged.sums[name].nodes = {node: value.cpu().numpy() for node, value in tree.nodes.items()}
         return merged
 
     def _stack(
-        self, task: PhaseTask, position: int, rows: slice, sums: dict[str, TreeSum], merged: PhaseResult
+        self, task: PhaseTask, position: int, rows: slice, trees: dict[str, TreeSum], merged: PhaseResult
     ) -> None:
         """Run a phase for the stack from ``position`` on, which has ``rows`` of the task, and add what it gives to
-        ``sums`` and ``merged``."""
+        ``trees`` and ``merged``."""
         try:
-            result, ctx = self._phase(task, task.phase, position, rows)
+            result, client = self._phase(task, task.phase, position, rows)
         except (StateLost, UserError):
             raise
         except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
                 raise UserError(self._too_large(task, rows.stop - rows.start, error)) from None
-            clients = ", ".join(str(client) for client in task.ids[rows])
+            clients = ", ".join(map(str, task.ids[rows]))
             where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
             raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
         if result.state:
             with self.clock.on("transport"):
-                merged.states += self._given(task, rows, result.state)
+                merged.states += self._written(task, rows, result.state)
 
-        def given(columns: dict[str, list[float]], name: str, values: list[float]) -> None:
-            columns.setdefault(name, [math.nan] * len(task.ids))[rows] = values
-
-        node = subtree(position, ctx.size)
+        nothing = [math.nan] * len(task.ids)
+        node = subtree(position, client.size)
         for name, upload in result.uploads.items():
-            # in double precision, as the weights are
-            leaves = upload.value.to(torch.float64, copy=True).mul_(self._leaf_weights(upload, ctx, task.members))
-            sums.setdefault(name, TreeSum(task.members)).add(node, reduce_rows(leaves))
-            merged.weights[name] = upload.weights
-            if upload.weights == "weighted":
-                given(merged.scalars, f"{name}/scale", _column(upload.scale))
+            leaves = self._leaves(upload, client, position, task.members)
+            trees.setdefault(name, TreeSum(task.members)).add(node, reduce_rows(leaves))
+            own = PartialSum({}, upload.weights, isinstance(upload.value, Model))
+            whole = merged.sums.setdefault(name, own)
+            if upload.scale is not None:
+                whole.scale = whole.scale or list(nothing)
+                whole.scale[rows] = _column(upload.scale)
         for name, scalar in result.scalars.items():
-            given(merged.scalars, name, _column(scalar))
-        for name, values in ctx.training_scalars().items():
-            given(merged.log, name, values)
+            merged.scalars.setdefault(name, list(nothing))[rows] = _column(scalar)
+        for name, values in client.objective.logged().items():
+            merged.log.setdefault(name, list(nothing))[rows] = values
 
     def _state_width(self) -> int:
-        layout, algorithm = self.model.layout, self.algorithm
-        whole = layout.width + layout.buffer_width
-        return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * whole
+        layout, algorithm = self.network.layout, self.algorithm
+        return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * layout.row_width
 
     def _too_large(self, task: PhaseTask, clients: int, error: BaseException) -> str:
         own = self.data.client(task.ids[0])
         batch = own[: self.experiment.training.batch_size or len(own)]
-        return too_large(self.model, clients, self.train.gather(batch)[0], self._state_width(), _reason(error))
+        return too_large(self.network, clients, self.train.gather(batch)[0], self._state_width(), _reason(error))
 
     def footprint(self) -> Footprint:
         """What this process takes of its GPU with a chunk of the largest clients."""
@@ -156,16 +155,16 @@ class Worker:
         own = largest[: self.experiment.training.batch_size or len(largest)]
         x, y = self.train.gather(np.broadcast_to(own, (clients, len(own))))
         try:
-            return footprint(self.model, Batch(x, y, 0), self._state_width())
+            return footprint(self.network, Batch(x, y, 0), self._state_width())
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            found = too_large(self.model, clients, x[0], self._state_width(), _reason(error))
+            found = too_large(self.network, clients, x[0], self._state_width(), _reason(error))
             raise UserError(f"{found}, and engine.device=cpu does without a GPU") from None
 
-    def _given(self, task: PhaseTask, rows: slice, state: Mapping[str, Tensor]) -> list[StateFile]:
-        """The new states ``[C, ...]`` of a stack, written."""
-        arrays = {name: value.cpu().numpy() for name, value in state.items()}
+    def _written(self, task: PhaseTask, rows: slice, state: Mapping[str, Vector]) -> list[StateFile]:
+        """The files of the new states ``[C, ...]`` of a stack."""
+        arrays = Packed.of(state).numpy().arrays
         return [
             self.states.write(
                 f"client-{client}-{task.round}-{task.phase}", {name: array[row] for name, array in arrays.items()}
@@ -179,24 +178,35 @@ class Worker:
             size = stop - start if self.experiment.vectorize else 1
             yield from ((position, size) for position in range(start, stop, size))
 
-    def _leaf_weights(self, upload: Upload, ctx: Context, members: int) -> Tensor:
-        """The float64 leaf weights ``[C, 1]`` of an upload."""
-        if upload.weights == "mean":
-            column = torch.tensor(ctx.stack.weights, dtype=torch.float64, device=self.device)[:, None]
-        elif upload.weights == "uniform":
-            column = torch.full((ctx.size, 1), 1 / members, dtype=torch.float64, device=self.device)
-        elif upload.weights == "sum":
-            column = torch.ones(ctx.size, 1, dtype=torch.float64, device=self.device)
-        else:
-            assert upload.scale is not None
-            column = upload.scale.double()
-        return column
+    def _leaves(self, upload: Upload, client: ClientPhase, position: int, members: int) -> Tensor:
+        """What the clients of the stack from ``position`` on add to the sum of an upload, ``[C, ...]``: in double
+        precision, as the weights are."""
+        if not isinstance(upload.value, Model):
+            return upload.value.to(torch.float64, copy=True).mul_(self._weights(upload, client, members))
+        row = upload.value.row
+        leaves = row.to(torch.float64, copy=True).mul_(self._weights(upload, client, members))
+        for place in self.network.layout.whole_numbers:
+            leaves[:, place] = 0
+            if position == 0:
+                leaves[0, place] = row[0, place].double()
+        return leaves
 
-    def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, Context]:
+    def _weights(self, upload: Upload, client: ClientPhase, members: int) -> Tensor:
+        """The float64 weights ``[C, 1]`` of an upload's leaves."""
+        if upload.weights == "weighted_mean":
+            return torch.tensor(client.stack.weights, dtype=torch.float64, device=self.device)[:, None]
+        if upload.weights == "uniform_mean":
+            return torch.full((client.size, 1), 1 / members, dtype=torch.float64, device=self.device)
+        if upload.weights == "sum":
+            return torch.ones(client.size, 1, dtype=torch.float64, device=self.device)
+        assert upload.scale is not None
+        return upload.scale.double()
+
+    def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, ClientPhase]:
         """Run one phase for one stack; an earlier one whose remains are gone is run again first."""
         name = self.algorithm.phases[phase]
         key = (task.round, position, phase)
-        kept: dict[str, Tensor] = {}
+        kept: dict[str, Vector] = {}
         if phase:
             before = (*key[:2], phase - 1)
             if before not in self._kept:
@@ -210,57 +220,34 @@ class Worker:
             gaps=task.gaps[rows],
             scalars={name: values[rows] for name, values in task.scalars[phase].items()},
         )
-        ctx = self.context(
+        client = self.client(
             stack, round=task.round, lr=task.lr, shared=self.shared(task.broadcasts[phase]), kept=kept,
             state=self.client_states(task.states[rows]) if task.states else None,
-            past=self._past(task.past[rows]) if task.past else None,
+            received=self._received(task.received[rows]) if task.received else None,
             members=task.members,
         )  # fmt: skip
-        result: Result = getattr(self.algorithm, name)(ctx)
-        if ctx.buffers is not None and name == "train":
-            result.uploads = {**result.uploads, "buffers": total(self._buffer_leaves(ctx, position))}
+        result: Result = getattr(self.algorithm, name)(client)
         if phase + 1 < len(self.algorithm.phases):
-            carried = dict(kept) | dict(result.kept)
-            if ctx.buffers is not None:
-                carried["buffers"] = ctx.buffers
-            self._kept[key] = carried
-        return result, ctx
+            self._kept[key] = {**kept, **result.kept}
+        return result, client
 
-    def _buffer_leaves(self, ctx: Context, position: int) -> Tensor:
-        """p_i times each client's buffers, in float64; whole-number ones are the first client's alone."""
-        assert ctx.buffers is not None
-        leaves = (
-            ctx.buffers.double() * torch.tensor(ctx.stack.weights, dtype=torch.float64, device=self.device)[:, None]
-        )
-        for slot in self.model.layout.buffer_slots:
-            if not slot.dtype.is_floating_point:
-                place = slice(slot.start, slot.start + slot.size)
-                leaves[:, place] = 0
-                if position == 0:
-                    leaves[0, place] = ctx.buffers[0, place].double()
-        return leaves
-
-    def context(
-        self, stack: Stack, kept: Mapping[str, Tensor] | None = None, training: LocalTraining | None = None, **rest: Any
-    ) -> Context:
-        training = training or self.experiment.training
-        ctx = Context(
-            self.model, self.train, training, stack, clients=self.data.active, kept=kept, initial=self._initial,
-            clock=self.clock, **rest,
+    def client(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
+        """A phase of the clients of ``stack``; ``training`` in place of the run's own."""
+        return ClientPhase(
+            self.network, self.train, training or self.experiment.training, stack, clients=self.data.active,
+            initial=self._initial, **{"clock": self.clock, **rest},
         )  # fmt: skip
-        if kept and "buffers" in kept:
-            ctx.buffers = kept["buffers"]
-        return ctx
 
-    def client_states(self, handles: Sequence[Handle | None]) -> dict[str, Tensor]:
+    def client_states(self, handles: Sequence[Handle | None]) -> dict[str, Vector]:
         """The stack's states by name, ``[C, ...]`` in own memory; zeros for a client that has none yet."""
-        layout = self.model.layout
-        whole = layout.width + layout.buffer_width
-        widths = dict.fromkeys(self.algorithm.client_state, layout.width)
-        return self._stacked(handles, widths | dict.fromkeys(self.algorithm.client_models, whole))
+        layout, algorithm = self.network.layout, self.algorithm
+        widths = dict.fromkeys(algorithm.client_state, layout.width)
+        rows = self._stacked(handles, widths | dict.fromkeys(algorithm.client_models, layout.row_width))
+        return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
 
-    def _past(self, handles: Sequence[Handle | None]) -> Tensor:
-        return self._stacked(handles, {"x": self.model.layout.width})["x"]
+    def _received(self, handles: Sequence[Handle | None]) -> Model:
+        layout = self.network.layout
+        return layout.model(self._stacked(handles, {"x": layout.row_width})["x"])
 
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
         """The vectors of each handle by name, ``[C, width]`` in own memory; zeros where there is no handle."""
@@ -273,35 +260,22 @@ class Worker:
                         rows[row].copy_(tensor_over(found[name]))
         return stacked
 
-    def _initial(self, client: int | None) -> Tensor:
-        """The whole initial model of the run, or one drawn for a client."""
+    def _initial(self, client: int | None) -> Model:
+        """The initial model of the run, or one drawn for a client."""
         module = self.experiment.build_model(client)
-        return torch.cat(Layout(module).pack(module)).to(self.device)
+        layout = Layout(module)
+        return layout.model(layout.pack(module).row.to(self.device))
 
-    def public_context(self, server: Server, steps: int) -> Context:
+    def server_as_client(self, server: ServerState, steps: int) -> ClientPhase:
         """The server as a client whose data is the public set, of which it takes ``steps`` batches."""
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
-        return self.context(stack, round=server.round, lr=server.lr, shared=server.vectors, training=training)
+        return self.client(stack, training, round=server.round, lr=server.lr, shared=server.vectors)
 
 
 def _reason(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def tensor_over(array: Any) -> Tensor:
-    """A tensor over ``array``'s memory, which may be read-only and shared: it must only be read."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
-
-
-def _own(value: Any, device: torch.device) -> Tensor:
-    """A copy in fresh memory of an array that may be shared, read-only and unaligned."""
-    tensor = value if isinstance(value, Tensor) else tensor_over(value)
-    return tensor.to(device) if tensor.device != device else tensor.clone()
-
-
-def _column(values: Tensor | None) -> list[float]:
-    assert values is not None
+def _column(values: Tensor) -> list[float]:
     return [float(value) for value in values.reshape(-1).tolist()]

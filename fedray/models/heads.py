@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedray.core.model import Predicting
+from fedray.core.network import Predicting
 from fedray.errors import UserError
 from fedray.importing import blamed
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedray.core.model import Loss, predicting_head
+from fedray.core.network import Loss, predicting_head
 from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import UserError

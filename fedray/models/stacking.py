@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
-from fedray.core.model import FlatModel, LoopModel, Loss, VmapModel
+from fedray.core.network import LoopNetwork, Loss, Network, StackNetwork
 from fedray.core.seeds import Purpose, stream, torch_rng
-from fedray.core.vectors import Layout
+from fedray.core.vectors import Layout, Model
 from fedray.errors import first_sentence
 
 CLIENTS = 4
@@ -45,14 +45,14 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
     clients, size = CLIENTS, len(x) // CLIENTS
     real = [size, *(max(1, each) for each in (size - 1, size * 2 // 3 - 1, size // 2 - 3))]
     batch = Batch(x.view(clients, size, *x.shape[1:]), y.view(clients, size), 0, real)
-    stack, loop = (kind(copy.deepcopy(module), loss) for kind in (VmapModel, LoopModel))
+    stack, loop = (kind(copy.deepcopy(module), loss) for kind in (StackNetwork, LoopNetwork))
     at = _several(stack, clients)
     # what a failing pass has drawn leaves no trace
     with torch_rng(0, Purpose.DROPOUT):
         try:
-            together = stack.gradients(at, batch, None).value
+            together = stack.gradients(at, batch).value
             stack.forward(at, batch.x)
-            alone = loop.gradients(at, batch, None).value
+            alone = loop.gradients(at, batch).value
         except Exception as error:
             return f"torch.func.vmap fails, {type(error).__name__}: {first_sentence(error)}"
     if not torch.isfinite(alone).all():
@@ -66,9 +66,9 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
     )
 
 
-def _several(model: FlatModel, clients: int) -> Tensor:
-    """Models ``[clients, width]`` near the initial one, each another, none with weights of zero, which would hide what
+def _several(network: Network, clients: int) -> Model:
+    """So many models near the initial one, each another, none with weights of zero, which would hide what
     lies before them."""
-    noise = stream(0, Purpose.INIT).standard_normal((2, clients, model.layout.width), dtype=np.float32)
+    noise = stream(0, Purpose.INIT).standard_normal((2, clients, network.layout.width), dtype=np.float32)
     scale, shift = torch.from_numpy(noise)
-    return model.parameters * (1 + 0.1 * scale) + 0.02 * shift
+    return network.layout.model(network.initial.row * (1 + 0.1 * scale) + 0.02 * shift)

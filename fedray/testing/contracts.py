@@ -24,6 +24,7 @@ from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.opening import opened
+from fedray.engine.packing import Packed
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
 from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
@@ -92,7 +93,7 @@ class AlgorithmContract:
             for report in simulation.rounds():
                 if report.round == 3:
                     simulation.checkpoint()
-                    before = {name: vector.clone() for name, vector in simulation.server.vectors.items()}
+                    before = _hashes(Packed.of(simulation.server.vectors).numpy().arrays)
                     table = {name: dict(column) for name, column in simulation.server.table.items()}
                     read = simulation.worker.states.read
                     states = {client: _hashes(read(file)) for client, file in simulation.states.items()}
@@ -102,7 +103,7 @@ class AlgorithmContract:
             simulation.restore(saved)
             assert simulation.server.round == 3
             assert simulation.server.table == table
-            assert _hashes(simulation.server.vectors) == _hashes(before)
+            assert _hashes(Packed.of(simulation.server.vectors).numpy().arrays) == before
             assert {client: _hashes(read(file)) for client, file in simulation.states.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:
@@ -201,8 +202,11 @@ class DoublingPool(LocalPool):
             for _, result in super().map([task]):
                 if isinstance(again, PhaseResult):
                     assert result.sums.keys() == again.sums.keys()
-                    for name, nodes in result.sums.items():
-                        assert _hashes(nodes) == _hashes(again.sums[name]), "a task run again gave other sums"
+                    for name, partial in result.sums.items():
+                        assert _hashes(partial.nodes) == _hashes(again.sums[name].nodes), (
+                            "a task run again gave other sums"
+                        )
+                        assert partial.scale == again.sums[name].scale, "a task run again gave other weights"
                     assert result.scalars == again.scalars, "a task run again gave other scalars"
                     found = [_hashes(self.states.read(file)) for file in result.states]
                     assert found == states, "a task run again gave other states"
@@ -212,7 +216,9 @@ class DoublingPool(LocalPool):
     def _given(self, task: Task) -> list[dict[Any, str]]:
         handles = task.broadcasts if isinstance(task, PhaseTask) else [task.broadcast]
         states = [file for file in getattr(task, "states", ()) if file is not None]
-        return [_hashes(handle.value) for handle in handles] + [_hashes(self.states.read(file)) for file in states]
+        return [_hashes(handle.value.arrays) for handle in handles] + [
+            _hashes(self.states.read(file)) for file in states
+        ]
 
 
 def assert_same(a: RunResult, b: RunResult) -> None:

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fedray.algorithms import Algorithm, Cohort, Server, Traffic, Work
+from fedray.algorithms import Algorithm, Cohort, ServerState, Traffic, Work
 from fedray.core.batches import steps_of
-from fedray.core.context import LocalTraining
-from fedray.core.model import FlatModel
+from fedray.core.local_training import LocalTraining
 from fedray.models.inspection import ModelFacts
 
 BYTES_PER_NUMBER = 4
@@ -74,7 +73,7 @@ def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
     return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * _arithmetic(work, load)
 
 
-def flops_of_round(algorithm: Algorithm, server: Server, facts: ModelFacts, samples: float) -> float:
+def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts, samples: float) -> float:
     """The clients' (``samples`` in all their mini-batches) and the server's own."""
     cohort = server.cohort
     load = Load(sum(cohort.sizes), sum(cohort.steps), samples, len(cohort.ids))
@@ -87,8 +86,8 @@ def _arithmetic(work: Work, load: Load) -> float:
 
 
 def server_of_mean_clients(
-    model: FlatModel, training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
-) -> Server:
+    training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
+) -> ServerState:
     """The server in a round whose ``cohort`` clients are all the mean one: its work can be counted, but not done."""
     sizes = list(map(int, sizes))
     load = mean_load(sizes, training)
@@ -96,15 +95,14 @@ def server_of_mean_clients(
     def absent(*arguments: Any) -> NoReturn:
         raise NotImplementedError("this server has no data")
 
-    return Server(
-        vectors={"x": model.parameters},
-        model=model,
+    return ServerState(
+        vectors={},
         N=len(sizes),
         seed=0,
         server_lr=1.0,
-        public_context=absent,
-        probe=absent,
-        past=absent,
+        as_client=absent,
+        draw_inputs=absent,
+        model_of=absent,
         total_samples=sum(sizes),
         batch_size=training.batch_size,
         public_samples=public_samples,

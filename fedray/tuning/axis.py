@@ -55,11 +55,10 @@ def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
 
 def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
     """The cost of a round whose clients are all the mean one."""
-    from fedray.core.model import FlatModel
 
     sizes = data.sizes()
     server = costs.server_of_mean_clients(
-        FlatModel(experiment.build_model(), experiment.loss), experiment.training, sizes, experiment.cohort_size,
+        experiment.training, sizes, experiment.cohort_size,
         len(data.public), len(data.y_test),
     )  # fmt: skip
     seen = costs.mean_load(sizes, experiment.training).seen * experiment.cohort_size

@@ -1,7 +1,7 @@
-"""A user's module on flat vectors: forward passes and gradients of a stack of clients.
+"""A network is the user's module, run at models that lie in flat rows: forward passes and gradients of a stack.
 
-A *stack* is C clients that are trained together: their parameters are the rows of ``[C, width]``. The two gradient back
-ends, :class:`LoopModel` and :class:`VmapModel`, give the same numbers to float tolerance.
+A *stack* is C clients that are trained together: their models are the rows of ``[C, row_width]``. The two kinds of
+networks, :class:`LoopNetwork` and :class:`StackNetwork`, give the same numbers to float tolerance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
 from fedray.core.clock import Clock
-from fedray.core.vectors import Layout
+from fedray.core.vectors import Layout, Model
 
 
 class Outputs(NamedTuple):
@@ -71,8 +71,8 @@ def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-class Pass:
-    """A training-mode forward pass of a stack whose gradient is taken later, once the loss is known.
+class TrainingPass:
+    """A training-mode forward pass of a stack whose gradient is taken later, once its loss is known.
 
     ``features [C, b, d]`` are detached; ``task_loss`` and ``correct`` as in :class:`Gradient`.
     """
@@ -80,12 +80,12 @@ class Pass:
     def __init__(
         self,
         layout: Layout,
-        models: list[dict[str, Tensor]],
+        parameters: list[dict[str, Tensor]],
         outputs: list[Outputs],
         losses: list[Tensor],
         targets: list[Tensor],
     ) -> None:
-        self._layout, self._models, self._outputs, self._losses = layout, models, outputs, losses
+        self._layout, self._parameters, self._outputs, self._losses = layout, parameters, outputs, losses
         self.clock = Clock()
         self.task_loss = torch.stack([loss.detach().mean() for loss in losses])
         right = [(o.logits.detach().argmax(1) == y).sum() for o, y in zip(outputs, targets, strict=True)]
@@ -95,24 +95,29 @@ class Pass:
     def features(self) -> Tensor:
         return torch.stack([o.features.detach() for o in self._outputs])
 
-    def grad(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Gradient ``[C, width]`` of the mean over the batch of ``loss``, once."""
-        value = self.task_loss.new_zeros(len(self._models), self._layout.width)
+    def gradient(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
+        """Gradient ``[C, width]`` of the mean over the batch of ``loss``. It can be taken once."""
+        value = self.task_loss.new_zeros(len(self._outputs), self._layout.width)
         with self.clock.on("gradient"):
-            for row, (model, outputs, losses) in enumerate(zip(self._models, self._outputs, self._losses, strict=True)):
+            for row, (tensors, outputs, losses) in enumerate(
+                zip(self._parameters, self._outputs, self._losses, strict=True)
+            ):
                 each = loss(outputs, losses, *(extra[row] for extra in extras))
-                pieces = torch.autograd.grad(each.mean(), list(model.values()), allow_unused=True)
+                pieces = torch.autograd.grad(each.mean(), list(tensors.values()), allow_unused=True)
                 self._layout.gather(pieces, value[row])
         return value
 
 
 COPIED = 200_000
-"""Models of up to as many parameters are copied into the module. It refers to larger ones where they are, which costs
+"""Models of up to as many parameters are copied into the module. It refers to larger ones where they lie, which costs
 microseconds for each of its tensors."""
 
 
-class FlatModel:
-    """A module whose parameters are views into one flat vector, so that loading a model is one copy, or none."""
+class Network:
+    """A module whose parameters are views into one flat row, so that loading a model is one copy, or none.
+
+    ``initial`` is the model that the module came with.
+    """
 
     def __init__(
         self,
@@ -128,13 +133,12 @@ class FlatModel:
         self.device = torch.device(device)
         self.precision = precision
         self.draws = draws
-        parameters, buffers = self.layout.pack(self.module)
-        self.parameters, self.buffers = parameters.to(self.device), buffers.to(self.device)
+        self.initial = self.layout.model(self.layout.pack(self.module).row.to(self.device))
         tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self._trainable = [tensors[slot.name] for slot in self.layout.slots]
         # whole-number buffers can't be views into a float vector: they are copied in and out
         self._others = [(slot, tensors[slot.name]) for slot in self.layout.buffer_slots]
-        self._bind(self.parameters)
+        self._bind(self.initial.parameters.clone())
         self._predicting = False
         self._mode: tuple[bool, bool] | None = None
         self._features: Any = None
@@ -144,11 +148,11 @@ class FlatModel:
         self._head = predicting_head(self.module)
         self._watched = False
 
-    def _bind(self, vector: Tensor) -> None:
-        """Make the module's parameters views into ``vector [>= width]``."""
-        self.parameters = vector[: self.layout.width]
+    def _bind(self, parameters: Tensor) -> None:
+        """Make the module's parameters views into ``parameters [width]``."""
+        self._bound = parameters
         for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
-            tensor.data = slot.view(vector)
+            tensor.data = slot.view(parameters)
 
     def _watch(self) -> None:
         """Have the layers say what enters them, from now on: it costs a small model some hundredths of its step."""
@@ -194,29 +198,28 @@ class FlatModel:
             for norm in resting if training else ():
                 norm.eval()
 
-    def load(self, parameters: Tensor, buffers: Tensor | None = None) -> None:
-        """Make one client's parameters, the first ``width`` numbers given (and buffers), the module's."""
+    def load(self, model: Model) -> None:
+        """Make the parameters and buffers of a single model the module's."""
         if self.layout.width > COPIED:
-            self._bind(parameters.contiguous())
+            self._bind(model.parameters.contiguous())
         else:
-            self.parameters.copy_(parameters[: self.layout.width])
-        if buffers is not None:
-            for slot, tensor in self._others:
-                value = slot.view(buffers)
-                tensor.copy_(value if slot.dtype.is_floating_point else value.round())
-
-    def store_buffers(self, buffers: Tensor) -> None:
-        """Copy the module's buffers into ``buffers [buffer_width]``."""
+            self._bound.copy_(model.parameters)
         for slot, tensor in self._others:
-            slot.view(buffers).copy_(tensor)
+            value = slot.view(model.buffers)
+            tensor.copy_(value if slot.dtype.is_floating_point else value.round())
+
+    def _store_buffers(self, model: Model) -> None:
+        """Copy the module's buffers into ``model``."""
+        for slot, tensor in self._others:
+            slot.view(model.buffers).copy_(tensor)
 
     @torch.no_grad()
-    def forward(self, at: Tensor, x: Tensor, buffers: Tensor | None = None, rng: Draws = undrawn) -> Outputs:
-        """Evaluation-mode forward of ``x [C, b, ...]`` at the models ``at [C, width]``: logits ``[C, b, classes]``."""
+    def forward(self, at: Model, x: Tensor, rng: Draws = undrawn) -> Outputs:
+        """Evaluation-mode forward of ``x [C, b, ...]`` at the C models ``at``: logits ``[C, b, classes]``."""
         self.mode(training=False)
         results = []
-        for row in range(len(at)):
-            self.load(at[row], None if buffers is None else buffers[row])
+        for row in range(len(at.row)):
+            self.load(at[row])
             with self._drawing(rng, row):
                 results.append(self.outputs(x[row]))
         features = None if results[0].features is None else torch.stack([r.features for r in results])  # type: ignore[misc]
@@ -234,38 +237,38 @@ class FlatModel:
         self.mode(training=True, normalise=len(x) > 1)
         return x, y
 
-    def train_pass(self, at: Tensor, batch: Batch, buffers: Tensor | None, rng: Draws = undrawn) -> Pass:
-        """The forward pass at ``at [C, width]``, with all outputs; ``buffers`` are updated as in :meth:`gradients`."""
-        models, outputs, losses, targets = [], [], [], []
-        for row in range(len(at)):
+    def training_pass(self, at: Model, batch: Batch, rng: Draws = undrawn) -> TrainingPass:
+        """The forward pass at the C models ``at``, with all outputs; buffers are updated as in :meth:`gradients`."""
+        parameters, outputs, losses, targets = [], [], [], []
+        for row in range(len(at.row)):
             x, y = self._begin(batch, row)
-            model = {name: view.detach().requires_grad_() for name, view in self.layout.named(at[row]).items()}
+            # .data has a version count of its own: updating the buffers in the same row must not spoil the gradient
+            own = at.row[row].data
+            tensors = {slot.name: slot.view(own).detach().requires_grad_() for slot in self.layout.slots}
             # copies, as what autograd has seen must not change under it
-            others = {} if buffers is None else {k: v.clone() for k, v in self.layout.others(buffers[row]).items()}
+            buffers = {name: value.clone() for name, value in self.layout.named_buffers(at[row]).items()}
             with self._drawing(rng, row):
-                outputs.append(self.outputs(x, model | others, predict=True))
-            if buffers is not None:
-                for slot in self.layout.buffer_slots:
-                    slot.view(buffers[row]).copy_(others[slot.name])
-            models.append(model)
+                outputs.append(self.outputs(x, tensors | buffers, predict=True))
+            for slot in self.layout.buffer_slots:
+                slot.view(at[row].buffers).copy_(buffers[slot.name])
+            parameters.append(tensors)
             losses.append(self.loss(outputs[-1].logits, y))
             targets.append(y)
-        return Pass(self.layout, models, outputs, losses, targets)
+        return TrainingPass(self.layout, parameters, outputs, losses, targets)
 
     def gradients(
         self,
-        at: Tensor,
+        at: Model,
         batch: Batch,
-        buffers: Tensor | None,
         rule_loss: RuleLoss | None = None,
         extras: Sequence[Tensor] = (),
         rng: Draws = undrawn,
     ) -> Gradient:
-        """Gradient of the mean loss over each client's batch at ``at [C, width]``, in training mode; beyond ``width``
-        (at whole models) it is zero.
+        """Gradient of the mean loss over each client's batch at the C models ``at``, in training mode.
 
-        ``rule_loss`` replaces the task loss, and gets one row of each of ``extras [C, ...]``. ``buffers`` are updated
-        in place as the module's forward does it. ``rng`` is entered around forwards of modules that draw (dropout).
+        The buffers of ``at`` are updated in place, as the module's forward does it. ``rule_loss`` replaces the task
+        loss, and gets one row of each of ``extras [C, ...]``. ``rng`` is entered around forwards of modules that draw
+        (dropout).
         """
         raise NotImplementedError
 
@@ -276,24 +279,23 @@ def _is_frozen(layer: nn.Module) -> bool:
     return bool(own) and not any(parameter.requires_grad for parameter in own)
 
 
-class LoopModel(FlatModel):
+class LoopNetwork(Network):
     """One client after another, through the module itself."""
 
     def gradients(
         self,
-        at: Tensor,
+        at: Model,
         batch: Batch,
-        buffers: Tensor | None,
         rule_loss: RuleLoss | None = None,
         extras: Sequence[Tensor] = (),
         rng: Draws = undrawn,
     ) -> Gradient:
-        value = torch.empty_like(at, memory_format=torch.contiguous_format)
+        value = torch.empty_like(at.parameters, memory_format=torch.contiguous_format)
         value[:, self.layout.parameters :] = 0
         own_loss = rule_loss is not None
         losses, correct = [], []
-        for row in range(len(at)):
-            self.load(at[row], None if buffers is None else buffers[row])
+        for row in range(len(value)):
+            self.load(at[row])
             x, y = self._begin(batch, row)
             with self._drawing(rng, row):
                 outputs = self.outputs(x, features=own_loss, predict=own_loss)
@@ -303,42 +305,41 @@ class LoopModel(FlatModel):
             objective = each.mean()
             pieces = torch.autograd.grad(objective, self._trainable, allow_unused=True)
             self.layout.gather(pieces, value[row])
-            if buffers is not None:
-                self.store_buffers(buffers[row])
+            self._store_buffers(at[row])
             losses.append(objective.detach() if rule_loss is None else task.detach().mean())
             correct.append((outputs.logits.detach().argmax(1) == y).sum())
         return Gradient(value, torch.stack(losses), torch.stack(correct))
 
 
-class VmapModel(FlatModel):
+class StackNetwork(Network):
     """All clients of a stack in one batched stream of kernels (torch.func). Not for modules with buffers or draws."""
 
     @torch.no_grad()
-    def forward(self, at: Tensor, x: Tensor, buffers: Tensor | None = None, rng: Draws = undrawn) -> Outputs:
+    def forward(self, at: Model, x: Tensor, rng: Draws = undrawn) -> Outputs:
         self.mode(training=False)
 
         def forward(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
             # a model without a Linear has no features, and vmap gives tensors only
             return tuple(z for z in self.outputs(x, self.layout.unflatten(w)) if z is not None)
 
-        return Outputs(*torch.func.vmap(forward)(at, x))
+        return Outputs(*torch.func.vmap(forward)(at.parameters, x))
 
     def gradients(
         self,
-        at: Tensor,
+        at: Model,
         batch: Batch,
-        buffers: Tensor | None,
         rule_loss: RuleLoss | None = None,
         extras: Sequence[Tensor] = (),
         rng: Draws = undrawn,
     ) -> Gradient:
         self.mode(training=True)
         own_loss, size = rule_loss is not None, batch.y.shape[1]
+        clients, device = len(at.row), at.row.device
         if batch.counts is None:
-            weights = torch.full((1, 1), 1 / size, device=at.device).expand(len(at), size)
+            weights = torch.full((1, 1), 1 / size, device=device).expand(clients, size)
         else:
-            counts = torch.tensor(batch.counts, device=at.device)[:, None]
-            weights = (torch.arange(size, device=at.device) < counts) / counts
+            counts = torch.tensor(batch.counts, device=device)[:, None]
+            weights = (torch.arange(size, device=device) < counts) / counts
 
         def objective(w: Tensor, x: Tensor, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
             outputs = self.outputs(x, self.layout.unflatten(w), features=own_loss, predict=own_loss)
@@ -349,5 +350,5 @@ class VmapModel(FlatModel):
             return (each * weight).sum(), ((task * weight).sum(), right.sum())
 
         gradient = torch.func.vmap(torch.func.grad(objective, has_aux=True), randomness="error")
-        value, (losses, correct) = gradient(at, batch.x, batch.y, weights, *extras)
+        value, (losses, correct) = gradient(at.parameters, batch.x, batch.y, weights, *extras)
         return Gradient(value, losses.detach(), correct)

@@ -1,0 +1,44 @@
+"""Random crops and mirror images of a stack's batches, drawn for each client by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedray.core.seeds import Purpose, stream
+
+BORDER = 4
+"""Black pixels put around an image before it is cropped to its size again."""
+
+
+def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Tensor:
+    """Randomly cropped and mirrored samples ``x [C, b, c, h, w]``, as they are stored.
+
+    The border is a stored 0, so it is black however inputs are normalised afterwards. Of the client ``ids[i]`` the
+    first ``counts[i]`` samples are real. What is drawn for them depends on the client alone, and not on the other
+    clients of its stack.
+    """
+    samples, _, height, width = x.shape[1:]
+    draws = [_windows(seed, round, client, step, own, samples) for client, own in zip(ids, counts, strict=True)]
+    top, left, mirrored = (np.concatenate(drawn)[:, None] for drawn in zip(*draws, strict=True))
+    across = np.where(mirrored, np.arange(width)[::-1], np.arange(width)) + left
+    lines, columns = (torch.from_numpy(places).to(x.device) for places in (top + np.arange(height), across))
+    image = torch.arange(len(lines), device=x.device)[:, None, None]
+    padded = torch.nn.functional.pad(x.flatten(0, 1), (BORDER,) * 4)
+    cropped = padded.permute(0, 2, 3, 1)[image, lines[:, :, None], columns[:, None, :]]
+    return cropped.permute(0, 3, 1, 2).contiguous().view_as(x)
+
+
+def _windows(
+    seed: int, round: int, client: int, step: int, own: int, samples: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Top and left edge (0 to 2 :data:`BORDER`) of the window of each of ``samples`` samples, and whether it is
+    mirrored: drawn for the first ``own``, zero for the rest."""
+    rng = stream(seed, Purpose.AUGMENTATION, round, client, step)
+    others = (0, samples - own)
+    top, left = (np.pad(rng.integers(0, 2 * BORDER + 1, own), others) for _ in range(2))
+    return top, left, np.pad(rng.random(own) < 0.5, others)

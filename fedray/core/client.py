@@ -1,0 +1,116 @@
+"""What a phase of an algorithm sees of a stack of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.core.clock import Clock
+from fedray.core.local_data import Indices, LocalData, Samples
+from fedray.core.local_training import LocalTraining
+from fedray.core.network import Network
+from fedray.core.objective import Objective
+from fedray.core.optimizer import Carry, LocalOptimizer
+from fedray.core.seeds import Purpose
+from fedray.core.vectors import Model
+
+
+@dataclass
+class Stack:
+    """Clients that are trained together, and what the server says of each (lists of C).
+
+    ``ids``, ``indices`` of their samples, local ``steps``, aggregation ``weights``, ``gaps`` in rounds since the last
+    participation (0: never took part), and the ``scalars`` of the broadcast.
+    """
+
+    ids: Sequence[int]
+    indices: Sequence[Indices]
+    steps: Sequence[int]
+    weights: Sequence[float]
+    gaps: Sequence[int]
+    scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    purpose: Purpose = Purpose.BATCHES
+
+
+class ClientPhase:
+    """One phase of one round for a stack of C clients.
+
+    Its three parts are ``data`` (whose mini-batches), ``objective`` (gradients and forward passes) and ``optimizer``
+    (the clients' SGD). ``shared``: the server's broadcast by name; ``scalars``: its per-client numbers, ``[C, 1]``;
+    ``state``: the clients' own vectors ``[C, width]`` and models, zeros before the first participation; ``kept``: what
+    an earlier phase of this round kept; ``received``: for an algorithm that ``needs_received``, the models that the
+    clients got at their last participation, zeros before the first. ``n``, ``J``, ``gap`` and ``p`` are ``[C, 1]``
+    float32: samples, local steps, rounds since the last participation (0: never took part), aggregation weight.
+    ``N`` clients hold samples, ``members`` are in the cohort, and ``lr`` is eta_l of the round.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        samples: Samples,
+        training: LocalTraining,
+        stack: Stack,
+        *,
+        round: int,
+        lr: float,
+        clients: int,
+        shared: Mapping[str, Any],
+        state: Mapping[str, Any] | None = None,
+        kept: Mapping[str, Any] | None = None,
+        received: Model | None = None,
+        members: int = 1,
+        initial: Callable[[int | None], Model] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.data = LocalData(samples, training, stack.ids, stack.indices, stack.steps, round, stack.purpose, clock)
+        self.objective = Objective(network, self.data, clock)
+        self.optimizer = LocalOptimizer(training, lr)
+        self.stack, self.round, self.lr, self.N, self.members = stack, round, lr, clients, members
+        self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
+        self._initial, self._device = initial, network.device
+        self.scalars = {name: self._column(values) for name, values in stack.scalars.items()}
+        self.size = len(stack.ids)
+
+    @property
+    def n(self) -> Tensor:
+        return self.data.n
+
+    @property
+    def J(self) -> Tensor:
+        return self.data.J
+
+    @cached_property
+    def gap(self) -> Tensor:
+        return self._column(self.stack.gaps)
+
+    @cached_property
+    def p(self) -> Tensor:
+        return self._column(self.stack.weights)
+
+    def _column(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)[:, None]
+
+    @property
+    def received(self) -> Model:
+        assert self._received is not None, "the algorithm does not declare needs_received"
+        return self._received
+
+    def start(self, name: str) -> Any:
+        """The shared model or vector ``name`` as the start of each of the C clients."""
+        shared = self.shared[name]
+        return shared.rows(self.size) if isinstance(shared, Model) else shared.expand(self.size, -1)
+
+    def initial_models(self, own: bool) -> Model:
+        """The initial model x^1 for each of the C clients, or with ``own`` a fresh draw for each."""
+        assert self._initial is not None
+        models = [self._initial(client if own else None) for client in self.stack.ids]
+        return Model(torch.stack([model.row for model in models]), models[0].width)
+
+    def hold(self, new: Carry, old: Carry, j: int) -> Carry:
+        """``new`` after step j, but ``old`` for the clients that have made their J_i steps already."""
+        return new if j < min(self.stack.steps) else Carry.where(j < self.J, new, old)

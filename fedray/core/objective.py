@@ -1,0 +1,111 @@
+"""What clients minimise: gradients and forward passes of their losses, at any models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray.core import seeds
+from fedray.core.batches import Batch
+from fedray.core.clock import Clock
+from fedray.core.local_data import LocalData
+from fedray.core.network import Draws, Gradient, Network, Outputs, RuleLoss, TrainingPass
+from fedray.core.seeds import Purpose
+from fedray.core.vectors import Model
+
+NO_STEP = 2**63
+"""The step coordinate of what a module draws outside local steps."""
+
+PART = 256
+"""Samples of a full-batch gradient that are taken at a time, or fewer."""
+
+
+class Objective:
+    """The losses f_i of the C clients of ``data``, as ``network`` computes them.
+
+    A training-mode pass updates the buffers of the models at which it is taken, in place.
+    """
+
+    def __init__(self, network: Network, data: LocalData, clock: Clock | None = None) -> None:
+        self.network, self.data, self.clock = network, data, clock or Clock()
+        self._losses: list[Tensor] = []
+        self._correct: list[Tensor] = []
+        self._seen: list[list[int]] = []
+        self._last_step = -1
+
+    def gradient(self, at: Model, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
+        """Mini-batch gradient ``[C, width]`` at the C models ``at``.
+
+        ``loss(outputs, task_losses, *extras)`` replaces the task loss where an algorithm has its own; each of
+        ``extras`` is ``[C, ...]`` and is handed over a client at a time. May be called several times on one batch (with
+        the same dropout each time); the first call of a step is the one whose loss and accuracy are logged.
+        """
+        with self.clock.on("gradient"):
+            gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step))
+        self._log(batch, gradient)
+        return gradient.value
+
+    def training_pass(self, at: Model, batch: Batch) -> TrainingPass:
+        """The forward pass of ``batch`` at the C models ``at``, for a loss that needs what other models make of its
+        features: ``training_pass(at, batch).gradient(loss, extras)`` is what :meth:`gradient` would have given."""
+        with self.clock.on("gradient"):
+            forward = self.network.training_pass(at, batch, self._draws(batch.step))
+        forward.clock = self.clock
+        self._log(batch, forward)
+        return forward
+
+    def full_gradient(self, at: Model) -> Tensor:
+        """Gradient ``[C, width]`` of each client's mean loss over all its samples, unaugmented, at the C models ``at``,
+        whose buffers stay as they are."""
+        rows = []
+        for row, own in enumerate(self.data.indices):
+            total = torch.zeros(at.width, dtype=torch.float64, device=at.row.device)
+            model = at[row : row + 1]
+            if model.has_buffers:
+                model = model.clone()
+            for number, part in enumerate(np.array_split(own, -(-len(own) // PART))):
+                with self.clock.on("data"):
+                    x, y = self.data.samples.gather(part[None])
+                draws = self._draws(NO_STEP + number, row)
+                with self.clock.on("gradient"):
+                    gradient = self.network.gradients(model, Batch(x, y, -1), rng=draws)
+                total += gradient.value[0].double() * (len(part) / len(own))
+            rows.append(total.float())
+        return torch.stack(rows)
+
+    def forward(self, at: Model, x: Tensor) -> Outputs:
+        """Evaluation-mode outputs of ``x [C, b, ...]``, or of ``x [b, ...]``, the same for all, at the C models
+        ``at``."""
+        if x.dim() == self.data.samples.x.dim():
+            x = x.expand(len(self.data.ids), *x.shape)
+        with self.clock.on("gradient"):
+            return self.network.forward(at, x, self._draws(NO_STEP))
+
+    def logged(self) -> dict[str, list[float]]:
+        """``loss`` and ``accuracy`` of each client's mini-batches, means over its local steps."""
+        if not self._losses:
+            return {}
+        # plain numbers: of the few that a client has, arrays would take longer
+        of_steps = torch.stack(self._losses).double().tolist(), torch.stack(self._correct).tolist(), self._seen
+        columns = (zip(*rows, strict=True) for rows in of_steps)
+        found: dict[str, list[float]] = {"loss": [], "accuracy": []}
+        for steps, losses, correct, seen in zip(self.data.steps, *columns, strict=True):
+            found["loss"].append(math.fsum(losses[:steps]) / steps)
+            found["accuracy"].append(sum(correct[:steps]) / sum(seen[:steps]))
+        return found
+
+    def _log(self, batch: Batch, found: Gradient | TrainingPass) -> None:
+        if batch.step != self._last_step:
+            self._last_step = batch.step
+            self._losses.append(found.task_loss)
+            self._correct.append(found.correct)
+            self._seen.append(batch.counts or [batch.y.shape[1]] * len(self.data.ids))
+
+    def _draws(self, step: int, first: int = 0) -> Draws:
+        """What a module draws (dropout) in a step, for the clients from position ``first`` of the stack on."""
+        seed, round, ids = self.data.training.seed, self.data.round, self.data.ids
+        return lambda row: seeds.torch_rng(seed, Purpose.DROPOUT, round, ids[first + row], step)

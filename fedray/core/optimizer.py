@@ -1,0 +1,76 @@
+"""The clients' own optimizer: SGD with clipping, weight decay and momentum; and what local training carries along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.core.local_training import LocalTraining
+from fedray.core.vectors import Model
+
+
+class Carry:
+    """What local training carries from one local step to the next: an algorithm's models and vectors by name, each of C
+    clients, and the momentum buffer ``momentum [C, width]`` of the clients' optimizer (None before its first step).
+
+    It is never changed: a step makes another.
+    """
+
+    __slots__ = ("_values", "momentum")
+
+    def __init__(self, values: Mapping[str, Any], momentum: Tensor | None = None) -> None:
+        self._values, self.momentum = values, momentum
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def update(self, **values: Any) -> Carry:
+        """The carry with these values in place of those of the same names."""
+        return Carry({**self._values, **values}, self.momentum)
+
+    @staticmethod
+    def where(chosen: Tensor, one: Carry, other: Carry) -> Carry:
+        """``one`` for the clients for which ``chosen [C, 1]`` is true, ``other`` for the rest."""
+        momentum = one.momentum
+        if momentum is not None:
+            before = torch.zeros_like(momentum) if other.momentum is None else other.momentum
+            momentum = torch.where(chosen, momentum, before)
+        return Carry({name: _where(chosen, value, other[name]) for name, value in one._values.items()}, momentum)
+
+
+def _where(chosen: Tensor, one: Any, other: Any) -> Any:
+    return Model.where(chosen, one, other) if isinstance(one, Model) else torch.where(chosen, one, other)
+
+
+class LocalOptimizer:
+    """SGD at the learning rate ``lr`` (eta_l), with the clipping, weight decay and momentum of ``training``."""
+
+    def __init__(self, training: LocalTraining, lr: float) -> None:
+        self.training, self.lr = training, lr
+
+    def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
+        """The direction ``[C, width]`` of a step of the models ``carry[name]``, and the carry with the momentum buffer
+        as it is afterwards.
+
+        ``gradient`` may have been corrected by the algorithm. It is clipped, weight decay is added, and the sum goes
+        through the momentum buffer: this order is ALGORITHMS' rule R2 (c), (d), (e).
+        """
+        training = self.training
+        if training.grad_clip:
+            norm = gradient.norm(dim=1, keepdim=True)
+            gradient = gradient * (training.grad_clip / norm.clamp(min=training.grad_clip))
+        if training.weight_decay:
+            gradient = gradient.add(carry[name].parameters, alpha=training.weight_decay)
+        if training.momentum:
+            before = torch.zeros_like(gradient) if carry.momentum is None else carry.momentum
+            gradient = gradient.add(before, alpha=training.momentum)
+            carry = Carry(carry._values, gradient)
+        return gradient, carry
+
+    def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:
+        """One step of the models ``carry[name]``: w - eta_l * direction."""
+        direction, carry = self.direction(carry, name, gradient)
+        return carry.update(**{name: carry[name].moved(direction, -self.lr)})
