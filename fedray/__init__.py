@@ -11,13 +11,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedray.engine.server import Report
+    from fedray.engine.run import Report
     from fedray.errors import ClientError, UserError
     from fedray.simulation import RunResult, simulate
     from fedray.tuning import SweepResult, tune
 
 _HOME = {
-    "ClientError": "errors", "Report": "engine.server", "RunResult": "simulation", "SweepResult": "tuning",
+    "ClientError": "errors", "Report": "engine.run", "RunResult": "simulation", "SweepResult": "tuning",
     "UserError": "errors", "simulate": "simulation", "tune": "tuning",
 }  # fmt: skip
 

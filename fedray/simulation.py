@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fedray.core.network import Loss
     from fedray.data.federated import FederatedData
-    from fedray.engine.server import Report
+    from fedray.engine.run import Report
     from fedray.placement import Device
     from fedray.resolve import Experiment, Own
 
@@ -227,11 +227,11 @@ def _run(
             if experiment.config.engine.kind == "ray":
                 from fedray.engine import ray_engine
 
-                ray_engine.run(experiment, federated, driver, start)
+                ray_engine.simulate(experiment, federated, driver, start)
             else:
                 from fedray.engine import local_engine
 
-                local_engine.run(experiment, federated, driver)
+                local_engine.simulate(experiment, federated, driver)
         finally:
             display.stop()
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-import fedray
+from fedray.algorithms import Result, Upload, parameter
 from fedray.algorithms.fedavg import FedAvg
 
 
@@ -14,30 +14,29 @@ class Drift(FedAvg):
     client_state = ("d",)
     weighting = "uniform"
 
-    class Hyper(fedray.Hyper):
-        strength: float = fedray.parameter(0.1, "weight of the pull", ge=0)
+    class Hyper(FedAvg.Hyper):
+        strength: float = parameter(0.1, "weight of the pull", ge=0)
 
-    def step(self, ctx, carry, batch, j):
-        y = carry["y"]
-        correction = self.hyper.strength * ctx.state["d"] / ctx.gap.clamp(min=1)
-        return {"y": ctx.descend(y, ctx.grad(y, batch) - correction)}
+    def step(self, client, carry, batch):
+        correction = self.hyper.strength * client.state["d"] / client.gap.clamp(min=1)
+        return client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch) - correction)
 
-    def end(self, ctx, carry):
-        d = ctx.shared["x"] - carry["y"]
-        g = ctx.full_grad(ctx.start("x"))
+    def end(self, client, carry):
+        d = client.shared["x"] - carry["y"]
+        g = client.objective.full_gradient(client.start("x"))
         norm = g.norm(dim=1, keepdim=True)
-        return fedray.Result(
+        return Result(
             uploads={
-                "y": fedray.mean(carry["y"]),
-                "u": fedray.uniform(d),
-                "d": fedray.weighted(1 + norm, d),
-                "g": fedray.total(g),
+                "y": Upload.weighted_mean(carry["y"]),
+                "u": Upload.uniform_mean(d),
+                "d": Upload.mean_by(1 + norm, d),
+                "g": Upload.sum(g),
             },
             state={"d": d},
             scalars={"norm": norm},
         )
 
-    def reduce(self, server, phase, sums, scalars):
+    def server_update(self, server, phase, sums, scalars):
         server.client_scalars["norm"] = scalars["norm"]
         if server.weighting == "uniform":
             torch.testing.assert_close(sums["u"], server["x"] - sums["y"], rtol=1e-3, atol=1e-6)
@@ -47,14 +46,14 @@ class Drift(FedAvg):
 class Contrast(FedAvg):
     """A loss of its own with frozen models: pulls features towards those of the global model."""
 
-    class Hyper(fedray.Hyper):
-        mu: float = fedray.parameter(0.5, "weight of the feature term", ge=0)
+    class Hyper(FedAvg.Hyper):
+        mu: float = parameter(0.5, "weight of the feature term", ge=0)
 
-    def step(self, ctx, carry, batch, j):
-        y, x = carry["y"], ctx.start("x")
-        frozen = ctx.forward(x, batch.x).features
+    def step(self, client, carry, batch):
+        y, x = carry["y"], client.start("x")
+        frozen = client.objective.forward(x, batch.x).features
 
         def loss(outputs, task, z):
             return task + self.hyper.mu * (1 - torch.cosine_similarity(outputs.features, z, dim=1))
 
-        return {"y": ctx.descend(y, ctx.grad(y, batch, loss, [frozen]))}
+        return client.optimizer.descend(carry, "y", client.objective.gradient(y, batch, loss, [frozen]))

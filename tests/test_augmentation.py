@@ -10,17 +10,14 @@ import torch
 from test_cifar import BINARY, batches, write  # noqa: F401
 
 from fedray import UserError, simulate
-from fedray.core.context import Context, LocalTraining, Samples, Stack
+from fedray.core.local_data import LocalData, Samples
+from fedray.core.local_training import LocalTraining
 from fedray.core.seeds import Purpose, stream
 from fedray.data.cifar import MEAN
 from fedray.data.source import Source, load_source
 from fedray.testing.contracts import small_source
 
 MEANS, DEVIATIONS = np.array([0.5, 0.25, 0.1]), np.array([0.2, 0.5, 0.4])
-
-
-class OnCpu:
-    device = torch.device("cpu")
 
 
 def pixels(dtype):
@@ -34,10 +31,8 @@ def batches_of(x, sizes, training):
     samples = Samples(torch.from_numpy(x), torch.arange(len(x)), *constants)
     ends = np.cumsum([0, *sizes])
     indices = [np.arange(a, b) for a, b in pairwise(ends)]
-    clients = len(sizes)
     steps = [2 * -(-size // 4) for size in sizes]
-    stack = Stack(range(clients), indices, steps, [1.0] * clients, [0] * clients)
-    return Context(OnCpu, samples, training, stack, round=2, lr=0.1, clients=clients, shared={}).batches()
+    return LocalData(samples, training, range(len(sizes)), indices, steps, round=2).batches()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])

@@ -280,7 +280,7 @@ def test_damaged_mnist_files(tmp_path, capsys):
 
 
 USERS = """
-import torch, fedray
+import torch
 from fedray.algorithms.fedavg import FedAvg
 class Good(torch.nn.Module):
     def __init__(self, classes):
@@ -315,10 +315,10 @@ class RaisingLoss(Good):
     @staticmethod
     def task_loss(logits, targets): raise ValueError("boom")
 class Demanding(FedAvg):
-    class Hyper(fedray.Hyper):
+    class Hyper(FedAvg.Hyper):
         mu: float
 class OwnBug(FedAvg):
-    def step(self, ctx, carry, batch, j): raise ValueError("my own bug")
+    def step(self, client, carry, batch): raise ValueError("my own bug")
 class BadMaker(FedAvg):
     def __init__(self, hyper): raise ValueError("boom")
 number = 3
@@ -366,8 +366,8 @@ OWN += [
     ]
 ]
 OWN += [
-    ("algorithm.name=users_things:number", "is not a subclass of fedray.Algorithm"),
-    ("algorithm.name=users_things:Good", "is not a subclass of fedray.Algorithm"),
+    ("algorithm.name=users_things:number", "is not a subclass of fedray.algorithms.Algorithm"),
+    ("algorithm.name=users_things:Good", "is not a subclass of fedray.algorithms.Algorithm"),
     ("algorithm.name=users_things:BadMaker", "can't be made: ValueError: boom"),
     ("algorithm.name=users_things:Demanding", "algorithm.mu must be given: a number"),
     ("data.source=users_things:number", "is not a function but int"),

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedray.core.batches import schedule, steps_of
-from fedray.core.context import Context, LocalTraining, Samples, Stack
-from fedray.core.model import LoopModel
+from fedray.core.local_data import LocalData, Samples
+from fedray.core.local_training import LocalTraining
 from fedray.core.seeds import Purpose, stream
-from fedray.models.small import Logistic
 
 SAMPLES, SIZE, COUNT = st.integers(1, 40), st.integers(1, 50), st.integers(1, 12)
 SEED, ROUND, CLIENT = 3, 5, 17
@@ -96,19 +95,10 @@ def taken(sizes: list[int], ids: list[int], training: LocalTraining) -> dict[int
     starts = np.cumsum([0, *sizes])
     x = torch.arange(int(starts[-1]), dtype=torch.float32)[:, None]
     steps = [steps_of(sizes[i], training.batch_size, training.local_steps, training.local_epochs) for i in ids]
-    stack = Stack(
-        ids=ids,
-        indices=[np.arange(starts[i], starts[i + 1]) for i in ids],
-        steps=steps,
-        weights=[1.0] * len(ids),
-        gaps=[0] * len(ids),
-    )
-    model = LoopModel(Logistic((1,), 2))
-    samples = Samples(x, torch.arange(len(x)))
-    shared = {"x": model.parameters}
-    ctx = Context(model, samples, training, stack, round=2, lr=0.1, clients=9, shared=shared)
+    indices = [np.arange(starts[i], starts[i + 1]) for i in ids]
+    data = LocalData(Samples(x, torch.arange(len(x))), training, ids, indices, steps, round=2)
     found: dict[int, list[list[int]]] = {i: [] for i in ids}
-    for j, batch in enumerate(ctx.batches()):
+    for j, batch in enumerate(data.batches()):
         assert batch.step == j
         assert torch.equal(batch.x[..., 0].long(), batch.y)
         for row, i in enumerate(ids):
@@ -138,5 +128,5 @@ def test_chunk_mates_change_nothing(training, monkeypatch):
     for i, batches in together.items():
         assert all(starts[i] <= sample < starts[i + 1] for batch in batches for sample in batch)
     # nor does it matter how far ahead samples are gathered
-    monkeypatch.setattr("fedray.core.context.GATHERED_BYTES", 1)
+    monkeypatch.setattr("fedray.core.local_data.GATHERED_BYTES", 1)
     assert taken(sizes, [0, 1, 2, 3, 4], training) == together

@@ -30,7 +30,8 @@ class Twofold(FedAvg):
     """FedAvg, watched at twice its model too."""
 
     def monitors(self, server):
-        return {"twofold": 2 * server["x"]}
+        x = server["x"]
+        return {"twofold": x.with_parameters(2 * x.parameters)}
 
 
 class Misnamed(FedAvg):
@@ -82,7 +83,7 @@ def test_all_models_are_scored_on_the_shares_of_the_personal_one(tmp_path):
     assert rows["in_cohort"].all()
     assert not rows["in_eval_clients"].any()
     alone = copy.deepcopy(result.model())
-    vectors = load_last(result.folder / "checkpoints", print).vectors
+    vectors = load_last(result.folder / "checkpoints", print).vectors.arrays
     vector_to_parameters(vectors["x_rep"][: result.summary["parameters"]], alone.parameters())
     scored = [i for i in clients if len(data.client_test(i))]
     for name, module in (("global", result.model()), ("representation", alone)):

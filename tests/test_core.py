@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedray import simulate
-from fedray.algorithms import find_algorithm
-from fedray.algorithms.base import Algorithm
+from fedray.algorithms import Algorithm, Carry, ClientPhase, Model, find_algorithm
 from fedray.config import load
 from fedray.core.batches import Batch, steps_of
-from fedray.core.context import Context, LocalTraining, Samples, Stack
-from fedray.core.model import FlatModel, LoopModel, VmapModel, cross_entropy
+from fedray.core.client import Stack
+from fedray.core.local_data import Samples
+from fedray.core.local_training import LocalTraining
+from fedray.core.network import LoopNetwork, Network, StackNetwork, cross_entropy
+from fedray.core.optimizer import LocalOptimizer
 from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.vectors import ROW, Layout, frozen
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
@@ -118,17 +120,17 @@ def data(shape: Sequence[int], samples: int, classes: int = 4, seed: int = 0) ->
     return Samples(torch.from_numpy(x), torch.from_numpy(rng.integers(0, classes, samples)))
 
 
-def context(
-    model: FlatModel,
+def client_phase(
+    network: Network,
     samples: Samples,
     sizes: Sequence[int],
     training: LocalTraining,
     rows: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
     lr: float = 0.1,
-    start: torch.Tensor | None = None,
-    **shared: torch.Tensor,
-) -> Context:
+    start: Model | None = None,
+    **shared: Model | torch.Tensor,
+) -> ClientPhase:
     """Clients of the given sizes, one after another in ``samples``; a stack of those in ``rows``."""
     starts = np.cumsum([0, *sizes])
     rows = range(len(sizes)) if rows is None else rows
@@ -142,10 +144,14 @@ def context(
         weights=[1.0] * len(rows),
         gaps=[0] * len(rows),
     )
-    start = model.parameters.clone() if start is None else start
-    buffers = {"buffers": model.buffers.clone()} if model.layout.buffers else {}
-    shared = {"x": start, "y": start.clone(), **buffers, **shared}
-    return Context(model, samples, training, stack, round=3, lr=lr, clients=50, shared=shared)
+    start = network.initial.clone() if start is None else start
+    shared = {"x": start, "y": start.parameters.clone(), **shared}
+    return ClientPhase(network, samples, training, stack, round=3, lr=lr, clients=50, shared=shared)
+
+
+def packed(network: Network, modules: Sequence[nn.Module]) -> Model:
+    """The models of several modules, as a stack."""
+    return network.layout.model(torch.stack([network.layout.pack(module).row for module in modules]))
 
 
 def plain_gradient(module: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Any = cross_entropy) -> dict[str, Any]:
@@ -180,35 +186,37 @@ def test_a_layout_gives_back_what_was_packed(shapes, random):
             assert inverse is not None
         module.register_parameter(f"p{number}", nn.Parameter(value))
     layout = Layout(module)
-    vector, buffers = layout.pack(module)
+    model = layout.pack(module)
+    vector = model.parameters
     total = sum(p.numel() for p in module.parameters())
     assert layout.parameters == total
     assert len(vector) == layout.width >= total
     assert layout.width % ROW == 0
     assert layout.width - total < ROW
     assert not vector[total:].any()
-    assert len(buffers) == layout.buffers == 0
-    for named in (layout.named(vector), layout.unflatten(vector)):
+    assert len(model.buffers) == layout.buffers == 0
+    for named in (layout.named(model), layout.unflatten(vector)):
         for name, p in module.named_parameters():
             assert torch.equal(named[name], p)
             assert torch.equal(
                 layout.slots[int(name[1:])].flat(p.detach()), layout.slots[int(name[1:])].flat(named[name])
             )
     # views of it, and nothing lies twice
-    for tensor in layout.named(vector).values():
+    for tensor in layout.named(model).values():
         tensor.zero_()
     assert not vector.any()
 
 
-def test_buffers_are_a_vector_of_their_own_and_frozen_parameters_in_none():
+def test_buffers_come_after_the_parameters_and_frozen_parameters_are_in_no_row():
     module = made(Normed)
     module.last.requires_grad_(False)
     layout = Layout(module)
-    parameters, buffers = layout.pack(module)
+    model = layout.pack(module)
+    assert model.row.shape == (layout.row_width,)
     assert layout.parameters == 12 * 7 + 7 + 7 + 7
     assert layout.buffers == 7 + 7 + 1 + 3 + 2 + 2
     state = module.state_dict()
-    named = layout.named(parameters, buffers)
+    named = layout.named(model)
     assert frozen(module).keys() == {"last.weight", "last.bias"}
     assert named.keys() | frozen(module).keys() == state.keys()
     for name, value in {**frozen(module), **named}.items():
@@ -221,16 +229,15 @@ def test_a_modules_memory_format_is_kept(memory_format):
     module = made(lambda: LeNet5(IMAGE, 10)).to(memory_format=memory_format)
     strides = {name: p.stride() for name, p in module.named_parameters()}
     before = {name: p.clone() for name, p in module.named_parameters()}
-    model = LoopModel(module)
+    network = LoopNetwork(module)
     for name, p in module.named_parameters():
         assert p.stride() == strides[name]
         assert torch.equal(p, before[name])
     # the module's parameters are the flat vector: loading a model is one copy
-    model.load(torch.arange(float(model.layout.width)))
-    numbers = torch.cat(
-        [slot.flat(p.detach()) for slot, p in zip(model.layout.slots, module.parameters(), strict=True)]
-    )
-    assert torch.equal(numbers, torch.arange(float(model.layout.parameters)))
+    layout = network.layout
+    network.load(layout.model(torch.arange(float(layout.row_width))))
+    numbers = torch.cat([slot.flat(p.detach()) for slot, p in zip(layout.slots, module.parameters(), strict=True)])
+    assert torch.equal(numbers, torch.arange(float(layout.parameters)))
 
 
 # ---------------------------------------------------------------- gradients
@@ -249,41 +256,41 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("back_end", [LoopModel, VmapModel])
+@pytest.mark.parametrize("kind", [LoopNetwork, StackNetwork])
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_torchs_own(name, back_end, request):
+def test_gradients_are_torchs_own(name, kind, request):
     """Three clients with models of their own, batches of 6, 4 and 1 real samples."""
     make, shape = MODELS[name]
     copies = [made(make, seed) for seed in range(3)]
     loss = getattr(copies[0], "task_loss", cross_entropy)
-    model = back_end(made(make), loss)
-    at = torch.stack([model.layout.pack(module)[0] for module in copies])
+    network = kind(made(make), loss)
+    at = packed(network, copies)
     samples = data(shape, 18)
     x, y = samples.x.view(3, 6, *shape), samples.y.view(3, 6)
     counts = [6, 4, 1]
     before = at.clone()
-    gradient = model.gradients(at, Batch(x, y, 0, counts), None)
-    assert torch.equal(at, before)
-    assert gradient.value.shape == at.shape
-    assert not gradient.value[:, model.layout.parameters :].any()
+    gradient = network.gradients(at, Batch(x, y, 0, counts))
+    assert torch.equal(at.row, before.row)
+    assert gradient.value.shape == at.parameters.shape
+    assert not gradient.value[:, network.layout.parameters :].any()
     for row, (module, count) in enumerate(zip(copies, counts, strict=True)):
         expected = plain_gradient(module, x[row, :count], y[row, :count], loss)
         expected = {
             name: torch.zeros_like(p) if expected[name] is None else expected[name]
             for name, p in module.named_parameters()
         }
-        assert_close(model.layout.named(gradient.value[row]), expected)
+        assert_close(network.layout.unflatten(gradient.value[row]), expected)
         logits = module(x[row, :count])
         torch.testing.assert_close(gradient.task_loss[row], loss(logits, y[row, :count]).mean().detach(), **CLOSE)
         assert gradient.correct[row] == (logits.argmax(1) == y[row, :count]).sum()
 
 
 def test_unused_parameters_have_zero_gradients():
-    for back_end in (LoopModel, VmapModel):
-        model = back_end(made(Unused))
+    for kind in (LoopNetwork, StackNetwork):
+        network = kind(made(Unused))
         samples = data((12,), 5)
-        gradient = model.gradients(model.parameters[None], Batch(samples.x[None], samples.y[None], 0), None)
-        named = model.layout.named(gradient.value[0])
+        gradient = network.gradients(network.initial.rows(1), Batch(samples.x[None], samples.y[None], 0))
+        named = network.layout.unflatten(gradient.value[0])
         assert not named["unused.weight"].any()
         assert named["last.weight"].any()
 
@@ -293,8 +300,7 @@ def test_tied_parameters_are_one():
     layout = Layout(module)
     assert layout.parameters == 12 * 12 + 12 + 12 + 12 * 4 + 4
     assert "again.weight" not in [slot.name for slot in layout.slots]
-    model = LoopModel(module)
-    model.load(torch.zeros(layout.width))
+    LoopNetwork(module).load(layout.model(torch.zeros(layout.row_width)))
     assert module.again.weight is module.inner.weight
     assert not module.again.weight.any()
 
@@ -302,22 +308,22 @@ def test_tied_parameters_are_one():
 def test_frozen_parameters_are_not_trained():
     module = made(Partial)
     samples = data((12,), 5)
-    model = LoopModel(copy.deepcopy(module))
-    assert {slot.name for slot in model.layout.slots} == {"last.weight", "last.bias", "unused.weight", "unused.bias"}
-    buffers = model.buffers[None].clone()
-    gradient = model.gradients(model.parameters[None], Batch(samples.x[None], samples.y[None], 0), buffers)
+    network = LoopNetwork(copy.deepcopy(module))
+    assert {slot.name for slot in network.layout.slots} == {"last.weight", "last.bias", "unused.weight", "unused.bias"}
+    at = network.initial.rows(1)
+    gradient = network.gradients(at, Batch(samples.x[None], samples.y[None], 0))
     expected = plain_gradient(module, samples.x, samples.y)
-    named = model.layout.named(gradient.value[0])
+    named = network.layout.unflatten(gradient.value[0])
     torch.testing.assert_close(named["last.weight"], expected["last.weight"], **CLOSE)
-    assert torch.equal(buffers[0], model.layout.pack(module)[1])
+    assert torch.equal(at.row[0], network.layout.pack(module).row)
 
 
-@pytest.mark.parametrize("back_end", [LoopModel, VmapModel])
-def test_a_rules_own_loss_and_its_extras(back_end):
+@pytest.mark.parametrize("kind", [LoopNetwork, StackNetwork])
+def test_a_rules_own_loss_and_its_extras(kind):
     """task loss + mu_i (1 - cos(features, z)) + each client's own penalty on its logits."""
     copies = [made(lambda: MLP((12,), 4, [9, 5]), seed) for seed in range(3)]
-    model = back_end(copy.deepcopy(copies[0]))
-    at = torch.stack([model.layout.pack(module)[0] for module in copies])
+    network = kind(copy.deepcopy(copies[0]))
+    at = packed(network, copies)
     samples = data((12,), 15)
     batch = Batch(samples.x.view(3, 5, 12), samples.y.view(3, 5), 0)
     z, mu = (
@@ -331,14 +337,14 @@ def test_a_rules_own_loss_and_its_extras(back_end):
     def rule(outputs, task, z, mu):
         return penalised(outputs.logits, outputs.features, task, z, mu)
 
-    gradient = model.gradients(at, batch, None, rule, [z, mu])
+    gradient = network.gradients(at, batch, rule, [z, mu])
     for row, module in enumerate(copies):
         features = module.layers[:-1](batch.x[row])
         logits = module.layers[-1](features)
         each = penalised(logits, features, cross_entropy(logits, batch.y[row]), z[row], mu[row])
         expected = torch.autograd.grad(each.mean(), list(module.parameters()))
         assert_close(
-            model.layout.named(gradient.value[row]),
+            network.layout.unflatten(gradient.value[row]),
             dict(zip(dict(module.named_parameters()), expected, strict=True)),
         )
         # what is logged stays the task's loss
@@ -349,8 +355,8 @@ def test_a_rules_own_loss_and_its_extras(back_end):
 
 def test_forward_gives_logits_and_the_input_of_the_last_layer():
     module = made(lambda: LeNet5(IMAGE, 10))
-    model, samples = LoopModel(copy.deepcopy(module)), data(IMAGE, 6)
-    outputs = model.forward(model.parameters.expand(2, -1), samples.x.view(2, 3, *IMAGE))
+    network, samples = LoopNetwork(copy.deepcopy(module)), data(IMAGE, 6)
+    outputs = network.forward(network.initial.rows(2), samples.x.view(2, 3, *IMAGE))
     seen: list[torch.Tensor] = []
     module.fc3.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
@@ -371,23 +377,23 @@ TRAININGS = {
 }
 
 
-def trained(algorithm: Algorithm, ctx: Context) -> dict[str, torch.Tensor]:
-    return algorithm.local_steps(ctx, algorithm.begin(ctx))
+def trained(algorithm: Algorithm, client: ClientPhase) -> Carry:
+    return algorithm.local_steps(client, algorithm.begin(client))
 
 
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS)
 @pytest.mark.parametrize("name", ["lenet5", "mlp", "tied"])
-def test_loop_and_vmap_agree(name, training):
-    """FedNAG, which carries two vectors, over clients with unequal batches and unequal numbers of steps."""
+def test_loop_and_stack_agree(name, training):
+    """FedNAG, which carries a model and a vector, over clients with unequal batches and unequal numbers of steps."""
     make, shape = MODELS[name]
     samples, algorithm = data(shape, sum(SIZES)), find_algorithm("fednag")()
-    loop, vmap = (context(back_end(made(make)), samples, SIZES, training) for back_end in (LoopModel, VmapModel))
-    one, other = trained(algorithm, loop), trained(algorithm, vmap)
+    loop, stack = (client_phase(kind(made(make)), samples, SIZES, training) for kind in (LoopNetwork, StackNetwork))
+    one, other = trained(algorithm, loop), trained(algorithm, stack)
     moved = (one["x"] - loop.shared["x"]).norm(dim=1)
     assert (moved > 1e-2).all()
     for carried in ("x", "y"):
         assert ((one[carried] - other[carried]).norm(dim=1) <= 1e-4 * moved).all()
-    logged, again = loop.training_scalars(), vmap.training_scalars()
+    logged, again = loop.objective.logged(), stack.objective.logged()
     np.testing.assert_allclose(logged["loss"], again["loss"], rtol=1e-4)
     assert logged["accuracy"] == again["accuracy"]
 
@@ -395,74 +401,76 @@ def test_loop_and_vmap_agree(name, training):
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS)
 def test_alone_or_together_is_the_same_to_the_bit(training):
     samples, algorithm = data((12,), sum(SIZES)), find_algorithm("fednag")()
-    model = LoopModel(made(lambda: MLP((12,), 4, [9])))
-    start = model.parameters.clone()
-    together = context(model, samples, SIZES, training, start=start)
-    carried = trained(algorithm, together)
+    network = LoopNetwork(made(lambda: MLP((12,), 4, [9])))
+    together = client_phase(network, samples, SIZES, training)
+    carried, logged = trained(algorithm, together), together.objective.logged()
     for row in range(len(SIZES)):
-        alone = context(model, samples, SIZES, training, rows=[row], start=start)
-        assert torch.equal(trained(algorithm, alone)["x"][0], carried["x"][row])
-        assert alone.training_scalars()["loss"] == together.training_scalars()["loss"][row : row + 1]
-        assert alone.training_scalars()["accuracy"] == together.training_scalars()["accuracy"][row : row + 1]
+        alone = client_phase(network, samples, SIZES, training, rows=[row], start=together.shared["x"])
+        assert torch.equal(trained(algorithm, alone)["x"].row[0], carried["x"].row[row])
+        assert alone.objective.logged()["loss"] == logged["loss"][row : row + 1]
+        assert alone.objective.logged()["accuracy"] == logged["accuracy"][row : row + 1]
 
 
-@pytest.mark.parametrize("back_end", [LoopModel, VmapModel])
-def test_a_client_that_has_made_its_steps_stands_still(back_end):
+@pytest.mark.parametrize("kind", [LoopNetwork, StackNetwork])
+def test_a_client_that_has_made_its_steps_stands_still(kind):
     training, steps = LocalTraining(0, batch_size=5, local_steps=6, **EVERYTHING), [2, 6, 1]
     samples, algorithm = data((12,), 30), find_algorithm("fednag")()
-    ctx = context(back_end(made(lambda: MLP((12,), 4, [9]))), samples, [10, 10, 10], training, steps=steps)
-    carry, history = algorithm.begin(ctx), []
-    for batch in ctx.batches():
-        carry = ctx.hold(algorithm.step(ctx, carry, batch, batch.step), carry, batch.step)
-        history.append(carry)
+    client = client_phase(kind(made(lambda: MLP((12,), 4, [9]))), samples, [10, 10, 10], training, steps=steps)
+    carry, history = algorithm.begin(client), []
+    for batch in client.data.batches():
+        carry = client.hold(algorithm.step(client, carry, batch), carry, batch.step)
+        history.append((carry["x"].row, carry["y"], carry.momentum))
     assert len(history) == 6
     for row, count in enumerate(steps):
-        for name in ("x", "y"):
+        for carried in zip(*history, strict=True):
             for j in range(1, 6):
-                same = torch.equal(history[j][name][row], history[j - 1][name][row])
-                assert same == (j >= count)
+                assert torch.equal(carried[j][row], carried[j - 1][row]) == (j >= count)
 
 
 def test_what_is_logged_covers_a_clients_own_steps_only():
     """Means over its mini-batches of loss and of accuracy, the latter weighted by samples."""
     training = LocalTraining(0, batch_size=4, local_steps=None, local_epochs=1)
     samples = data((12,), 16)
-    ctx = context(LoopModel(made(lambda: Logistic((12,), 4))), samples, [10, 6], training)
+    network = LoopNetwork(made(lambda: Logistic((12,), 4)))
+    client, algorithm = client_phase(network, samples, [10, 6], training), find_algorithm("fedavg")()
     module, losses, right = made(lambda: Logistic((12,), 4)), [[], []], [0, 0]
-    carry = find_algorithm("fedavg")().begin(ctx)
-    for batch in ctx.batches():
+    carry = algorithm.begin(client)
+    for batch in client.data.batches():
         for row in range(2):
             if batch.step >= (3, 2)[row]:
                 continue
             count = (batch.counts or [4, 4])[row]
-            module.load_state_dict(ctx.model.layout.named(carry["y"][row]))
+            module.load_state_dict(network.layout.named(carry["y"][row]))
             logits = module(batch.x[row, :count])
             losses[row].append(float(cross_entropy(logits, batch.y[row, :count]).mean().detach()))
             right[row] += int((logits.argmax(1) == batch.y[row, :count]).sum())
-        carry = ctx.hold(find_algorithm("fedavg")().step(ctx, carry, batch, batch.step), carry, batch.step)
-    logged = ctx.training_scalars()
+        carry = client.hold(algorithm.step(client, carry, batch), carry, batch.step)
+    logged = client.objective.logged()
     assert [len(each) for each in losses] == [3, 2]
     np.testing.assert_allclose(logged["loss"], [np.mean(each) for each in losses], rtol=1e-6)
     assert logged["accuracy"] == [right[0] / 10, right[1] / 6]
 
 
-@pytest.mark.parametrize("back_end", [LoopModel, VmapModel])
+@pytest.mark.parametrize("kind", [LoopNetwork, StackNetwork])
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fednag", "pfedmo"])
-def test_row_padding_stays_zero(name, back_end):
+def test_row_padding_stays_zero(name, kind):
     """Else it would leak into norms: nothing may ever write behind the P numbers."""
     algorithm = find_algorithm(name)()
-    model = back_end(made(lambda: MLP((12,), 4, [9])))
-    assert model.layout.width > model.layout.parameters
-    start = model.parameters.clone()
-    vectors = {"m": 0.1 * start, "x_rep": 0.9 * start, "m_rep": 0.2 * start}
+    network = kind(made(lambda: MLP((12,), 4, [9])))
+    assert network.layout.width > network.layout.parameters
+    start = network.initial
+    shared = {"m": 0.1 * start.parameters, "m_rep": 0.2 * start.parameters}
+    shared["x_rep"] = start.with_parameters(0.9 * start.parameters)
     training = LocalTraining(0, batch_size=5, local_steps=None, local_epochs=2, **EVERYTHING)
-    ctx = context(model, data((12,), sum(SIZES)), SIZES, training, **vectors)
-    ctx.given = {"a": torch.linspace(0, 1, 5)[:, None]}
-    carry = trained(algorithm, ctx)
-    carry["full gradient"] = ctx.full_grad(ctx.start("x"))
-    for vector in carry.values():
-        assert vector[:, : model.layout.parameters].all(dim=0).any()
-        assert not vector[:, model.layout.parameters :].any()
+    client = client_phase(network, data((12,), sum(SIZES)), SIZES, training, **shared)
+    client.scalars = {"a": torch.linspace(0, 1, 5)[:, None]}
+    carry = trained(algorithm, client)
+    found = [upload.value for upload in algorithm.end(client, carry).uploads.values()]
+    found += [carry.momentum, client.objective.full_gradient(client.start("x"))]
+    for value in found:
+        vector = value.parameters if isinstance(value, Model) else value
+        assert vector[:, : network.layout.parameters].all(dim=0).any()
+        assert not vector[:, network.layout.parameters :].any()
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -477,21 +485,17 @@ def test_local_training_is_torchs_sgd(weight_decay, nesterov):
     algorithm = find_algorithm(name)(find_algorithm(name).Hyper(**({"gamma": momentum} if nesterov else {})))
     samples = data((12,), 23)
     module = made(lambda: MLP((12,), 4, [9]))
-    ctx = context(LoopModel(copy.deepcopy(module)), samples, [23], training, lr=0.05)
+    network = LoopNetwork(copy.deepcopy(module))
+    client = client_phase(network, samples, [23], training, lr=0.05)
     optimizer = torch.optim.SGD(
         module.parameters(), lr=0.05, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov
     )
-    for batch in ctx.batches():
+    for batch in client.data.batches():
         optimizer.zero_grad()
         cross_entropy(module(batch.x[0]), batch.y[0]).mean().backward()
         optimizer.step()
-    carry = trained(algorithm, context(ctx.model, samples, [23], training, lr=0.05, start=ctx.shared["x"]))
-    final = carry["x" if nesterov else "y"][0]
-    assert_close(ctx.model.layout.named(final), {name: p.detach() for name, p in module.named_parameters()})
-
-
-def vector_context(training: LocalTraining, clients: int = 2) -> Context:
-    return context(LoopModel(made(lambda: Logistic((12,), 4))), data((12,), 3 * clients), [3] * clients, training)
+    final = trained(algorithm, client)["x" if nesterov else "y"][0]
+    assert_close(network.layout.named(final), {name: p.detach() for name, p in module.named_parameters()})
 
 
 def padded(*rows: Sequence[float]) -> torch.Tensor:
@@ -500,56 +504,58 @@ def padded(*rows: Sequence[float]) -> torch.Tensor:
 
 def test_the_order_of_clipping_decay_and_momentum():
     """R2 by hand: (c) clip to norm 2, (d) plus 0.5 w, (e) momentum 0.5, (f) w - 0.1 of it."""
-    ctx = vector_context(LocalTraining(0, grad_clip=2.0, weight_decay=0.5, momentum=0.5))
-    w = padded([4, 2], [1, 1])
+    optimizer = LocalOptimizer(LocalTraining(0, grad_clip=2.0, weight_decay=0.5, momentum=0.5), lr=0.1)
+    w = Model(padded([4, 2], [1, 1]), 64)
     # first step: client 0 has norm 5, so (3, 4) -> (1.2, 1.6), + (2, 1); client 1 is short enough, (1, 0) + (0.5, 0.5)
-    first = ctx.descend(w, padded([3, 4], [1, 0]))
-    torch.testing.assert_close(first, padded([4 - 0.32, 2 - 0.26], [1 - 0.15, 1 - 0.05]))
+    carry = optimizer.descend(Carry({"w": w}), "w", padded([3, 4], [1, 0]))
+    torch.testing.assert_close(carry["w"].parameters, padded([4 - 0.32, 2 - 0.26], [1 - 0.15, 1 - 0.05]))
     # second step, at the same w for simplicity: the new directions, plus half of the first (3.2, 2.6), (1.5, 0.5)
-    second = ctx.assemble(w, padded([0, 2], [0, 8]))
+    second, carry = optimizer.direction(carry.update(w=w), "w", padded([0, 2], [0, 8]))
     torch.testing.assert_close(second, padded([2 + 1.6, 3 + 1.3], [0.5 + 0.75, 2.5 + 0.25]))
+    assert torch.equal(carry.momentum, second)
 
 
 def test_clipping_is_torchs():
-    ctx = vector_context(LocalTraining(0, grad_clip=0.7), clients=4)
     rng = np.random.default_rng(0)
     direction = torch.from_numpy(rng.normal(size=(4, 64)) * [[0.01], [0.05], [1], [30]]).float()
-    found = ctx.assemble(torch.zeros(4, 64), direction)
+    carry = Carry({"w": Model(torch.ones(4, 64), 64)})
+    found, _ = LocalOptimizer(LocalTraining(0, grad_clip=0.7), lr=0.1).direction(carry, "w", direction)
     for row in range(4):
         p = nn.Parameter(torch.zeros(64))
         p.grad = direction[row].clone()
         nn.utils.clip_grad_norm_([p], 0.7)
         torch.testing.assert_close(found[row], p.grad, rtol=1e-5, atol=0)
     assert torch.equal(found[:2], direction[:2])
-    assert torch.equal(vector_context(LocalTraining(0), clients=4).assemble(torch.ones(4, 64), direction), direction)
+    unclipped, _ = LocalOptimizer(LocalTraining(0), lr=0.1).direction(carry, "w", direction)
+    assert torch.equal(unclipped, direction)
 
 
 def test_an_epoch_is_as_many_steps_as_the_samples_need():
     training = LocalTraining(0, batch_size=4, local_steps=10)
-    model = LoopModel(made(lambda: Logistic((12,), 4)))
-    ctx = context(model, data((12,), 14), [9, 4, 1], training)
-    epochs = torch.cat([ctx.epoch(j) for j in range(7)], dim=1)
+    network = LoopNetwork(made(lambda: Logistic((12,), 4)))
+    client = client_phase(network, data((12,), 14), [9, 4, 1], training)
+    epochs = torch.cat([client.data.epoch(j) for j in range(7)], dim=1)
     assert epochs.tolist() == [[0, 0, 0, 1, 1, 1, 2], [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]]
-    full = context(model, data((12,), 14), [9, 4, 1], LocalTraining(0, batch_size=None, local_steps=10))
-    assert full.epoch(3).tolist() == [[3]] * 3
+    full = client_phase(network, data((12,), 14), [9, 4, 1], LocalTraining(0, batch_size=None, local_steps=10))
+    assert full.data.epoch(3).tolist() == [[3]] * 3
 
 
-@pytest.mark.parametrize("back_end", [LoopModel, VmapModel])
-def test_the_full_gradient_is_that_of_the_mean_over_all_samples(back_end):
+@pytest.mark.parametrize("kind", [LoopNetwork, StackNetwork])
+def test_the_full_gradient_is_that_of_the_mean_over_all_samples(kind):
     """Taken in parts of at most 256: 515 samples make parts of 172, 172 and 171; and 257, 129 and 128."""
     sizes = [515, 257, 3]
     module, samples = made(lambda: MLP((12,), 4, [9])), data((12,), sum(sizes))
     # later samples are quite different, so that wrong weights of the parts would show
     samples.x[172:] *= 3
-    model = back_end(copy.deepcopy(module))
-    ctx = context(model, samples, sizes, LocalTraining(0, augment=False))
-    gradient = ctx.full_grad(ctx.start("x"))
+    network = kind(copy.deepcopy(module))
+    client = client_phase(network, samples, sizes, LocalTraining(0, augment=False))
+    gradient = client.objective.full_gradient(client.start("x"))
     start = 0
     for row, size in enumerate(sizes):
         expected = plain_gradient(module, samples.x[start : start + size], samples.y[start : start + size])
-        assert_close(model.layout.named(gradient[row]), expected)
+        assert_close(network.layout.unflatten(gradient[row]), expected)
         start += size
-    assert ctx.training_scalars() == {}
+    assert client.objective.logged() == {}
 
 
 # ---------------------------------------------------------------- buffers
@@ -557,13 +563,13 @@ def test_the_full_gradient_is_that_of_the_mean_over_all_samples(back_end):
 
 def test_running_statistics_are_torchs():
     module = made(Normed)
-    model = LoopModel(copy.deepcopy(module))
+    network = LoopNetwork(copy.deepcopy(module))
     training = LocalTraining(0, batch_size=5, local_steps=None, local_epochs=2)
-    samples = data((12,), 16)
-    ctx = context(model, samples, [16], training, lr=0.1)
+    client = client_phase(network, data((12,), 16), [16], training, lr=0.1)
+    sent = client.shared["x"].clone()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     shapes = []
-    for batch in ctx.batches():
+    for batch in client.data.batches():
         x = batch.x[0]
         shapes.append(len(x))
         if len(x) == 1:
@@ -574,36 +580,36 @@ def test_running_statistics_are_torchs():
         optimizer.step()
         module.norm.train()
     assert shapes == [5, 5, 5, 1] * 2
-    again = context(model, samples, [16], training, lr=0.1, start=ctx.shared["x"])
-    carry = trained(find_algorithm("fedavg")(), again)
-    assert again.buffers is not None
+    carry = trained(find_algorithm("fedavg")(), client)
+    assert carry["y"].has_buffers
     state = module.state_dict()
     assert state["norm.num_batches_tracked"] == 6
-    for name, value in model.layout.named(carry["y"][0], again.buffers[0]).items():
+    for name, value in network.layout.named(carry["y"][0]).items():
         torch.testing.assert_close(value, state[name], **CLOSE)
     # the broadcast is never written to
-    assert torch.equal(again.shared["buffers"], ctx.shared["buffers"])
+    assert torch.equal(client.shared["x"].row, sent.row)
 
 
 def test_the_full_gradient_leaves_buffers_alone():
     module = made(Normed)
-    model, samples = LoopModel(copy.deepcopy(module)), data((12,), 30)
-    ctx = context(model, samples, [30], LocalTraining(0))
-    assert ctx.buffers is not None
-    before = ctx.buffers.clone()
-    assert_close(
-        model.layout.named(ctx.full_grad(ctx.start("x"))[0]), plain_gradient(module.train(), samples.x, samples.y)
-    )
-    assert torch.equal(ctx.buffers, before)
+    network, samples = LoopNetwork(copy.deepcopy(module)), data((12,), 30)
+    client = client_phase(network, samples, [30], LocalTraining(0))
+    at = client.start("x")
+    assert at.has_buffers
+    before = at.clone()
+    (gradient,) = client.objective.full_gradient(at)
+    assert_close(network.layout.unflatten(gradient), plain_gradient(module.train(), samples.x, samples.y))
+    assert torch.equal(at.row, before.row)
 
 
 def test_a_batch_of_one_still_drops():
     """A single sample switches BatchNorm to its running statistics, not the whole module to evaluation."""
     module = made(Dropping)
     module.first.requires_grad_(False)
-    model, samples = LoopModel(module, draws=True), data((12,), 1)
-    ctx = context(model, samples, [1], LocalTraining(0, batch_size=5, local_steps=20))
-    gradients = torch.stack([ctx.grad(ctx.start("x"), batch)[0] for batch in ctx.batches()])
+    network, samples = LoopNetwork(module, draws=True), data((12,), 1)
+    client = client_phase(network, samples, [1], LocalTraining(0, batch_size=5, local_steps=20))
+    at, batches = client.start("x"), client.data.batches()
+    gradients = torch.stack([client.objective.gradient(at, batch)[0] for batch in batches])
     assert len(gradients.unique(dim=0)) > 1
 
 
@@ -636,10 +642,10 @@ def test_buffers_are_averaged_with_the_clients_weights(tmp_path):
         samples = Samples(torch.from_numpy(train[0]), torch.from_numpy(train[1]))
         stack = Stack([i], [np.arange(start, start + sizes[i])], [sizes[i] // 4], [1.0], [0])
         training = LocalTraining(0, batch_size=4, local_steps=None, local_epochs=1)
-        model = LoopModel(copy.deepcopy(module))
-        shared = {"x": model.parameters.clone(), "buffers": model.buffers.clone()}
-        ctx = Context(model, samples, training, stack, round=1, lr=0.1, clients=2, shared=shared)
-        finals.append(model.layout.named(trained(find_algorithm("fedavg")(), ctx)["y"][0], ctx.buffers[0]))
+        network = LoopNetwork(copy.deepcopy(module))
+        shared = {"x": network.initial}
+        client = ClientPhase(network, samples, training, stack, round=1, lr=0.1, clients=2, shared=shared)
+        finals.append(network.layout.named(trained(find_algorithm("fedavg")(), client)["y"][0]))
     for name in ("norm.running_mean", "norm.running_var", "first.weight"):
         assert not torch.allclose(finals[0][name], finals[1][name])
         torch.testing.assert_close(final[name], 0.75 * finals[0][name] + 0.25 * finals[1][name], **CLOSE)
@@ -670,36 +676,37 @@ def test_models_with_buffers_run_whichever_way_they_are_cut(algorithm, tmp_path)
 
 
 def test_dropout_does_not_depend_on_chunk_mates():
-    model, samples = LoopModel(made(Dropping), draws=True), data((12,), sum(SIZES))
-    start, algorithm = model.parameters.clone(), find_algorithm("fedavg")()
+    network, samples = LoopNetwork(made(Dropping), draws=True), data((12,), sum(SIZES))
+    algorithm = find_algorithm("fedavg")()
     training = LocalTraining(0, batch_size=5, local_steps=3)
     before = torch.random.get_rng_state()
-    together = context(model, samples, SIZES, training, start=start)
-    carried, full = trained(algorithm, together)["y"], together.full_grad(together.start("x"))
+    together = client_phase(network, samples, SIZES, training)
+    carried, full = trained(algorithm, together)["y"], together.objective.full_gradient(together.start("x"))
     for row in range(len(SIZES)):
-        alone = context(model, samples, SIZES, training, rows=[row], start=start)
-        assert torch.equal(trained(algorithm, alone)["y"][0], carried[row])
-        assert torch.equal(alone.full_grad(alone.start("x"))[0], full[row])
+        alone = client_phase(network, samples, SIZES, training, rows=[row], start=together.shared["x"])
+        assert torch.equal(trained(algorithm, alone)["y"].row[0], carried.row[row])
+        assert torch.equal(alone.objective.full_gradient(alone.start("x"))[0], full[row])
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_what_is_drawn_in_evaluation_mode_is_a_clients_own_too():
-    model, samples = LoopModel(made(AlwaysDropping), draws=True), data((12,), 20)
+    network, samples = LoopNetwork(made(AlwaysDropping), draws=True), data((12,), 20)
     training = LocalTraining(0, batch_size=5, local_steps=1)
     before = torch.random.get_rng_state()
-    together = context(model, samples, [10, 10], training)
-    logits = together.forward(together.start("x"), samples.x).logits
+    together = client_phase(network, samples, [10, 10], training)
+    logits = together.objective.forward(together.start("x"), samples.x).logits
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not torch.equal(logits[0], logits[1])
     for row in range(2):
-        alone = context(model, samples, [10, 10], training, rows=[row], start=together.shared["x"])
-        assert torch.equal(alone.forward(alone.start("x"), samples.x).logits[0], logits[row])
+        alone = client_phase(network, samples, [10, 10], training, rows=[row], start=together.shared["x"])
+        assert torch.equal(alone.objective.forward(alone.start("x"), samples.x).logits[0], logits[row])
 
 
 def test_two_gradients_on_one_batch_drop_the_same():
-    model, samples = LoopModel(made(Dropping), draws=True), data((12,), 10)
-    ctx = context(model, samples, [10], LocalTraining(0, batch_size=5, local_steps=2))
-    one, two = [[ctx.grad(ctx.start("x"), batch) for _ in range(2)] for batch in ctx.batches()]
+    network, samples = LoopNetwork(made(Dropping), draws=True), data((12,), 10)
+    client = client_phase(network, samples, [10], LocalTraining(0, batch_size=5, local_steps=2))
+    at, batches = client.start("x"), client.data.batches()
+    one, two = [[client.objective.gradient(at, batch) for _ in range(2)] for batch in batches]
     assert torch.equal(one[0], one[1])
     assert torch.equal(two[0], two[1])
     assert not torch.equal(one[0], two[0])
@@ -729,7 +736,7 @@ def test_global_generators_are_neither_used_nor_advanced(algorithm, model, tmp_p
 def test_large_models_are_not_copied_and_give_the_same_bits(algorithm, tmp_path, monkeypatch):
     keys = {**SETTINGS, "algorithm.name": algorithm, "model.proj_dim": 16}
     copied = simulate({**keys, "run.output": str(tmp_path / "copied")}, data=small_source())
-    monkeypatch.setattr("fedray.core.model.COPIED", 0)
+    monkeypatch.setattr("fedray.core.network.COPIED", 0)
     assert_same(copied, simulate({**keys, "run.output": str(tmp_path / "not")}, data=small_source()))
 
 
@@ -790,21 +797,21 @@ def cropped(image: np.ndarray, top: int, left: int, mirrored: bool) -> np.ndarra
     return result
 
 
-@pytest.mark.parametrize("back_end", [LoopModel, VmapModel])
-def test_crop_and_flip_is_what_a_plain_loop_gives(back_end):
+@pytest.mark.parametrize("kind", [LoopNetwork, StackNetwork])
+def test_crop_and_flip_is_what_a_plain_loop_gives(kind):
     """Ragged epochs over clients of unequal size: each client's draws are its own, whoever shares its chunk."""
     shape, sizes = (2, 12, 14), [7, 3, 1]
     samples = data(shape, 11)
-    model = back_end(made(lambda: Logistic(shape, 4)))
+    network = kind(made(lambda: Logistic(shape, 4)))
     training = LocalTraining(5, batch_size=4, local_steps=None, local_epochs=2, augment=True)
     plain = LocalTraining(5, batch_size=4, local_steps=None, local_epochs=2)
-    together = list(context(model, samples, sizes, training).batches())
-    untouched = list(context(model, samples, sizes, plain).batches())
+    together = list(client_phase(network, samples, sizes, training).data.batches())
+    untouched = list(client_phase(network, samples, sizes, plain).data.batches())
     assert len(together) == 4
     drawn = set()
     for row in range(3):
         steps = (4, 2, 2)[row]
-        alone = list(context(model, samples, sizes, training, rows=[row]).batches())
+        alone = list(client_phase(network, samples, sizes, training, rows=[row]).data.batches())
         for j in range(steps):
             count = 4 if together[j].counts is None else together[j].counts[row]
             assert together[j].x.shape == untouched[j].x.shape
@@ -823,11 +830,11 @@ def test_crop_and_flip_is_what_a_plain_loop_gives(back_end):
 def test_augmentation_is_for_training_alone():
     shape = (1, 12, 12)
     samples = data(shape, 9)
-    model = LoopModel(made(lambda: Logistic(shape, 4)))
+    network = LoopNetwork(made(lambda: Logistic(shape, 4)))
     with_it, without = (
-        context(model, samples, [9], LocalTraining(0, batch_size=4, local_steps=2, augment=augment))
+        client_phase(network, samples, [9], LocalTraining(0, batch_size=4, local_steps=2, augment=augment))
         for augment in (True, False)
     )
     at = with_it.start("x")
-    assert torch.equal(with_it.full_grad(at), without.full_grad(at))
-    assert not torch.equal(next(with_it.batches()).x, next(without.batches()).x)
+    assert torch.equal(with_it.objective.full_gradient(at), without.objective.full_gradient(at))
+    assert not torch.equal(next(with_it.data.batches()).x, next(without.data.batches()).x)

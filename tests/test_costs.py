@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedray import simulate
-from fedray.core.model import cross_entropy
+from fedray.core.network import cross_entropy
 from fedray.models.inspection import inspect_model
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Logistic
 from fedray.simulation import RunResult

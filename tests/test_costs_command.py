@@ -12,10 +12,10 @@ import torch
 from test_costs import CLASSES, FEATURES, PUBLIC, SIZES, TRAINED, cumulative, run
 
 import fedray
-from fedray.algorithms import Traffic, Work, known_algorithms
+from fedray.algorithms import Algorithm, Carry, Result, Traffic, Upload, Work, known_algorithms
 from fedray.cli import main
-from fedray.core.context import LocalTraining
-from fedray.core.model import cross_entropy
+from fedray.core.local_training import LocalTraining
+from fedray.core.network import cross_entropy
 from fedray.models.inspection import inspect_model
 from fedray.models.small import MLP, FedTripCNN, LeNet5
 from fedray.tracking.cost_tables import attached_formula, extra_work
@@ -326,22 +326,22 @@ def test_costs_of_a_run(tmp_path):
     assert float(table["pfedmo"]["server GFLOPs"]) * 1e9 == pytest.approx(REPRESENTATION)
 
 
-class Sloppy(fedray.Algorithm):
+class Sloppy(Algorithm):
     """A user's own, which says that it does more than it does."""
 
     work = Work(per_step=7)
     traffic = Traffic(models_down=0.5)
 
-    def begin(self, ctx):
-        return {"y": ctx.start("x")}
+    def begin(self, client):
+        return Carry({"y": client.start("x")})
 
-    def step(self, ctx, carry, batch, j):
-        return {"y": ctx.descend(carry["y"], ctx.grad(carry["y"], batch))}
+    def step(self, client, carry, batch):
+        return client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
 
-    def end(self, ctx, carry):
-        return fedray.Result(uploads={"y": fedray.mean(carry["y"])})
+    def end(self, client, carry):
+        return Result(uploads={"y": Upload.weighted_mean(carry["y"])})
 
-    def reduce(self, server, phase, sums, scalars):
+    def server_update(self, server, phase, sums, scalars):
         server.move(sums["y"])
 
 

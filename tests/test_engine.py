@@ -464,10 +464,10 @@ def test_the_server_takes_as_many_steps_on_its_public_set_as_it_is_told(tmp_path
     for found in simulation(tmp_path, "pfedmo"):
         assert found.experiment.training.local_epochs == 1
         for steps in (1, 3, 40):
-            ctx = found.worker.public_context(found.server, steps)
-            batches = list(ctx.batches())
+            client = found.worker.server_as_client(found.server, steps)
+            batches = list(client.data.batches())
             assert len(batches) == steps
-            assert ctx.J.item() == steps
+            assert client.J.item() == steps
             assert all(batch.counts is None and batch.y.shape == (1, 8) for batch in batches)
 
 
@@ -509,13 +509,15 @@ def test_the_representation_model_is_asked_with_its_own_buffers(tmp_path):
     for found in simulation(tmp_path, "pfedmo", model=Normed):
         rounds = found.rounds()
         next(rounds)
-        server, model = found.server, found.worker.model
+        server, network = found.server, found.worker.network
         asked = found.algorithm.broadcast(server, "score").shared
-        model.load(server["x"], torch.full_like(server["buffers"], 3.0))
+        other = server["x"].clone()
+        other.buffers.fill_(3.0)
+        network.load(other)
         again = found.algorithm.broadcast(server, "score").shared
         assert torch.equal(asked["w"], again["w"])
         module = Normed().eval()
-        module.load_state_dict(model.layout.named(server["x_rep"], server["buffers_rep"]))
+        module.load_state_dict(network.layout.named(server["x_rep"]))
         with torch.no_grad():
             torch.testing.assert_close(asked["w"], torch.softmax(module(asked["inputs"]), 1))
 

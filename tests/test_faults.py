@@ -27,7 +27,7 @@ from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.folder import read_metrics
 
 FOUR = ("fedavg", "scaffold", "fedsiam_da", "pfedmo")
-"""No state, vectors of state, whole models and two phases, background work; all but the first are killed every time."""
+"""No state, vectors of state, models and two phases, server training; all but the first are killed every time."""
 EVERY = [pytest.param(name, marks=() if name in FOUR[1:] else pytest.mark.slow) for name in known_algorithms()]
 
 SLOW_ROUNDS = {**SETTINGS, "model.hidden": [64], "train.local_epochs": 8, "run.rounds": 12, "run.checkpoint_every": 3}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedray.cli import main
 from fedray.core.batches import Batch
-from fedray.core.model import LoopModel, VmapModel, cross_entropy
+from fedray.core.network import LoopNetwork, StackNetwork, cross_entropy
 from fedray.core.seeds import Purpose, torch_rng
 from fedray.errors import UserError
 from fedray.models import MODELS, build, find_model, options_of
@@ -109,17 +109,18 @@ def test_against_plain_functions(name, shape):
 @pytest.mark.parametrize("name", NAMES)
 def test_stacks_of_clients_train_as_one_after_another(name, shape):
     """Three clients with models of their own, batches of 6, 4 and 1 real samples."""
-    models = [back_end(made(name, shape)) for back_end in (LoopModel, VmapModel)]
-    at = torch.stack([models[0].layout.pack(jittered(name, shape, seed))[0] for seed in range(3)])
+    networks = [kind(made(name, shape)) for kind in (LoopNetwork, StackNetwork)]
+    layout = networks[0].layout
+    at = layout.model(torch.stack([layout.pack(jittered(name, shape, seed)).row for seed in range(3)]))
     x, y = images(3, 6, *shape), torch.arange(18).view(3, 6) % 10
-    loop, vmap = (model.gradients(at, Batch(x, y, 0, [6, 4, 1]), None) for model in models)
-    off = (loop.value - vmap.value).norm(dim=1) / loop.value.norm(dim=1)
+    loop, stack = (network.gradients(at, Batch(x, y, 0, [6, 4, 1])) for network in networks)
+    off = (loop.value - stack.value).norm(dim=1) / loop.value.norm(dim=1)
     # rounding may take a ReLU's input to the other side of zero, which changes a client's gradient by some 1e-4
     assert off.max() < 1e-3
     assert off.min() < 1e-5
-    torch.testing.assert_close(loop.task_loss, vmap.task_loss)
-    assert torch.equal(loop.correct, vmap.correct)
-    logits = [model.forward(at, x).logits for model in models]
+    torch.testing.assert_close(loop.task_loss, stack.task_loss)
+    assert torch.equal(loop.correct, stack.correct)
+    logits = [network.forward(at, x).logits for network in networks]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
@@ -157,8 +158,8 @@ def test_resnets_weights_are_drawn_as_he_et_al_say():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_are_channels_last(name):
-    model = LoopModel(made(name))
-    kernels = [p for p in model.module.parameters() if p.dim() == 4]
+    network = LoopNetwork(made(name))
+    kernels = [p for p in network.module.parameters() if p.dim() == 4]
     assert kernels
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
 

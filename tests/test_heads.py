@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedray import UserError, simulate
 from fedray.config import load
-from fedray.core.model import FlatModel
+from fedray.core.network import Network
 from fedray.models.heads import ProjectionHead
 from fedray.resolve import Own, resolve
 from fedray.simulation import RunResult
@@ -133,7 +133,7 @@ def test_the_classifier_that_is_called_is_replaced(algorithm, model, tmp_path):
     replaced = result.model()
     assert type(replaced).__name__ == model.__name__
     assert sum(isinstance(m, ProjectionHead) for m in replaced.modules()) == 1
-    outputs = FlatModel(replaced).outputs(torch.randn(5, FEATURES), predict=True)
+    outputs = Network(replaced).outputs(torch.randn(5, FEATURES), predict=True)
     assert outputs.features.shape == (5, 6)
     assert (outputs.prediction is not None) == (algorithm == "fedsiam_da")
 
@@ -199,13 +199,13 @@ def test_frozen_layers_are_neither_trained_nor_kept_by_clients(algorithm, tmp_pa
     kept = 16 + 16 + 8 * 8 + 8 + 8 * 6 + 6 + 6 * 4 + 4 + head + 1
     widths = {v.shape[0] for file in files for k, v in load_file(file).items() if "last" in k}
     assert len(widths) == 1
-    # both vectors are padded to whole rows
+    # parameters and buffers are each padded to whole rows
     assert kept <= widths.pop() <= kept + 30
 
 
 def test_features_are_float32_in_mixed_precision():
-    model = FlatModel(Plain(), precision="bf16")
-    outputs = model.outputs(torch.randn(5, FEATURES))
+    network = Network(Plain(), precision="bf16")
+    outputs = network.outputs(torch.randn(5, FEATURES))
     assert (outputs.logits.dtype, outputs.features.dtype) == (torch.float32, torch.float32)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedray import UserError
 from fedray.config import load
-from fedray.core.model import LoopModel
+from fedray.core.network import LoopNetwork
 from fedray.engine import gpu_sharing
 from fedray.engine.memory import Footprint, activations, actors_per_gpu, is_out_of_memory
 from fedray.resolve import Own, resolve
@@ -58,9 +58,9 @@ def test_a_chunk_that_does_not_fit(tmp_path):
 
 
 def test_activations_are_what_autograd_keeps():
-    model = LoopModel(nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 4)))
+    network = LoopNetwork(nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 4)))
     # the input, and the output of the ReLU, which the next layer keeps too
-    assert activations(model, torch.zeros(8, 10)) == 4 * 8 * (10 + 32)
+    assert activations(network, torch.zeros(8, 10)) == 4 * 8 * (10 + 32)
 
 
 @pytest.mark.parametrize(

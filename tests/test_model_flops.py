@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray.config import load
-from fedray.core.model import cross_entropy
+from fedray.core.network import cross_entropy
 from fedray.models.inspection import ModelFacts, inspect_model
 from fedray.resolve import Own, resolve
 from fedray.testing.contracts import SETTINGS, small_source

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fedray import Source, UserError, simulate
+from fedray import UserError, simulate
+from fedray.data import Source
 from fedray.data.own import own_source
 from fedray.data.source import from_fields, load_source, validate
 from fedray.tuning.driver import own_of

@@ -19,26 +19,26 @@ from fedray.testing import AlgorithmContract
 MINE = """
 import torch
 
-import fedray
+from fedray.algorithms import Algorithm, Carry, Result, Upload, parameter
 from helpers import half
 
 
-class Mine(fedray.Algorithm):
+class Mine(Algorithm):
     '''FedAvg that moves half as far.'''
 
-    class Hyper(fedray.Hyper):
-        part: float = fedray.parameter(0.5, "how far", gt=0, le=1)
+    class Hyper(Algorithm.Hyper):
+        part: float = parameter(0.5, "how far", gt=0, le=1)
 
-    def begin(self, ctx):
-        return {"y": ctx.start("x")}
+    def begin(self, client):
+        return Carry({"y": client.start("x")})
 
-    def step(self, ctx, carry, batch, j):
-        return {"y": ctx.descend(carry["y"], ctx.grad(carry["y"], batch))}
+    def step(self, client, carry, batch):
+        return client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
 
-    def end(self, ctx, carry):
-        return fedray.Result(uploads={"y": fedray.mean(carry["y"])})
+    def end(self, client, carry):
+        return Result(uploads={"y": Upload.weighted_mean(carry["y"])})
 
-    def reduce(self, server, phase, sums, scalars):
+    def server_update(self, server, phase, sums, scalars):
         from late import whole  # found in the processes of the Ray engine too
 
         server["x"] = server["x"] + whole(half(2 * self.hyper.part)) * (sums["y"] - server["x"])

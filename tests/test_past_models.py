@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedray import Broadcast, UserError, simulate
+from fedray import UserError, simulate
+from fedray.algorithms import Broadcast, Model
 from fedray.algorithms.fedavg import FedAvg
 from fedray.testing.contracts import assert_same, small_source
 
@@ -91,15 +92,15 @@ def test_a_checkpoint_of_the_version_before_is_refused(tmp_path):
 class Looks(FedAvg):
     """Notes what it is given of the past."""
 
-    seen: list[tuple[int, int, torch.Tensor]] = []
+    seen: list[tuple[int, int, Model]] = []
 
     @property
-    def past_rounds(self):
+    def earlier_models(self):
         return 2
 
     def broadcast(self, server, phase):
         for back in range(min(3, server.round)):
-            self.seen.append((server.round, server.round - back, server.past(server.round - back)))
+            self.seen.append((server.round, server.round - back, server.model_of(server.round - back)))
         return Broadcast({"x": server["x"]})
 
 
@@ -109,14 +110,14 @@ def test_an_own_algorithm_sees_the_models_that_were_sent(tmp_path):
     sent = {now: model for now, then, model in Looks.seen if now == then}
     assert sorted(sent) == [1, 2, 3, 4, 5]
     for _, then, model in Looks.seen:
-        assert torch.equal(model, sent[then])
+        assert torch.equal(model.row, sent[then].row)
     assert len(Looks.seen) == 1 + 2 + 3 * 3
 
 
 class LooksTooFar(Looks):
-    past_rounds = 1
+    earlier_models = 1
 
 
 def test_a_model_that_is_not_kept_is_said(tmp_path):
-    with pytest.raises(ValueError, match=r"server.past\(1\) is not one of past_rounds=1"):
+    with pytest.raises(ValueError, match=r"server.model_of\(1\) is not one of the earlier_models=1"):
         run(tmp_path, **{"algorithm.name": "test_past_models:LooksTooFar"} | {"algorithm.tau": None})

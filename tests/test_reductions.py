@@ -14,11 +14,13 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedray.algorithms import find_algorithm
+from fedray.algorithms import ClientPhase, Model, find_algorithm
 from fedray.config import load
 from fedray.core.batches import schedule
-from fedray.core.context import Context, LocalTraining, Samples, Stack
-from fedray.core.model import LoopModel, cross_entropy
+from fedray.core.client import Stack
+from fedray.core.local_data import Samples
+from fedray.core.local_training import LocalTraining
+from fedray.core.network import LoopNetwork, cross_entropy
 from fedray.core.seeds import Purpose
 from fedray.data.source import Source
 from fedray.engine.opening import opened
@@ -239,6 +241,8 @@ def run(tmp_path):
 
 
 def float64(vector):
+    """The numbers of a vector, or a model's parameters."""
+    vector = vector.parameters if isinstance(vector, Model) else vector
     return torch.as_tensor(vector).double().numpy()
 
 
@@ -677,9 +681,13 @@ def test_fedhbm_of_one_client_corrects_nothing_in_its_first_step(run, scale):
     differ(run(problem, two, "fedhbm", beta=1.0, scale=scale), run(problem, two, "fedavg"))
 
 
-def standing(dimension=1, clients=1, lr=0.5, steps=1, gap=0, members=1, N=1, shared=None, state=None, given=None):
-    """The context of clients with f = 0; vectors of ``dimension`` numbers, ``given`` scalars by client."""
-    model = LoopModel(Point(np.zeros(dimension)), half_square)
+MODELS = ("x", "x_rep")
+"""Of what servers send, the models; the rest are vectors."""
+
+
+def standing(dimension=1, clients=1, lr=0.5, steps=1, gap=0, members=1, N=1, shared=None, state=None, scalars=None):
+    """Clients with f = 0; models and vectors of ``dimension`` numbers, ``scalars`` by client."""
+    network = LoopNetwork(Point(np.zeros(dimension)), half_square)
     samples = Samples(torch.zeros(1, 2 * dimension), torch.zeros(1, dtype=torch.int64))
     stack = Stack(
         ids=range(clients),
@@ -687,10 +695,11 @@ def standing(dimension=1, clients=1, lr=0.5, steps=1, gap=0, members=1, N=1, sha
         steps=[steps] * clients,
         weights=[1 / clients] * clients,
         gaps=[gap] * clients,
-        scalars=given or {},
+        scalars=scalars or {},
     )
-    return Context(
-        model,
+    vectors = {name: padded(numbers, network) for name, numbers in (shared or {}).items()}
+    return ClientPhase(
+        network,
         samples,
         LocalTraining(SEED, batch_size=None, local_steps=steps),
         stack,
@@ -698,13 +707,13 @@ def standing(dimension=1, clients=1, lr=0.5, steps=1, gap=0, members=1, N=1, sha
         lr=lr,
         clients=N,
         members=members,
-        shared={name: padded(vector, model) for name, vector in (shared or {}).items()},
-        state={name: padded(vector, model).expand(clients, -1) for name, vector in (state or {}).items()},
+        shared={name: network.layout.model(row) if name in MODELS else row for name, row in vectors.items()},
+        state={name: padded(numbers, network).expand(clients, -1) for name, numbers in (state or {}).items()},
     )
 
 
-def padded(numbers, model):
-    row = torch.zeros(model.layout.width)
+def padded(numbers, network):
+    row = torch.zeros(network.layout.width)
     row[: np.size(numbers)] = torch.as_tensor(numbers)
     return row
 
@@ -716,10 +725,10 @@ def made(name, **hyper):
 
 def pull(name, hyper, y, x, lr=0.5, **client):
     """The direction of a local step at y, the gradient being zero."""
-    algorithm, ctx = made(name, **hyper), standing(lr=lr, shared={"x": x}, **client)
-    carry = algorithm.begin(ctx) | {"y": padded(y, ctx.model)[None]}
-    after = algorithm.step(ctx, carry, next(ctx.batches()), 0)["y"]
-    return (y - float(after[0, 0])) / lr
+    algorithm, phase = made(name, **hyper), standing(lr=lr, shared={"x": x}, **client)
+    at = phase.start("x").with_parameters(padded(y, phase.objective.network)[None])
+    after = algorithm.step(phase, algorithm.begin(phase).update(y=at), next(phase.data.batches()))["y"]
+    return (y - float(after.parameters[0, 0])) / lr
 
 
 def test_the_pull_of_fedprox_is_mu_and_not_half_of_it():
@@ -822,9 +831,9 @@ def test_clients_like_pfedmos_representation_model_stay_like_it(run, form):
 
 def personal(form, a, contrast=True, **four):
     """(x_i+, m_i+) of eqs. 11-12 for clients with the scores ``a``: where their local steps begin."""
-    ctx = standing(dimension=6, clients=len(a), shared=four, given={"a": a})
-    carry = made("pfedmo", form=form, contrast=contrast).begin(ctx)
-    return carry["x"][:, :6].double().numpy(), carry["m"][:, :6].double().numpy()
+    client = standing(dimension=6, clients=len(a), shared=four, scalars={"a": a})
+    carry = made("pfedmo", form=form, contrast=contrast).begin(client)
+    return float64(carry["x"])[:, :6], float64(carry["m"])[:, :6]
 
 
 def test_the_printed_form_collapses_to_a_difference_of_velocities():

@@ -152,9 +152,10 @@ def test_an_edited_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(tmp_path)
     text = (
         "from fedray.algorithms.fedprox import FedProx\nimport {helper}\n\n\nclass Mine(FedProx):\n"
-        "    def step(self, ctx, carry, batch, j):\n"
-        "        y = super().step(ctx, carry, batch, j)['y']\n"
-        "        return {{'y': y * {helper}.factor()}}\n"
+        "    def step(self, client, carry, batch):\n"
+        "        carry = super().step(client, carry, batch)\n"
+        "        y = carry['y']\n"
+        "        return carry.update(y=y.with_parameters(y.parameters * {helper}.factor()))\n"
     )
     settings = {**SETTINGS, "run.output": str(tmp_path), "algorithm.name": "edited_mine:Mine"}
 
@@ -172,7 +173,7 @@ def test_an_edited_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monkey
     run(algorithm, "def factor():\n    return 1.0\n")
     run("# a remark changes nothing\n" + algorithm, "\n\ndef factor():\n    return 1.0\n")
     with pytest.raises(UserError, match=r"\(code of the algorithm differs\)"):
-        run(algorithm.replace("y * ", "y + "), "def factor():\n    return 1.0\n")
+        run(algorithm.replace("parameters * ", "parameters + "), "def factor():\n    return 1.0\n")
     with pytest.raises(UserError, match=r"\(code of the algorithm differs\)"):
         run(algorithm, "def factor():\n    return 0.5\n")
 

@@ -17,6 +17,7 @@ import yaml
 from optuna.trial import TrialState
 
 import fedray
+from fedray.algorithms import Algorithm, Carry, Result, Upload, parameter
 from fedray.config import flat, load, read_file
 from fedray.engine.stored import store, store_source
 from fedray.errors import UserError
@@ -207,25 +208,25 @@ def test_one_trial_at_a_time_makes_a_sweep_that_can_be_repeated(ray_cluster, tmp
 # ---------------------------------------------------------------- trials that go wrong
 
 
-class Touchy(fedray.Algorithm):
+class Touchy(Algorithm):
     """Local SGD that can't bear a large mu, and diverges with a negative one."""
 
-    class Hyper(fedray.Hyper):
-        mu: float = fedray.parameter(0.1, "mood")
+    class Hyper(Algorithm.Hyper):
+        mu: float = parameter(0.1, "mood")
 
-    def begin(self, ctx):
-        return {"y": ctx.start("x")}
+    def begin(self, client):
+        return Carry({"y": client.start("x")})
 
-    def step(self, ctx, carry, batch, j):
+    def step(self, client, carry, batch):
         if self.hyper.mu > 0.5 and not os.environ.get("CALM"):
             raise ValueError("that is too much")
         scale = 1e30 if self.hyper.mu < 0 else 1.0
-        return {"y": ctx.descend(carry["y"], scale * ctx.grad(carry["y"], batch))}
+        return client.optimizer.descend(carry, "y", scale * client.objective.gradient(carry["y"], batch))
 
-    def end(self, ctx, carry):
-        return fedray.Result(uploads={"y": fedray.mean(carry["y"])})
+    def end(self, client, carry):
+        return Result(uploads={"y": Upload.weighted_mean(carry["y"])})
 
-    def reduce(self, server, phase, sums, scalars):
+    def server_update(self, server, phase, sums, scalars):
         server["x"] = sums["y"]
 
 
@@ -317,10 +318,10 @@ def test_a_trial_whose_process_always_dies_fails_alone(ray_cluster, tmp_path):
 class Deadly(Touchy):
     """Kills the process that it is in."""
 
-    def step(self, ctx, carry, batch, j):
+    def step(self, client, carry, batch):
         if self.hyper.mu > 0.5:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(ctx, carry, batch, j)
+        return super().step(client, carry, batch)
 
 
 # ---------------------------------------------------------------- trials of several processes

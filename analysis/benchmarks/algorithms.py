@@ -21,15 +21,15 @@ from typing import Any
 
 import torch
 from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
+from fedray.engine.server import Simulation
 
 from fedray.algorithms import known_algorithms
 from fedray.config import load
 from fedray.core.batches import Batch
-from fedray.core.model import predicting_head
+from fedray.core.network import predicting_head
 from fedray.engine.opening import opened
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
-from fedray.engine.server import Simulation
 from fedray.resolve import resolve
 
 SETTING = {
@@ -70,21 +70,19 @@ class Running:
     def passes(self) -> dict[str, float]:
         """Seconds of a mini-batch's forward pass and gradient, and of a gradient of a part of the full batch."""
         worker = self.simulation.worker
-        model, at = worker.model, self.simulation.server["x"][None]
-        buffers = self.simulation.server.vectors.get("buffers")
-        buffers = None if buffers is None else buffers[None].clone()
+        network, at = worker.network, self.simulation.server["x"].rows(1)
         x, y = (tensor[None] for tensor in worker.train.gather(self.simulation.data.client(0)[:PART]))
         small, large = Batch(x[:, :BATCH], y[:, :BATCH], 0), Batch(x, y, 0)
         return {
-            "forward": timed(lambda: model.forward(at, small.x, buffers)),
-            "gradient": timed(lambda: model.gradients(at, small, buffers)),
-            "part": timed(lambda: model.gradients(at, large, buffers)) * PART / y.shape[1],
+            "forward": timed(lambda: network.forward(at, small.x)),
+            "gradient": timed(lambda: network.gradients(at, small)),
+            "part": timed(lambda: network.gradients(at, large)) * PART / y.shape[1],
             "prediction": self._prediction(),
         }
 
     def _prediction(self) -> float:
         """Seconds of a mini-batch there and back through the head's predictor, if it has one."""
-        head = predicting_head(self.simulation.worker.model.module)
+        head = predicting_head(self.simulation.worker.network.module)
         if head is None:
             return 0.0
         predictor = head.predictor.train()

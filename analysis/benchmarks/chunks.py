@@ -22,8 +22,11 @@ import numpy as np
 import torch
 from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
 
-from fedray.core.context import Context, LocalTraining, Samples, Stack
-from fedray.core.model import LoopModel, VmapModel, cross_entropy
+from fedray.core.client import ClientPhase, Stack
+from fedray.core.local_data import Samples
+from fedray.core.local_training import LocalTraining
+from fedray.core.network import LoopNetwork, StackNetwork, cross_entropy
+from fedray.core.optimizer import Carry
 from fedray.core.tree import reduce_rows
 from fedray.engine.process import describe, settled
 from fedray.models import build, find_model
@@ -42,8 +45,8 @@ class BackEnd:
         self.name, self.samples, self.chunk = f"vmap {chunk}" if chunk else "loop", samples, chunk or 1
         torch.manual_seed(0)
         module = build(find_model(model), model, SHAPES[model], CLASSES, {})
-        self.model = (VmapModel if chunk else LoopModel)(module, device=samples.x.device, precision=precision)
-        self.shared = {"x": self.model.parameters.clone()}
+        self.network = (StackNetwork if chunk else LoopNetwork)(module, device=samples.x.device, precision=precision)
+        self.shared = {"x": self.network.initial.clone()}
         self.batch, self.round = batch, 0
 
     def train(self, steps: int) -> None:
@@ -58,16 +61,16 @@ class BackEnd:
         )
         self.round += 1
         training = LocalTraining(seed=0, batch_size=self.batch, local_steps=steps)
-        ctx = Context(
-            self.model, self.samples, training, stack, round=self.round, lr=LR, clients=CLIENTS, shared=self.shared
+        client = ClientPhase(
+            self.network, self.samples, training, stack, round=self.round, lr=LR, clients=CLIENTS, shared=self.shared
         )
         # FedAvg.train, without importing the algorithms, which need pydantic
-        carry = {"y": ctx.start("x")}
-        for batch in ctx.batches():
-            y = carry["y"]
-            carry = ctx.hold({"y": ctx.descend(y, ctx.grad(y, batch))}, carry, batch.step)
-        reduce_rows(carry["y"].double() * ctx.p.double()).cpu()
-        ctx.training_scalars()
+        carry = Carry({"y": client.start("x")})
+        for batch in client.data.batches():
+            gradient = client.objective.gradient(carry["y"], batch)
+            carry = client.hold(client.optimizer.descend(carry, "y", gradient), carry, batch.step)
+        reduce_rows(carry["y"].row.double() * client.p.double()).cpu()
+        client.objective.logged()
 
     def sample(self, steps: int, least: float) -> tuple[float, float]:
         """Client-steps per second, and MiB that a stack takes on the GPU beside data and model.

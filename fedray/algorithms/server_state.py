@@ -54,6 +54,8 @@ class ServerState:
     public_samples: int = 0
     test_samples: int = 0
     table: dict[str, dict[int, float]] = field(default_factory=dict)
+    last_round: dict[int, int] = field(default_factory=dict)
+    """The round in which each client took part last, checkpointed."""
     client_scalars: dict[str, Sequence[float]] = field(default_factory=dict)
     """Numbers of the cohort's clients that a rule wants logged for this round, in id order."""
     round: int = 0
@@ -69,6 +71,10 @@ class ServerState:
     def column(self, name: str) -> dict[int, float]:
         """The table's column ``name``: client -> number."""
         return self.table.setdefault(name, {})
+
+    def gap(self, client: int, number: int) -> int:
+        """The rounds from the last participation of ``client`` to round ``number``; 0 if it never took part."""
+        return number - self.last_round[client] if client in self.last_round else 0
 
     def shares(self) -> list[float]:
         """The weights of the cohort's clients among all clients: n_i / n, or 1 / N."""

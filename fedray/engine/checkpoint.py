@@ -22,6 +22,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedray.engine.packing import Packed
+from fedray.errors import UserError
+
+FORMAT = 2
+"""Of the files of a checkpoint. A run can't go on from another one's."""
 
 THREADS = 4
 """Files that are placed or checked at once: most of that time the disk works, or a checksum without Python's lock."""
@@ -78,7 +82,7 @@ def save(
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in vectors.arrays.items()}, staging / "server.safetensors"
     )
-    whole = {"round": round, "widths": vectors.widths, "states": states, "past": past, **record}
+    whole = {"format": FORMAT, "round": round, "widths": vectors.widths, "states": states, "past": past, **record}
     (staging / "record.json").write_text(json.dumps(whole))
     sums = {path.name: _checksum(path) for path in staging.iterdir()}
     with ThreadPoolExecutor(THREADS) as pool:
@@ -100,6 +104,8 @@ def load_last(folder: Path, warn: Any) -> Checkpoint | None:
     for path in reversed(_rounds(folder)):
         try:
             return _load(path)
+        except UserError:
+            raise
         except Exception as error:  # a damaged file can make a reader raise anything
             warn(f"checkpoint {path} is damaged ({error}); trying the one before it")
     return None
@@ -162,6 +168,11 @@ def _load(path: Path) -> Checkpoint:
 
     _each(check, ["server.safetensors", "record.json", *sums])
     record = json.loads((path / "record.json").read_text())
+    if record.pop("format", 1) != FORMAT:
+        raise UserError(
+            f"checkpoint {path} was written by another version of fedray: go on with that version, or use "
+            "run.resume=false to start over"
+        )
     states, past = (
         {int(key): _place(path, f"shared/{name}") for key, name in record.pop(part).items()}
         for part in ("states", "past")

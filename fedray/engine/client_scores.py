@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from fedray.algorithms import Broadcast, Cohort, ServerState
 from fedray.data.federated import FederatedData
 from fedray.data.test_shares import draw_eval_clients
-from fedray.engine.cohorts import positions, shares, weights_of
+from fedray.engine.cohorts import weights_of
+from fedray.engine.dealing import shares
 from fedray.engine.states import StateFile
-from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask
+from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
 from fedray.resolve import Experiment
 
 OWN_COLUMNS = {"personal": "personalized_accuracy", "finetuned": "finetuned_accuracy"}
@@ -181,15 +182,15 @@ def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort
     """The clients ``ids`` as a cohort of the server's round."""
     if not ids:
         return Cohort()
-    last, sizes = server.column("last"), data.sizes()[ids]
-    gaps = {client: server.round - int(last[client]) for client in ids if client in last}
+    sizes = data.sizes()[ids]
+    gaps = {client: server.gap(client, server.round) for client in ids}
     gaps |= dict(zip(server.cohort.ids, server.cohort.gaps, strict=True))
     return Cohort(
         ids=ids,
         sizes=sizes.tolist(),
         weights=weights_of(sizes, server.weighting),
         steps=[1] * len(ids),
-        gaps=[gaps.get(client, 0) for client in ids],
+        gaps=[gaps[client] for client in ids],
     )
 
 

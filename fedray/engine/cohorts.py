@@ -1,16 +1,15 @@
-"""Which clients take part in a round, with which weights, and how they are dealt out to workers."""
+"""Which clients take part in a round, and with which weights."""
 
 from __future__ import annotations
-
-import heapq
-import itertools
-import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedray.algorithms import Cohort
+from fedray.core.batches import steps_of
 from fedray.core.seeds import Purpose, stream
+from fedray.engine.run_state import RunState
+from fedray.resolve import Experiment
 
 
 def draw_cohort(
@@ -39,63 +38,24 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
     return [int(size) / total for size in sizes]
 
 
-def shares(
-    work: Sequence[float],
-    slots: int,
-    at_once: float = 0.5,
-    size: int | None = None,
-    nodes: int = 64,
-    least: float = 0,
-    longest: float = math.inf,
-) -> list[list[tuple[int, int]]]:
-    """How a cohort is handed out: lists of blocks ``(start, stop)`` of positions, in the order in which to give them.
-
-    ``work`` is what each position costs, in any unit. Each of the ``slots`` workers is given the part ``at_once`` of
-    its even share of what is left, then again: so there are few shares, and they are small when the end is near:
-    nobody waits long for the last, and a slow worker gets fewer. A share costs at least ``least``, or an even share if
-    that is less, but not below a fifth of ``least``; and at most ``longest``. What costs most comes first, clients by
-    themselves exactly, larger blocks by powers of two, so that neighbours stay together.
-
-    Blocks are aligned powers of two: of ``size`` where it is given, else as large as fits; it changes no bit. Adding up
-    a share's values takes no more than ``nodes`` nodes of the summation tree at a time, but for a block of ``size``.
-    """
-    upto = list(itertools.accumulate(work, initial=0))
-    members, left = len(work), upto[-1]
-
-    def entry(start: int, stop: int) -> tuple[float, float, int, int]:
-        cost = upto[stop] - upto[start]
-        return -math.frexp(cost)[1], -cost if stop - start == 1 else 0, start, stop
-
-    heap = [entry(start, min(start + (size or members), members)) for start in range(0, members, size or members)]
-    heapq.heapify(heap)
-    given: list[list[tuple[int, int]]] = []
-    while heap:
-        if len(given) % slots == 0:
-            even = left / slots
-            target = min(longest, max(even * at_once, min(least, max(even, least / 5))))
-        blocks: list[tuple[int, int]] = []
-        room = target
-        while heap:
-            *_, start, stop = heap[0]
-            cost, length = upto[stop] - upto[start], stop - start
-            held = len(blocks) + max(1, (length - 1).bit_length()) <= nodes
-            # an eighth of a share is fine enough: smaller blocks would only be more nodes
-            too_large = cost > max(room, target / 8) if held else not blocks
-            if too_large and size is None and length > 1:
-                middle = start + (1 << (length - 1).bit_length() - 1)
-                heapq.heapreplace(heap, entry(start, middle))
-                heapq.heappush(heap, entry(middle, stop))
-            elif not blocks or (held and cost <= 2 * room):
-                # rounded to the nearest
-                heapq.heappop(heap)
-                blocks.append((start, stop))
-                room, left = room - cost, left - cost
-            else:
-                break
-        given.append(sorted(blocks))
-    return given
-
-
-def positions(blocks: Sequence[tuple[int, int]]) -> list[int]:
-    """The positions in some blocks."""
-    return [position for block in blocks for position in range(*block)]
+def cohort_of_round(state: RunState, experiment: Experiment, number: int) -> Cohort:
+    """The cohort of round ``number``, with what each of its clients does."""
+    config, training, sizes = experiment.config, experiment.training, state.sizes
+    chosen = draw_cohort(
+        np.flatnonzero(sizes),
+        experiment.cohort_size,
+        config.train.sampling,
+        config.run.seed,
+        config.data.seed or 0,
+        number,
+    )
+    return Cohort(
+        ids=chosen.tolist(),
+        sizes=sizes[chosen].tolist(),
+        weights=weights_of(sizes[chosen], experiment.weighting),
+        steps=[
+            steps_of(int(size), training.batch_size, training.local_steps, training.local_epochs)
+            for size in sizes[chosen]
+        ],
+        gaps=[state.server.gap(client, number) for client in chosen.tolist()],
+    )

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fedray.engine.server import Report
+from fedray.engine.run import Report
 
 
 @dataclass(frozen=True)

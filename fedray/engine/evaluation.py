@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedray.algorithms import ServerState
 from fedray.data.federated import FederatedData
 from fedray.engine.client_scores import ClientScores, Scoring
+from fedray.engine.observers import Observer
 from fedray.engine.pool import Pool
-from fedray.engine.states import StateFile
+from fedray.engine.round import RoundResult
+from fedray.engine.run_state import RunState
+from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask
 from fedray.errors import UserError
 from fedray.resolve import Experiment
@@ -25,23 +27,38 @@ RESERVED = frozenset({"test", "validation", "train", "global", "personal", "pers
 """Names that a monitor can't have, as other columns have them."""
 
 
+class Accuracies(Observer):
+    """Has the models evaluated every ``run.eval_every`` rounds, and after the last, by tasks that nothing waits for."""
+
+    def __init__(
+        self, state: RunState, experiment: Experiment, scoring: Scoring, data: FederatedData, queue: TaskQueue
+    ) -> None:
+        self.state, self.experiment, self.scoring, self.data, self.queue = state, experiment, scoring, data, queue
+
+    def trained(self, result: RoundResult) -> None:
+        every = self.experiment.config.run.eval_every
+        if result.number == self.experiment.rounds or (every and result.number % every == 0):
+            evaluation = Evaluation(self.experiment, self.scoring, self.state, self.data, self.queue.pool, result)
+            self.queue.later(evaluation.tasks, evaluation.take)
+
+
 class Evaluation:
     """All accuracies of the models as they are now, from ``tasks`` that may be run at any time, in any order.
 
-    ``states`` are the clients' states, which must last until then. Where the configuration says so, the test set is
-    left alone.
+    The last result that comes completes ``round.metrics`` and ``round.scores``. The clients' states must last until
+    then. Where the configuration says so, the test set is left alone.
     """
 
     def __init__(
         self,
         experiment: Experiment,
         scoring: Scoring,
-        server: ServerState,
+        state: RunState,
         data: FederatedData,
         pool: Pool,
-        states: Mapping[int, StateFile],
+        round: RoundResult,
     ) -> None:
-        algorithm = experiment.algorithm
+        self.round, server, algorithm = round, state.server, experiment.algorithm
         monitors = algorithm.monitors(server)
         models = {GLOBAL: algorithm.eval_model(server), **monitors}
         self.splits = {
@@ -53,8 +70,11 @@ class Evaluation:
         personal = {PERSONAL_PREFIX + name: value for name, value in self.scores.broadcast.shared.items()}
         handle = pool.publish({**models, **personal})
         self.tasks: list[EvalTask | ScoreTask] = _blocks(handle, self.splits, scoring.wanted)
-        self.tasks += self.scores.tasks(handle, states, pool.slots)
+        self.tasks += self.scores.tasks(handle, state.clients, pool.slots)
         self.found: dict[tuple[str, int], EvalResult] = {}
+        self.left = len(self.tasks)
+        if not self.left:
+            self._complete()
 
     def take(self, task: EvalTask | ScoreTask, result: Any) -> None:
         """The result of one of the tasks."""
@@ -62,6 +82,13 @@ class Evaluation:
             self.scores.take(task, result)
         else:
             self.found[task.split, task.start] = result
+        self.left -= 1
+        if not self.left:
+            self._complete()
+
+    def _complete(self) -> None:
+        self.round.metrics |= self.row()
+        self.round.scores = self.scores.rows()
 
     def row(self) -> dict[str, float]:
         """The columns of metrics.csv, once all results are there."""

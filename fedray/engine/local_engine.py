@@ -13,7 +13,7 @@ from fedray.engine.worker import Worker
 from fedray.resolve import Experiment
 
 
-def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
+def simulate(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
     """Run to the end."""
 
     def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
@@ -24,13 +24,13 @@ def run(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
     engine = experiment.config.engine
     with (
         settled(engine.threads, engine.portable_bits),
-        opened(experiment, data, make_pool, False, driver.say) as simulation,
+        opened(experiment, data, make_pool, False, say=driver.say) as run,
     ):
-        if simulation is None:
+        if run is None:
             return
-        simulation.stopping = driver.stopping
-        driver.started(simulation.server.round)
-        for report in simulation.rounds():
+        run.stopping = driver.stopping
+        driver.started(run.state.server.round)
+        for report in run.rounds():
             driver.show(report)
             if driver.on_round is not None and driver.on_round(report):
                 driver.stopping.set()

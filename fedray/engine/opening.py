@@ -10,9 +10,12 @@ from typing import Any
 
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
+from fedray.engine.client_scores import Scoring
+from fedray.engine.evaluation import further_columns
 from fedray.engine.pool import Pool
 from fedray.engine.process import require_device, same_kind
-from fedray.engine.server import Simulation
+from fedray.engine.run import Run
+from fedray.engine.run_state import RunState
 from fedray.engine.states import StateFolder
 from fedray.engine.worker import Worker
 from fedray.errors import UserError
@@ -27,13 +30,15 @@ def opened(
     data: FederatedData,
     make_pool: Callable[[Worker], tuple[Pool, list[dict[str, Any]]]],
     concurrent: bool,
+    overlap: bool = False,
     say: Callable[[str], None] = lambda line: None,
     node: str = "",
-) -> Iterator[Simulation | None]:
-    """The simulation of ``experiment``, at the round that its folder has reached; everything is closed afterwards. None
+) -> Iterator[Run | None]:
+    """The run of ``experiment``, at the round that its folder has reached; everything is closed afterwards. None
     if another process has finished the run while this one waited for the folder.
 
-    ``make_pool`` gives the pool and a description of each computing process; ``say`` shows a line;
+    ``make_pool`` gives the pool and a description of each computing process; ``concurrent`` and ``overlap`` as in
+    :class:`~fedray.engine.task_queue.TaskQueue`; ``say`` shows a line;
     ``node`` is the name of this one's node.
     Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
     """
@@ -56,17 +61,16 @@ def opened(
         folder.prepare()
         checkpoints.discard(folder.checkpoints)
         machine = {"bits_promised": same_kind(machines), "processes": machines}
-        simulation = Simulation(experiment, data, worker, pool, concurrent)
+        state, scoring = RunState.first(experiment, data, worker, pool), Scoring.of(experiment, data)
         recorder = Recorder(
             folder,
             dump(experiment.config),
             machine,
-            simulation.further_columns,
+            further_columns(experiment, scoring, list(experiment.algorithm.monitors(state.server))),
             after=saved.round if saved else 0,
             hyper_parameters=experiment.hyper_parameters,
-            with_scores=simulation.scoring.wanted,
+            with_scores=scoring.wanted,
         )
-        simulation.recorder = recorder
         stack.callback(recorder.close)
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
         for line in (*warnings, *experiment.notes):
@@ -75,9 +79,10 @@ def opened(
             recorder.note(
                 "warning: the nodes differ in device, instruction set or torch version: bits are not promised"
             )
+        run = Run(experiment, data, worker, pool, state, scoring, recorder, concurrent, overlap)
         if saved is not None:
-            simulation.restore(saved)
-        yield simulation
+            run.restore(saved)
+        yield run
 
 
 def _last_checkpoint(

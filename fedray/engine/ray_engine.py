@@ -76,27 +76,26 @@ class ServerActor:
 
         with (
             settled(engine.threads, engine.portable_bits),
-            opened(self.experiment, data, make_pool, True, self._say, here) as simulation,
+            opened(self.experiment, data, make_pool, True, not lockstep, self._say, here) as run,
         ):
-            if simulation is None:
+            if run is None:
                 return
-            simulation.stopping = self.stop_asked
-            simulation.overlap = not lockstep
-            record = simulation.recorder.note
+            run.stopping = self.stop_asked
+            record = run.recorder.note
             for line in notes:
                 record(line)
-            assert isinstance(simulation.pool, RayPool)
+            assert isinstance(run.pool, RayPool)
             lines: list[str] = []
 
             def note(line: str) -> None:
                 record(line)
                 lines.append(line)
 
-            simulation.pool.note = note
-            yield [("started", simulation.server.round)]
+            run.pool.note = note
+            yield [("started", run.state.server.round)]
             pending: list[Any] = []
             sent = time.monotonic()
-            for report in simulation.rounds():
+            for report in run.rounds():
                 pending += [("said", line) for line in lines] + [("round", report)]
                 lines.clear()
                 now = time.monotonic()
@@ -116,7 +115,7 @@ class ServerActor:
         self.answers.put(True)
 
 
-def run(experiment: Experiment, data: FederatedData, driver: Driver, start: RayStart) -> None:
+def simulate(experiment: Experiment, data: FederatedData, driver: Driver, start: RayStart) -> None:
     """Run to the end. A server actor that dies is started again once, from the last checkpoint; so it is, a few times,
     when clients' states are lost with their node."""
     # actors keep the working directory that this process had when it joined Ray

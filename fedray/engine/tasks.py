@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedray.core.tree import Node
-from fedray.engine.cohorts import positions
+from fedray.engine.output_check import Forms
 from fedray.engine.states import StateFile
+
+Blocks: TypeAlias = Sequence[tuple[int, int]]
+"""Positions ``(start, stop)`` of clients in the cohort: aligned powers of two, as the summation tree has them."""
 
 Handle: TypeAlias = Any
 """Something that a worker's ``fetch`` turns into a dict of tensors: an object reference, or the dict itself."""
@@ -30,7 +33,7 @@ class PhaseTask:
 
     round: int
     phase: int
-    blocks: Sequence[tuple[int, int]]
+    blocks: Blocks
     members: int
     work: float
     lr: float
@@ -73,14 +76,16 @@ class PartialSum:
 class PhaseResult:
     """What a phase gave for the clients of a task.
 
-    ``sums``: what they add to each upload's sum; ``scalars`` and ``log``: lists of C numbers by name, for the algorithm
-    and for clients.parquet; ``states``: where each client's new state is, if the phase gives any; ``seconds``: what the
-    worker's time went into; ``nondeterministic``: what its process did that another time may give other bits.
+    ``forms``: the forms of all that the phase returned; ``sums``: what the clients add to each upload's sum;
+    ``scalars`` and ``log``: lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: where
+    each client's new state is, if the phase gives any; ``seconds``: what the worker's time went into;
+    ``nondeterministic``: what its process did that another time may give other bits.
     """
 
     sums: dict[str, PartialSum]
     scalars: dict[str, list[float]]
     log: dict[str, list[float]]
+    forms: Forms | None = None
     states: list[StateFile] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     nondeterministic: tuple[str, ...] = ()
@@ -130,7 +135,7 @@ class ScoreTask:
 
     round: int
     lr: float
-    blocks: Sequence[tuple[int, int]]
+    blocks: Blocks
     ids: Sequence[int]
     gaps: Sequence[int]
     broadcast: Handle
@@ -156,3 +161,8 @@ class ScoreResult:
 
 Task: TypeAlias = PhaseTask | EvalTask | ScoreTask
 AnyTask = TypeVar("AnyTask", bound=Task)
+
+
+def positions(blocks: Blocks) -> list[int]:
+    """The positions in some blocks."""
+    return [position for block in blocks for position in range(*block)]

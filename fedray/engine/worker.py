@@ -21,13 +21,14 @@ from fedray.core.clock import Clock
 from fedray.core.local_data import Samples
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import LoopNetwork, Network, StackNetwork
-from fedray.core.seeds import SERVER, Purpose
+from fedray.core.seeds import SERVER, Purpose, stream
 from fedray.core.tree import TreeSum, reduce_rows, subtree
 from fedray.core.vectors import Layout, Model, Vector
 from fedray.data.federated import FederatedData
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluator import Evaluator
 from fedray.engine.memory import Footprint, footprint, is_out_of_memory, too_large
+from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.packing import Packed, tensor_over
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import EvalResult, EvalTask, Handle, PartialSum, PhaseResult, PhaseTask, ScoreResult, Task
@@ -120,6 +121,10 @@ class Worker:
             clients = ", ".join(map(str, task.ids[rows]))
             where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
             raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
+        phase = self.algorithm.phases[task.phase]
+        forms = checked_forms(result, self.algorithm, phase, client.size, self.network.layout)
+        check_same_forms(forms, merged.forms, self.algorithm, phase)
+        merged.forms = forms
         if result.state:
             with self.clock.on("transport"):
                 merged.states += self._written(task, rows, result.state)
@@ -265,6 +270,16 @@ class Worker:
         module = self.experiment.build_model(client)
         layout = Layout(module)
         return layout.model(layout.pack(module).row.to(self.device))
+
+    def draw_inputs(self, server: ServerState, size: int, source: str) -> Tensor:
+        """A batch of ``size`` inputs of the set ``source`` (public or test), or all of a smaller one, drawn anew each
+        round."""
+        samples = self.train if source == "public" else self.test
+        indices = self.data.public if source == "public" else np.arange(len(self.data.y_test))
+        if size < len(indices):
+            rng = stream(server.seed, Purpose.PROBE, server.round)
+            indices = np.sort(rng.choice(indices, size, replace=False))
+        return samples.gather(indices)[0]
 
     def server_as_client(self, server: ServerState, steps: int) -> ClientPhase:
         """The server as a client whose data is the public set, of which it takes ``steps`` batches."""

@@ -89,22 +89,24 @@ class AlgorithmContract:
     def test_state_round_trip(self, tmp_path: Path) -> None:
         """A checkpoint gives back exactly the state that was saved."""
         experiment, data = self._resolved(tmp_path)
-        with _simulation(experiment, data) as simulation:
-            for report in simulation.rounds():
+        with _opened(experiment, data) as run:
+            for report in run.rounds():
                 if report.round == 3:
-                    simulation.checkpoint()
-                    before = _hashes(Packed.of(simulation.server.vectors).numpy().arrays)
-                    table = {name: dict(column) for name, column in simulation.server.table.items()}
-                    read = simulation.worker.states.read
-                    states = {client: _hashes(read(file)) for client, file in simulation.states.items()}
+                    run.checkpoints.save()
+                    before = _hashes(Packed.of(run.state.server.vectors).numpy().arrays)
+                    last = dict(run.state.server.last_round)
+                    table = {name: dict(column) for name, column in run.state.server.table.items()}
+                    read = run.worker.states.read
+                    states = {client: _hashes(read(file)) for client, file in run.state.clients.items()}
                     break
-            saved = checkpoints.load_last(simulation.recorder.folder.checkpoints, print)
+            saved = checkpoints.load_last(run.recorder.folder.checkpoints, print)
             assert saved is not None
-            simulation.restore(saved)
-            assert simulation.server.round == 3
-            assert simulation.server.table == table
-            assert _hashes(Packed.of(simulation.server.vectors).numpy().arrays) == before
-            assert {client: _hashes(read(file)) for client, file in simulation.states.items()} == states
+            run.restore(saved)
+            assert run.state.server.round == 3
+            assert run.state.server.table == table
+            assert run.state.server.last_round == last
+            assert _hashes(Packed.of(run.state.server.vectors).numpy().arrays) == before
+            assert {client: _hashes(read(file)) for client, file in run.state.clients.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:
         """Stopped and resumed, a run ends as if it had never been stopped."""
@@ -147,15 +149,15 @@ class AlgorithmContract:
     def test_client_updates_are_pure(self, tmp_path: Path) -> None:
         """A task run again elsewhere, its earlier phases lost, gives the same bits; nothing it was given is changed."""
         experiment, data = self._resolved(tmp_path)
-        with _simulation(experiment, data, DoublingPool) as simulation:
-            doubled = list(simulation.rounds())
-            vector = simulation.server["x"].clone()
+        with _opened(experiment, data, DoublingPool) as run:
+            doubled = list(run.rounds())
+            vector = run.state.server["x"].row.clone()
         assert len(doubled) == 6
         # nor does it matter how the cohort is dealt out, or in which order results come
         experiment, data = self._resolved(tmp_path / "plain")
-        with _simulation(experiment, data) as simulation:
-            assert len(list(simulation.rounds())) == 6
-            assert torch.equal(simulation.server["x"], vector)
+        with _opened(experiment, data) as run:
+            assert len(list(run.rounds())) == 6
+            assert torch.equal(run.state.server["x"].row, vector)
 
     def test_bytes(self, tmp_path: Path) -> None:
         """The bytes in metrics.csv are the declared multiples of the model's size."""
@@ -233,13 +235,13 @@ def assert_same(a: RunResult, b: RunResult) -> None:
         pd.testing.assert_frame_equal(a.evaluation, b.evaluation, check_exact=True)
 
 
-def _simulation(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:
+def _opened(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:
     import contextlib
 
     @contextlib.contextmanager
     def both() -> Iterator[Any]:
-        with settled(1, False), opened(experiment, data, lambda w: (pool(w), [describe("cpu")]), False) as simulation:
-            yield simulation
+        with settled(1, False), opened(experiment, data, lambda w: (pool(w), [describe("cpu")]), False) as run:
+            yield run
 
     return both()
 

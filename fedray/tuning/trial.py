@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.config import load
-from fedray.engine.server import Report
+from fedray.engine.run import Report
 from fedray.errors import ClientError, UserError
 from fedray.tuning.axis import reached, value_of
 

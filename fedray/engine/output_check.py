@@ -1,0 +1,92 @@
+"""Checks what a phase of an algorithm returned, so that a mistake in it is an error and not a wrong result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fedray.algorithms import Algorithm, Result
+from fedray.core.vectors import Layout, Model
+from fedray.errors import UserError
+
+
+class Form(NamedTuple):
+    """Of one thing that a phase returned: what kind it is, and its shape without the number of clients."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+
+Forms = Mapping[str, Form]
+"""By what a phase returned, such as ``uploads['y']``: all stacks of a phase return things of the same forms."""
+
+
+def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int, layout: Layout) -> dict[str, Form]:
+    """The forms of what ``phase`` returned for a stack of so many ``clients``.
+
+    Raises :class:`UserError`, which names the algorithm, the phase and the key, if something has not one row for each
+    client, or is not among what the algorithm declares.
+    """
+    where = f"{type(algorithm).__name__}.{phase}"
+    if not isinstance(result, Result):
+        raise UserError(f"{where} must return a Result, not {type(result).__name__}")
+    forms = {}
+    for key, value, kind in _things(result):
+        row = value.row if isinstance(value, Model) else value
+        shape = tuple(getattr(row, "shape", ()))
+        if not shape or shape[0] != clients:
+            raise UserError(
+                f"{where}: {key} must have one row for each of the stack's clients ({clients}), but has shape "
+                f"{list(shape)}"
+            )
+        forms[key] = Form(kind + ("model" if isinstance(value, Model) else "tensor"), shape[1:])
+    _check_state(result.state, algorithm, where, layout)
+    return forms
+
+
+def check_same_forms(found: Forms | None, before: Forms | None, algorithm: Algorithm, phase: str) -> None:
+    """Raises :class:`UserError` if a stack returned other things than the stacks ``before``, if there were any."""
+    if before is None or found is None or found == before:
+        return
+    where = f"{type(algorithm).__name__}.{phase}"
+    for key in [*before, *found]:
+        one, other = before.get(key), found.get(key)
+        if one != other:
+            raise UserError(
+                f"{where} must return the same for all clients, but {key} is {_text(one)} for some and {_text(other)} "
+                "for others"
+            )
+
+
+def _things(result: Result) -> Iterator[tuple[str, Any, str]]:
+    for name, upload in result.uploads.items():
+        yield f"uploads[{name!r}]", upload.value, f"{upload.weights} of a "
+        if upload.scale is not None:
+            yield f"the scale of uploads[{name!r}]", upload.scale, ""
+    for part in ("state", "scalars", "kept"):
+        for name, value in getattr(result, part).items():
+            yield f"{part}[{name!r}]", value, ""
+
+
+def _check_state(state: Mapping[str, Any], algorithm: Algorithm, where: str, layout: Layout) -> None:
+    declared = dict.fromkeys(algorithm.client_state, "client_state")
+    declared |= dict.fromkeys(algorithm.client_models, "client_models")
+    for name, value in state.items():
+        if name not in declared:
+            raise UserError(f"{where}: state[{name!r}] is not declared in client_state or client_models")
+        if isinstance(value, Model) != (declared[name] == "client_models"):
+            kind = "a Model" if isinstance(value, Model) else "a tensor"
+            raise UserError(f"{where}: state[{name!r}] is {kind}, but is declared in {declared[name]}")
+        width = layout.row_width if isinstance(value, Model) else layout.width
+        found = (value.row if isinstance(value, Model) else value).shape[1:]
+        if tuple(found) != (width,):
+            raise UserError(f"{where}: state[{name!r}] must be [C, {width}], but is [C, {', '.join(map(str, found))}]")
+    for name in declared if state else ():
+        if name not in state:
+            raise UserError(f"{where}: state[{name!r}] is missing; a phase returns all of a client's state, or none")
+
+
+def _text(form: Form | None) -> str:
+    if form is None:
+        return "missing"
+    return f"{form.kind} [{', '.join(['C', *map(str, form.shape)])}]"

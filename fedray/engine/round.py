@@ -1,0 +1,159 @@
+"""A round of federated learning: the first thing to read here.
+
+The cohort is drawn. Then each phase of the algorithm (most have one) goes the same way: the server broadcasts, the
+clients of the cohort are simulated, what they upload is summed, and the server updates its state. In the end the
+clients' new states replace the old ones. Who simulates the clients, and in which order, changes no bit.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedray.algorithms import Algorithm, Cohort, ServerState
+from fedray.core.vectors import Vector
+from fedray.engine.cohorts import cohort_of_round
+from fedray.engine.dealing import Dealer
+from fedray.engine.run_state import RunState
+from fedray.engine.states import StateFile
+from fedray.engine.sums import CohortSums
+from fedray.engine.task_queue import TaskQueue
+from fedray.engine.tasks import Blocks, Handle, PhaseResult, PhaseTask, positions
+from fedray.resolve import Experiment
+
+
+@dataclass
+class RoundResult:
+    """What a round gave.
+
+    ``log``: numbers of the cohort's clients by name, in id order; ``states``: the files of the clients' new states;
+    ``worker_seconds``: what all workers took together; ``samples``: in all mini-batches of the round. Observers add to
+    ``metrics``, the round's row of metrics.csv, and to ``scores``, the rows of evaluation.parquet if clients are
+    scored; ``profile``: where the time went, in seconds by purpose; ``diverged``: the loss or the model is not finite.
+    """
+
+    number: int
+    cohort: Cohort
+    log: dict[str, Any] = field(default_factory=dict)
+    states: dict[int, StateFile] = field(default_factory=dict)
+    worker_seconds: float = 0.0
+    samples: float = 0.0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    scores: dict[str, Any] | None = None
+    profile: dict[str, float] = field(default_factory=dict)
+    diverged: bool = False
+
+    def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
+        """Takes the result of a task; gives the states of an earlier phase that nobody needs any more."""
+        self.worker_seconds += sum(found.seconds.values())
+        for name, values in found.log.items():
+            column = self.log.setdefault(name, [math.nan] * len(self.cohort.ids))
+            for place, value in zip(task.positions, values, strict=True):
+                column[place] = value
+        new = dict(zip(task.ids, found.states, strict=True)) if found.states else {}
+        old = [self.states[client] for client in new if client in self.states]
+        self.states |= new
+        return old
+
+
+def run_round(number: int, state: RunState, experiment: Experiment, dealer: Dealer, queue: TaskQueue) -> RoundResult:
+    """Run round ``number`` (from 1) on ``state``; ``dealer`` cuts the cohort into tasks, which ``queue`` has done."""
+    began = time.perf_counter()
+    server, algorithm, train = state.server, experiment.algorithm, experiment.config.train
+    server.round, server.lr = number, train.lr * train.lr_decay ** (number - 1)
+    server.cohort = cohort_of_round(state, experiment, number)
+    server.client_scalars = {}
+    state.earlier.remember(number, server["x"])
+    result = RoundResult(number, server.cohort)
+    server_training = start_server_training(algorithm, server, queue.concurrent, experiment.config.engine.threads)
+
+    cut = dealer.cut(server.cohort)
+    sent: list[Sent] = []
+    for phase in algorithm.phases:
+        if phase == algorithm.server_training_before:
+            server.vectors |= server_training.result()
+        broadcast = algorithm.broadcast(server, phase)
+        sent.append(Sent(queue.pool.publish(broadcast.shared), broadcast.scalars))
+        tasks = [task_of(blocks, dealer.work_of(blocks), sent, state, algorithm) for blocks in cut]
+        sums = CohortSums(algorithm, phase, len(server.cohort.ids), state.layout, state.device)
+        # a later phase goes to the worker that has what the phase before kept
+        for task, found in queue.run(tasks, sticky=len(sent) > 1):
+            sums.add(task, found)
+            queue.pool.drop(result.add(task, found))
+        algorithm.server_update(server, phase, sums.totals(), sums.scalars)
+
+    result.samples = dealer.samples
+    dealer.learn(result.worker_seconds)
+    state.commit(number, result.states, queue.pool)
+    result.log |= {name: list(values) for name, values in server.client_scalars.items()}
+    result.metrics = {
+        "round": number,
+        "cohort_size": len(server.cohort.ids),
+        "train_loss": math.fsum(result.log.get("loss", [])) / len(server.cohort.ids),
+        "round_seconds": time.perf_counter() - began,
+    }
+    return result
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The broadcast of a phase: a handle of what all clients get, and the numbers of each client of the cohort."""
+
+    shared: Handle
+    scalars: Mapping[str, Sequence[float]]
+
+
+def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, algorithm: Algorithm) -> PhaseTask:
+    """The task of simulating the phase that was ``sent`` last for the clients in ``blocks`` of the cohort."""
+    server, places = state.server, positions(blocks)
+    cohort = server.cohort
+
+    def of_task(values: Sequence[Any]) -> list[Any]:
+        return [values[place] for place in places]
+
+    ids, gaps = of_task(cohort.ids), of_task(cohort.gaps)
+    return PhaseTask(
+        round=server.round,
+        phase=len(sent) - 1,
+        blocks=blocks,
+        members=len(cohort.ids),
+        work=work,
+        lr=server.lr,
+        ids=ids,
+        weights=of_task(cohort.weights),
+        steps=of_task(cohort.steps),
+        gaps=gaps,
+        broadcasts=[each.shared for each in sent],
+        scalars=[{name: of_task(values) for name, values in each.scalars.items()} for each in sent],
+        states=[state.clients.get(client) for client in ids] if algorithm.stateful else (),
+        received=[state.earlier.received(server.round, gap) for gap in gaps] if algorithm.needs_received else (),
+    )
+
+
+def start_server_training(
+    algorithm: Algorithm, server: ServerState, concurrent: bool, threads: int
+) -> Future[Mapping[str, Vector]]:
+    """The server's own training, begun in a thread of its own, or done at once unless ``concurrent``."""
+    future: Future[Mapping[str, Vector]] = Future()
+
+    def train() -> None:
+        try:
+            torch.set_num_threads(threads)
+            future.set_result(algorithm.server_training(server))
+        except BaseException as error:
+            future.set_exception(error)
+
+    if algorithm.server_training_before is None:
+        future.set_result({})
+    elif concurrent:
+        threading.Thread(target=train, name="server training").start()
+    else:
+        train()
+    return future

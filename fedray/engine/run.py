@@ -1,0 +1,170 @@
+"""A run, round by round."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from safetensors.torch import save_file
+
+from fedray.core.vectors import frozen
+from fedray.data.federated import FederatedData
+from fedray.engine import checkpoint as checkpoints
+from fedray.engine.checkpoint import Checkpoint, flat_sha256
+from fedray.engine.client_scores import Scoring
+from fedray.engine.dealing import Dealer
+from fedray.engine.determinism import nondeterministic_operations
+from fedray.engine.evaluation import Accuracies
+from fedray.engine.observers import Checkpoints, Costs, Records
+from fedray.engine.pool import Pool
+from fedray.engine.profile import Profile
+from fedray.engine.round import RoundResult, run_round
+from fedray.engine.run_state import RunState
+from fedray.engine.task_queue import TaskQueue
+from fedray.engine.worker import Worker
+from fedray.resolve import Experiment
+from fedray.tracking.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Report:
+    """One finished round: its number and its row of metrics.csv."""
+
+    round: int
+    metrics: Mapping[str, Any]
+
+
+class Run:
+    """A run of ``experiment`` on ``data`` from ``state`` on; Ray is unknown here.
+
+    ``worker`` is the server's own network and data; ``pool`` simulates the clients; ``recorder`` keeps the run folder.
+    With ``concurrent`` the server's own training goes on beside that of the clients, with ``overlap`` the evaluation of
+    a round beside the next one. Setting ``stopping`` ends the run after the round in progress.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: FederatedData,
+        worker: Worker,
+        pool: Pool,
+        state: RunState,
+        scoring: Scoring,
+        recorder: Recorder,
+        concurrent: bool,
+        overlap: bool,
+    ) -> None:
+        self.experiment, self.data, self.worker, self.pool = experiment, data, worker, pool
+        self.state, self.recorder = state, recorder
+        self.stopping = threading.Event()
+        self.profile = Profile()
+        self._wall_before, self._began = 0.0, time.perf_counter()
+        self.queue = TaskQueue(pool, self.profile, recorder.withdraw_promise, concurrent, overlap)
+        chunk = experiment.chunk
+        self.dealer = Dealer(pool, experiment.training, chunk, state.layout.row_width)
+        self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
+        self.observers = (
+            Costs(state, experiment),
+            Accuracies(state, experiment, scoring, data, self.queue),
+            Records(recorder, self.wall_seconds),
+            self.checkpoints,
+        )
+        self._unreported: list[RoundResult] = []
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint."""
+        self.state.restore(saved, self.pool, self.worker.states)
+        self.checkpoints.saved_round = saved.round
+        self._wall_before = saved.record["wall_seconds"]
+
+    def wall_seconds(self) -> float:
+        """Seconds of the run so far, before it was resumed too."""
+        return self._wall_before + time.perf_counter() - self._began
+
+    def rounds(self) -> Iterator[Report]:
+        """Run the rounds that are left; ends early when ``stopping`` is set or the loss is not finite any more.
+
+        A round is reported once it is evaluated, which with ``overlap`` is when the next one is trained.
+        """
+        self._began = time.perf_counter()
+        self.profile.take()
+        status = "completed"
+        for number in range(self.state.server.round + 1, self.experiment.rounds + 1):
+            if self.stopping.is_set():
+                status = "interrupted"
+                break
+            result = run_round(number, self.state, self.experiment, self.dealer, self.queue)
+            result.profile = self.profile.take()
+            yield from self._reports()
+            result.log = self._facts(result) | result.log
+            self._observe(result)
+            if self.queue.finished:
+                yield from self._reports()
+            if result.diverged:
+                status = "diverged"
+                break
+        self._finish_queue()
+        yield from self._reports()
+        if self.experiment.config.run.checkpoint_every and status != "diverged" and self.state.server.round:
+            self.checkpoints.save()
+        self._finish(status)
+
+    def _observe(self, result: RoundResult) -> None:
+        """Show a round that is trained to the observers; what they put off is done at once where it must be."""
+        result.diverged = not (math.isfinite(result.metrics["train_loss"]) and self.state.is_finite())
+        self._unreported.append(result)
+        for observer in self.observers:
+            observer.trained(result)
+        if result.diverged or any(observer.needs_state_after(result.number) for observer in self.observers):
+            self.queue.finish()
+        if self.queue.finished:
+            self._add_profile(result)
+
+    def _facts(self, result: RoundResult) -> dict[str, Any]:
+        """The columns of clients.parquet that every algorithm has."""
+        cohort = result.cohort
+        return {
+            "round": result.number,
+            "client": list(cohort.ids),
+            **self.data.names_of(cohort.ids),
+            "samples": list(cohort.sizes),
+            "steps": list(cohort.steps),
+        }
+
+    def _finish_queue(self) -> None:
+        if not self.queue.finished:
+            self.queue.finish()
+            self._add_profile(self._unreported[-1])
+
+    def _add_profile(self, result: RoundResult) -> None:
+        for purpose, seconds in self.profile.take().items():
+            result.profile[purpose] += seconds
+
+    def _reports(self) -> Iterator[Report]:
+        """The rounds that are evaluated by now, seen by all observers."""
+        while self._unreported:
+            result = self._unreported.pop(0)
+            for observer in self.observers:
+                observer.evaluated(result)
+            yield Report(result.number, result.metrics)
+
+    def _finish(self, status: str) -> None:
+        model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.network.layout
+        named = {**frozen(self.worker.network.module), **layout.named(model)}
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in named.items()}
+        path = self.recorder.folder.path / ".model.safetensors"
+        save_file(tensors, path)
+        checkpoints.sync(path)
+        path.rename(path.with_name("model.safetensors"))
+        self.recorder.withdraw_promise(nondeterministic_operations())
+        self.recorder.finish(
+            status,
+            parameters=layout.parameters,
+            model_sha256=flat_sha256(layout.named(model)),
+            partition_hash=self.data.partition_hash,
+            **({} if self.data.class_names is None else {"class_names": self.data.class_names}),
+        )

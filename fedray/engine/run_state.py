@@ -1,0 +1,133 @@
+"""What a run changes as it goes on, and continues from: all that a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from fedray.algorithms import Algorithm, ServerState
+from fedray.core.vectors import Layout, Model
+from fedray.data.federated import FederatedData
+from fedray.engine.checkpoint import Checkpoint
+from fedray.engine.packing import Packed
+from fedray.engine.pool import Pool
+from fedray.engine.states import StateFile, StateFolder
+from fedray.engine.tasks import Handle
+from fedray.engine.worker import Worker
+from fedray.resolve import Experiment
+
+
+class EarlierModels:
+    """The models x^s of earlier rounds s that clients, or the server's rules, still ask for."""
+
+    def __init__(self, algorithm: Algorithm, pool: Pool, layout: Layout, device: torch.device) -> None:
+        self.algorithm, self.pool, self.layout, self.device = algorithm, pool, layout, device
+        self.handles: dict[int, Handle] = {}
+
+    def remember(self, number: int, model: Model) -> None:
+        """Keep the model with which round ``number`` begins, if the algorithm ever asks for it."""
+        if self.algorithm.needs_received or self.algorithm.earlier_models:
+            self.handles[number] = self.pool.keep(f"model-{number}", {"x": model.row.cpu().numpy().copy()})
+
+    def model_of(self, number: int) -> Model:
+        """The model with which round ``number`` began."""
+        if number not in self.handles:
+            raise ValueError(
+                f"server.model_of({number}) is not one of the earlier_models={self.algorithm.earlier_models} kept"
+            )
+        row = torch.tensor(self.pool.fetch(self.handles[number])["x"], device=self.device)
+        return self.layout.model(row)
+
+    def received(self, number: int, gap: int) -> Handle | None:
+        """A handle of the model that a client received ``gap`` rounds before round ``number``; None if it never
+        received one (``gap`` 0)."""
+        return self.handles.get(number - gap) if gap else None
+
+    def forget(self, number: int, last_rounds: Mapping[int, int]) -> None:
+        """After round ``number``, forget the models that nobody will ask for. ``last_rounds``: by client."""
+        following = number + 1
+        needed = set(range(following - self.algorithm.earlier_models, following))
+        if self.algorithm.needs_received:
+            needed |= set(last_rounds.values())
+        self.pool.drop([self.handles.pop(old) for old in self.handles.keys() - needed])
+
+
+class RunState:
+    """The server's state, the clients' states (files, by client), the earlier models that are still needed, and what
+    the run has cost the clients so far. ``sizes``: samples of each client."""
+
+    def __init__(
+        self,
+        server: ServerState,
+        earlier: EarlierModels,
+        sizes: NDArray[np.int64],
+        layout: Layout,
+        device: torch.device,
+    ) -> None:
+        self.server, self.earlier, self.sizes, self.layout, self.device = server, earlier, sizes, layout, device
+        self.clients: dict[int, StateFile] = {}
+        self.costs: dict[str, Any] = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
+
+    @classmethod
+    def first(cls, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool) -> RunState:
+        """The state before the first round; ``worker`` is the server's own."""
+        algorithm, layout, sizes = experiment.algorithm, worker.network.layout, data.sizes()
+        earlier = EarlierModels(algorithm, pool, layout, worker.device)
+        server = ServerState(
+            vectors={"x": worker.network.initial.clone()},
+            N=data.active,
+            seed=experiment.config.run.seed,
+            server_lr=experiment.config.train.server_lr,
+            as_client=worker.server_as_client,
+            draw_inputs=worker.draw_inputs,
+            model_of=earlier.model_of,
+            batch_size=experiment.training.batch_size,
+            public_samples=len(data.public),
+            weighting=experiment.weighting,
+            total_samples=int(sizes.sum()),
+            test_samples=len(data.y_test),
+        )
+        algorithm.init_server(server)
+        return cls(server, earlier, sizes, layout, worker.device)
+
+    def is_finite(self) -> bool:
+        """Whether all of the server's parameters and vectors are finite; a module's constant buffers may hold
+        infinities, such as an attention mask."""
+        values = self.server.vectors.values()
+        tensors = [value.parameters if isinstance(value, Model) else value for value in values]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+    def commit(self, number: int, states: Mapping[int, StateFile], pool: Pool) -> None:
+        """Round ``number`` is trained: the clients' new ``states`` replace the old ones."""
+        self.server.last_round |= dict.fromkeys(self.server.cohort.ids, number)
+        self.earlier.forget(number, self.server.last_round)
+        pool.drop([self.clients[client] for client in states if client in self.clients])
+        self.clients |= states
+
+    def restore(self, saved: Checkpoint, pool: Pool, folder: StateFolder) -> None:
+        """Continue from a checkpoint; ``folder`` is where the server's node keeps states."""
+        server = self.server
+        server.vectors, server.round = saved.vectors.own(self.device), saved.round
+        server.table = _by_client(saved.record["table"])
+        server.last_round = {int(client): number for client, number in saved.record["last_round"].items()}
+        self.costs = saved.record["costs"]
+        pool.drop([*self.clients.values(), *self.earlier.handles.values()])
+        self.clients = {client: folder.adopt(path) for client, path in saved.states.items()}
+        self.earlier.handles = {number: pool.keep(path.name, load_file(path)) for number, path in saved.past.items()}
+
+    def vectors(self) -> Packed:
+        """The server's models and vectors, as a checkpoint holds them."""
+        return Packed.of(self.server.vectors)
+
+    def record(self) -> dict[str, Any]:
+        """The rest of the server's side, as JSON holds it."""
+        return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
+
+
+def _by_client(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    return {name: {int(client): value for client, value in column.items()} for name, column in table.items()}
