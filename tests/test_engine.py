@@ -446,7 +446,7 @@ def test_the_exception_of_a_client_is_told_with_its_place(tmp_path):
 # ---------------------------------------------------------------- inside
 
 
-def simulation(folder: Path, algorithm: str, **own: Any) -> Iterator[Any]:
+def opened_run(folder: Path, algorithm: str, **own: Any) -> Iterator[Any]:
     config = {**SETTINGS, "algorithm.name": algorithm, "run.output": str(folder)}
     if "model" in own:
         config = {key: value for key, value in config.items() if not key.startswith("model.")}
@@ -461,10 +461,10 @@ def simulation(folder: Path, algorithm: str, **own: Any) -> Iterator[Any]:
 
 def test_the_server_takes_as_many_steps_on_its_public_set_as_it_is_told(tmp_path):
     """Under local_epochs too, where its clients' numbers of steps follow from their sizes."""
-    for found in simulation(tmp_path, "pfedmo"):
+    for found in opened_run(tmp_path, "pfedmo"):
         assert found.experiment.training.local_epochs == 1
         for steps in (1, 3, 40):
-            client = found.worker.server_as_client(found.server, steps)
+            client = found.worker.server_as_client(found.state.server, steps)
             batches = list(client.data.batches())
             assert len(batches) == steps
             assert client.J.item() == steps
@@ -486,7 +486,7 @@ def test_a_model_that_draws_in_evaluations_leaves_the_global_generator_alone(tmp
     """And evaluations of the same model give the same numbers."""
     rows = []
     for attempt in ("one", "two"):
-        for found in simulation(tmp_path / attempt, "pfedmo", model=AlwaysDropping):
+        for found in opened_run(tmp_path / attempt, "pfedmo", model=AlwaysDropping):
             torch.manual_seed(len(rows))
             before = torch.random.get_rng_state()
             rows.append([report.metrics["personalized_accuracy"] for report in found.rounds()])
@@ -506,15 +506,15 @@ class Normed(nn.Module):
 
 def test_the_representation_model_is_asked_with_its_own_buffers(tmp_path):
     """Whatever the module that the server has computed with before."""
-    for found in simulation(tmp_path, "pfedmo", model=Normed):
+    for found in opened_run(tmp_path, "pfedmo", model=Normed):
         rounds = found.rounds()
         next(rounds)
-        server, network = found.server, found.worker.network
-        asked = found.algorithm.broadcast(server, "score").shared
+        server, network = found.state.server, found.worker.network
+        asked = found.experiment.algorithm.broadcast(server, "score").shared
         other = server["x"].clone()
         other.buffers.fill_(3.0)
         network.load(other)
-        again = found.algorithm.broadcast(server, "score").shared
+        again = found.experiment.algorithm.broadcast(server, "score").shared
         assert torch.equal(asked["w"], again["w"])
         module = Normed().eval()
         module.load_state_dict(network.layout.named(server["x_rep"]))
@@ -772,7 +772,7 @@ def test_the_profile_table_names_every_purpose(tmp_path, monkeypatch, capsys):
 def test_every_backward_pass_counts_as_one(algorithm, tmp_path, monkeypatch):
     """Those of a loss that needs other models' features too."""
     plain, purposes = torch.autograd.grad, []
-    for found in simulation(tmp_path, algorithm):
+    for found in opened_run(tmp_path, algorithm):
 
         def watched(*args, **options):
             purposes.append(found.worker.clock._purposes[-1])  # noqa: B023

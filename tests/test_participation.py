@@ -75,11 +75,11 @@ def simulate(folder, label, settings):
     def pool(worker):
         return LocalPool(worker), [describe("cpu")]
 
-    with settled(1, False), opened(experiment, data, pool, False) as simulation:
-        for _ in simulation.rounds():
-            read = simulation.worker.states.read
-            run.states.append({client: read(file) for client, file in simulation.states.items()})
-            run.last.append(dict(simulation.server.column("last")))
+    with settled(1, False), opened(experiment, data, pool, False) as opened_run:
+        for _ in opened_run.rounds():
+            state, read = opened_run.state, opened_run.worker.states.read
+            run.states.append({client: read(file) for client, file in state.clients.items()})
+            run.last.append(dict(state.server.last_round))
     return run
 
 

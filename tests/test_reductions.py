@@ -176,29 +176,33 @@ def even(request):
 
 @dataclass
 class Trace:
-    """x^1 .. x^{R+1} as they are evaluated; cohorts, server vectors and states of rounds 1 .. R, after each."""
+    """x^1 .. x^{R+1} as they are evaluated; of rounds 1 .. R, after each, cohorts, server vectors, states, tables,
+    each client's last round, and the earlier models that are kept."""
 
     models: list = field(default_factory=list)
     cohorts: list = field(default_factory=list)
     vectors: list = field(default_factory=list)
     states: list = field(default_factory=list)
     tables: list = field(default_factory=list)
+    last: list = field(default_factory=list)
     past: list = field(default_factory=list)
 
-    def record(self, simulation, P):
+    def record(self, opened_run, P):
         def plain(vectors):
             return {name: float64(vector)[:P] for name, vector in vectors.items()}
 
-        server = simulation.server
-        self.models.append(float64(simulation.algorithm.eval_model(server))[:P])
+        state = opened_run.state
+        server = state.server
+        self.models.append(float64(opened_run.experiment.algorithm.eval_model(server))[:P])
         if not server.round:
             return
-        read = simulation.worker.states.read
+        read = opened_run.worker.states.read
         self.cohorts.append(list(server.cohort.ids))
         self.vectors.append(plain(server.vectors))
-        self.states.append({client: plain(read(file)) for client, file in simulation.states.items()})
+        self.states.append({client: plain(read(file)) for client, file in state.clients.items()})
         self.tables.append({name: dict(column) for name, column in server.table.items()})
-        self.past.append({number: plain(read(file))["x"] for number, file in simulation.past.items()})
+        self.last.append(dict(server.last_round))
+        self.past.append({number: plain(read(file))["x"] for number, file in state.earlier.handles.items()})
 
 
 def trace(folder: Path, problem, settings, name, **hyper):
@@ -222,10 +226,10 @@ def trace(folder: Path, problem, settings, name, **hyper):
         return LocalPool(worker), [describe("cpu")]
 
     found = Trace()
-    with settled(1, False), opened(experiment, data, pool, False) as simulation:
-        found.record(simulation, experiment.facts.parameters)
-        for _ in simulation.rounds():
-            found.record(simulation, experiment.facts.parameters)
+    with settled(1, False), opened(experiment, data, pool, False) as opened_run:
+        found.record(opened_run, experiment.facts.parameters)
+        for _ in opened_run.rounds():
+            found.record(opened_run, experiment.facts.parameters)
     assert len(found.cohorts) == experiment.rounds
     return found
 
@@ -635,11 +639,11 @@ def test_anchors_of_local_ghbm_are_what_clients_received_last(run, logistic):
     last = {}
     for r, cohort in enumerate(local.cohorts):
         last |= dict.fromkeys(cohort, r + 1)
-        assert local.tables[r]["last"] == last
+        assert local.last[r] == last
         assert set(local.past[r]) == set(last.values())
         for number, anchor in local.past[r].items():
             np.testing.assert_array_equal(anchor, local.models[number - 1])
-    assert len(local.tables[0]["last"]) == 2
+    assert len(local.last[0]) == 2
 
 
 CYCLIC = FULL | {"train.sampling": "cyclic", "train.cohort_size": 2}

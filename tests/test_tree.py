@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fedray.core.seeds import Purpose, stream
 from fedray.core.tree import TreeSum, reduce_rows, subtree
-from fedray.engine.cohorts import draw_cohort, shares, weights_of
+from fedray.engine.cohorts import draw_cohort, weights_of
+from fedray.engine.dealing import shares
 
 SIZES = st.integers(1, 70)
 SEEDS = st.integers(0, 2**32)

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
-from fedray.engine.server import Simulation
 
 from fedray.algorithms import known_algorithms
 from fedray.config import load
@@ -30,6 +29,7 @@ from fedray.core.network import predicting_head
 from fedray.engine.opening import opened
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
+from fedray.engine.run import Run
 from fedray.resolve import resolve
 
 SETTING = {
@@ -52,15 +52,15 @@ BATCH, PART = 64, 256
 
 
 class Running:
-    """A simulation whose rounds are made one at a time."""
+    """A run whose rounds are made one at a time."""
 
     def __init__(self, stack: contextlib.ExitStack, algorithm: str, **keys: Any) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         experiment, data = resolve(load({**SETTING, "algorithm.name": algorithm, "run.output": folder, **keys}))
         pool: Callable[[Any], Any] = lambda worker: (LocalPool(worker), [describe("cpu")])  # noqa: E731
         self.experiment = experiment
-        self.simulation: Simulation = stack.enter_context(opened(experiment, data, pool, False))
-        self.rounds = self.simulation.rounds()
+        self.run: Run = stack.enter_context(opened(experiment, data, pool, False))
+        self.rounds = self.run.rounds()
 
     def round(self) -> float:
         began = time.perf_counter()
@@ -69,9 +69,8 @@ class Running:
 
     def passes(self) -> dict[str, float]:
         """Seconds of a mini-batch's forward pass and gradient, and of a gradient of a part of the full batch."""
-        worker = self.simulation.worker
-        network, at = worker.network, self.simulation.server["x"].rows(1)
-        x, y = (tensor[None] for tensor in worker.train.gather(self.simulation.data.client(0)[:PART]))
+        network, at = self.run.worker.network, self.run.state.server["x"].rows(1)
+        x, y = (tensor[None] for tensor in self.run.worker.train.gather(self.run.data.client(0)[:PART]))
         small, large = Batch(x[:, :BATCH], y[:, :BATCH], 0), Batch(x, y, 0)
         return {
             "forward": timed(lambda: network.forward(at, small.x)),
@@ -82,7 +81,7 @@ class Running:
 
     def _prediction(self) -> float:
         """Seconds of a mini-batch there and back through the head's predictor, if it has one."""
-        head = predicting_head(self.simulation.worker.network.module)
+        head = predicting_head(self.run.worker.network.module)
         if head is None:
             return 0.0
         predictor = head.predictor.train()
@@ -92,7 +91,7 @@ class Running:
 
     def must(self, passes: dict[str, float]) -> float:
         """Seconds of what this round had to do beyond FedAvg's."""
-        work, server = self.experiment.algorithm.work, self.simulation.server
+        work, server = self.experiment.algorithm.work, self.run.state.server
         step = work.forwards * passes["forward"] + work.backwards * (passes["gradient"] - passes["forward"])
         step += work.predictions * passes["prediction"]
         own = self.experiment.algorithm.server_flops(server, self.experiment.facts.flops)
