@@ -16,12 +16,14 @@ class TestFedAvg(AlgorithmContract):
 
 class TestFedProx(AlgorithmContract):
     algorithm = "fedprox"
+    actors = (3,)
     hyper = {"mu": 0.3}
     zero = {"mu": 0.0}
 
 
 class TestFedNAG(AlgorithmContract):
     algorithm = "fednag"
+    actors = (2,)
     zero = {"gamma": 0.0}
 
 
@@ -34,6 +36,7 @@ class TestPFedMo(AlgorithmContract):
 class TestPFedMoPrinted(AlgorithmContract):
     algorithm = "pfedmo"
     hyper = {"pi": 0.3, "form": "printed", "rep_steps": 3}
+    actors = (2,)
     zero = {"pi": 0.0, "gamma": 0.0}
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,18 @@ from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.folder import read_metrics
 
 FOUR = ("fedavg", "scaffold", "fedsiam_da", "pfedmo")
-"""No state, vectors of state, models and two phases, server training; all but the first are killed every time."""
-EVERY = [pytest.param(name, marks=() if name in FOUR[1:] else pytest.mark.slow) for name in known_algorithms()]
+"""No state, vectors of state, whole models and two phases, training of the server's own."""
+KILLED_WITH = {"scaffold": (3,), "fedsiam_da": (1,), "pfedmo": (2,)}
+"""Numbers of client actors with which an algorithm's actors are killed every time; the other numbers, and the other
+algorithms, are slow."""
+KILLED_AND_RESUMED = (*FOUR, "ghbm", "local_ghbm", "mime", "moon")
+"""What is killed and resumed locally every time: all that runs keep in different ways."""
+
+
+def every(quick: Iterable[str]) -> list[Any]:
+    """All algorithms as parameters, of which those that are not ``quick`` are slow."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in known_algorithms()]
+
 
 SLOW_ROUNDS = {**SETTINGS, "model.hidden": [64], "train.local_epochs": 8, "run.rounds": 12, "run.checkpoint_every": 3}
 SLOW_ROUNDS |= {"model.proj_dim": 16}
@@ -38,7 +48,9 @@ def slow_rounds(algorithm: str) -> dict[str, Any]:
     """A run of rounds that last long enough to be killed in the middle."""
     # the rate of the adaptive server rules is in units of their normalised step
     server_lr = {"train.server_lr": 0.02} if algorithm in ("fedadam", "fedyogi", "fedadagrad") else {}
-    return {**SLOW_ROUNDS, "algorithm.name": algorithm, **server_lr}
+    # its local steps take four times as long as others'
+    epochs = {"train.local_epochs": 2} if algorithm == "fedsiam_da" else {}
+    return {**SLOW_ROUNDS, "algorithm.name": algorithm, **server_lr, **epochs}
 
 
 def actor_pids_of(folder: Path) -> list[int]:
@@ -51,13 +63,19 @@ def actor_pids(folder: Path) -> list[int]:
     return [pid for pid in actor_pids_of(folder) if Path(f"/proc/{pid}").exists()]
 
 
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_actors_killed_in_the_middle_of_rounds(algorithm: str, tmp_path: Path, ray_cluster: None) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "actors"),
+    [
+        pytest.param(name, actors, marks=() if actors in KILLED_WITH.get(name, ()) else pytest.mark.slow)
+        for name in known_algorithms()
+        for actors in (1, 2, 3)
+    ],
+)
+def test_actors_killed_in_the_middle_of_rounds(algorithm: str, actors: int, tmp_path: Path, ray_cluster: None) -> None:
     """The bits of the local engine from 1, 2 and 3 actors, of which three are killed."""
     config = slow_rounds(algorithm)
     whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
-    for actors in (1, 2, 3):
-        assert_same(whole, killing(config, actors, tmp_path / str(actors)))
+    assert_same(whole, killing(config, actors, tmp_path / "ray"))
 
 
 def killing(config: dict[str, Any], actors: int, output: Path) -> RunResult:
@@ -197,7 +215,7 @@ def fresh() -> Any:
     return context
 
 
-@pytest.mark.parametrize("algorithm", known_algorithms())
+@pytest.mark.parametrize("algorithm", every(KILLED_AND_RESUMED))
 def test_local_engine_resumed_after_kill_9(algorithm: str, fresh: Any, tmp_path: Path) -> None:
     config = {**slow_rounds(algorithm), "run.name": "run"}
     whole = simulate({**config, "run.output": str(tmp_path / "whole")}, data=small_source())
@@ -217,7 +235,7 @@ def test_local_engine_resumed_after_kill_9(algorithm: str, fresh: Any, tmp_path:
 
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
-    [pytest.param("local", "pfedmo"), *(pytest.param("ray", *p.values, marks=p.marks) for p in EVERY)],
+    [pytest.param("local", "pfedmo"), *(pytest.param("ray", *p.values, marks=p.marks) for p in every(["pfedmo"]))],
 )
 def test_resumed_after_kill_9(algorithm: str, kind: str, tmp_path: Path) -> None:
     """Driver, server and client actors killed alike; the same command then ends with the bits of an unbroken run."""

@@ -98,7 +98,7 @@ MISTAKES = {
     ModelForAVector: r"state\['d'\] is a Model, but is declared in client_state",
     NarrowState: r"state\['d'\] must be \[C, 144\], but is \[C, 3\]",
     UploadOfSome: r"must return the same for all clients, but uploads\['z'\] is .* for some and .* for others",
-    UploadsOfUnequalWidths: r"uploads\['z'\] is sum of a tensor \[C, .\] for some and sum of a tensor \[C, .\] for others",
+    UploadsOfUnequalWidths: r"uploads\['z'\] is sum of a tensor \[C, .\] for some and sum of a tensor .* for others",
     UnequalWeights: r"uploads\['z'\] is .* for some and .* for others",
     TooFewRows: r"uploads\['y'\] must have one row for each of the stack's clients \(1\), but has shape \[0, 144\]",
     NoRows: r"scalars\['n'\] must have one row for each of the stack's clients \(1\), but has shape \[\]",
