@@ -6,8 +6,10 @@ from fedray.algorithms import Algorithm, ServerState, known_algorithms
 from fedray.config import Config
 from fedray.data.source import load_source
 from fedray.errors import UserError
+from fedray.experiment import Experiment, Own
 from fedray.importing import blamed
-from fedray.resolve import Experiment, Own, resolve
+from fedray.models.heads import DEFAULT, serves
+from fedray.resolve import resolve
 from fedray.tracking import costs
 from fedray.tracking.cost_tables import Candidate, Scenario
 
@@ -29,7 +31,8 @@ def compared(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]
 
     def instead(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
         """The experiment with another algorithm, and its server: one for all that need the same head and data."""
-        head = config.model.head if config.model.head in cls.heads else cls.heads[0]
+        asked, need = config.model.head, cls.needs_head
+        head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]
         if (head, cls.needs_public) not in alike:
             experiment, others = resolve(_with_algorithm(config, name, head), own)
             alike[head, cls.needs_public] = with_server(experiment, len(others.public))

@@ -20,28 +20,19 @@ from fedray.data.source import Source
 
 
 def inputs_of(
-    source: Source,
-    data: FederatedData,
-    algorithm: type,
-    model: Any,
-    initial: nn.Module,
-    loss: Any,
-    metrics: Mapping[str, Any],
+    source: Source, data: FederatedData, model: Any, initial: nn.Module, code: Mapping[str, Any]
 ) -> dict[str, str]:
     """A digest of each thing that a run is made from, by what a message calls it.
 
     ``model``: what makes the model, or the module that was given; ``initial``: the model with its initial weights;
-    ``loss`` (None: the model's own) and ``metrics``: what the user gave.
+    ``code``: the other classes and functions, by what a message calls them.
     """
     found = contents(source, data)
-    found["code of the algorithm"] = code_digest(algorithm)
     # "initialisation of the model" says what these are when training begins
     weights = tensors_of(model).values() if isinstance(model, nn.Module) else ()
     found["code of the model"] = code_digest(model, apart_from=list(weights))
     found["initialisation of the model"] = _of_tensors(tensors_of(initial))
-    if loss is not None:
-        found["loss"] = code_digest(loss)
-    return found | {f"metric {name}": code_digest(metric) for name, metric in metrics.items()}
+    return found | {name: code_digest(thing) for name, thing in code.items()}
 
 
 def _of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:

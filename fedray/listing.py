@@ -88,11 +88,13 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
 
 def _facts(cls: type[Algorithm]) -> str:
     """Where an algorithm is from, and what it needs."""
+    from fedray.models.heads import DEFAULT
+
     facts = [cls.paper] if cls.paper else []
     if cls.needs_public:
         facts.append("trains on a public set (data.public_samples)")
-    if "none" not in cls.heads:
-        facts.append(f"needs a model head ({' or '.join(f'model.head={head}' for head in cls.heads)})")
+    if cls.needs_head != "nothing":
+        facts.append(f"needs a model head with a {cls.needs_head} (model.head={DEFAULT[cls.needs_head]})")
     return "; ".join(facts) or "no paper"
 
 

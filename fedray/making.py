@@ -19,7 +19,7 @@ from fedray.core.vectors import tensors_of
 from fedray.errors import UserError, first_sentence, near_miss
 from fedray.importing import blamed
 from fedray.models import build, find_model, options_of
-from fedray.models.heads import ProjectionHead, add_head
+from fedray.models.heads import Head, add_head, find_head
 
 Maker = Callable[..., nn.Module]
 """Makes the model with its initial weights; called with a client, with others that are drawn for the client."""
@@ -46,7 +46,8 @@ def maker_of(
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
         make = Seeded(chosen, name, shape, classes, options, seed)
-    return name, make if head == "none" else Headed(make, name, head, section.proj_dim, shape, seed)
+    found = find_head(head)
+    return name, make if found is None else Headed(make, name, found, head, section.proj_dim, shape, seed)
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,12 @@ class Seeded:
 
 @dataclass(frozen=True)
 class Headed:
-    """Makes a model with a projection head, whose initial weights are drawn likewise."""
+    """Makes a model with a head, whose initial weights are drawn likewise."""
 
     make: Callable[..., nn.Module]
     name: str
-    head: str
+    head: type[Head]
+    kind: str
     width: int
     shape: tuple[int, ...]
     seed: int
@@ -101,8 +103,8 @@ class Headed:
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)
         draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
-        with draws, blamed(f"model.head={self.head}, model.proj_dim={self.width}: the head can't be made"):
-            add_head(module, self.head, self.width, self.name, torch.zeros(2, *self.shape))
+        with draws, blamed(f"model.head={self.kind}, model.proj_dim={self.width}: the head can't be made"):
+            add_head(module, self.head, self.kind, self.width, self.name, torch.zeros(2, *self.shape))
         return module
 
 
@@ -121,7 +123,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
-    heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, ProjectionHead)]
+    heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
     of_head = {name for name in wanted if name.startswith(tuple(heads))}
     if not of_head & tensors.keys():
         # weights of a backbone: the head keeps what was drawn for it

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import Config, check, flat, folder_name, unknown_key
+from fedray.config import LOCAL_STEPS, ROUNDS, Config, check, flat, folder_name, unknown_key
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import Loss, cross_entropy
 from fedray.core.rounding import whole
@@ -22,11 +22,13 @@ from fedray.data.partition import kind_of
 from fedray.data.source import Source, load_source
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError
+from fedray.experiment import Experiment, Own
 from fedray.implied import filled, implied_values, notes_on
 from fedray.importing import blamed
 from fedray.inputs import inputs_of
-from fedray.making import Maker, load_weights, maker_of
+from fedray.making import Maker, maker_of
 from fedray.models import find_model
+from fedray.models.heads import DEFAULT, find_head, serves
 from fedray.models.inspection import ModelFacts, check_metrics, inspect_model
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
@@ -42,108 +44,6 @@ VMAP_FLOPS = 2e5
 """Forward FLOPs of one client's batch, for each client of a stack, up to which a CPU trains the stack faster than one
 client after another: below it a step is bound by the dispatch of operations (logistic regression, small MLPs), above it
 by arithmetic. Measured by analysis/benchmarks/chunks.py."""
-
-
-ROUNDS, LOCAL_STEPS = 50, 20
-"""Rounds, and local steps of each, where nothing is said of them."""
-
-
-NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
-"""Keys that a user sets and that say nothing of what is run."""
-
-
-@dataclass(frozen=True)
-class Own:
-    """What a user hands to :func:`fedray.simulate` instead of naming it in the config.
-
-    ``preloaded``: ``source`` is the one that the config names all the same, read beforehand for several runs.
-    """
-
-    source: Source | None = None
-    model: Callable[..., nn.Module] | nn.Module | None = None
-    loss: Loss | None = None
-    metrics: Mapping[str, Loss] = field(default_factory=dict)
-    preloaded: bool = False
-
-    @property
-    def given(self) -> list[str]:
-        """The arguments of :func:`fedray.simulate` without which the config alone means another run."""
-        there = {
-            "data": self.source is not None and not self.preloaded,
-            "model": self.model is not None,
-            "loss": self.loss is not None,
-            "metrics": bool(self.metrics),
-        }
-        return [name for name, given in there.items() if given]
-
-    def notes(self, seeds: int) -> list[str]:
-        """Lines about what is the same in runs of so many seeds, and need not be expected to be."""
-        if seeds == 1 or not isinstance(self.model, nn.Module):
-            return []
-        return [
-            f"warning: model= is a module, so all {seeds} seeds start from the same initial weights; to draw them from "
-            "each seed, give its class or a function that makes one"
-        ]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """All that a run does, but its data: small, and the same in every process.
-
-    ``config`` is resolved: what a default or ``auto`` stood for has been filled in. ``notes`` are lines worth telling
-    the user before it starts. ``inputs``: digests of what else the result is made from (:mod:`fedray.inputs`).
-    ``asked``: what the user set, and ``implied``: what null stands for, by dotted key.
-    """
-
-    config: Config
-    algorithm: Algorithm
-    module: Callable[..., nn.Module]
-    loss: Loss
-    metrics: Mapping[str, Loss]
-    facts: ModelFacts
-    training: LocalTraining
-    rounds: int
-    cohort_size: int
-    weighting: str
-    device: str
-    vectorize: bool
-    chunk: int | None
-    notes: tuple[str, ...] = ()
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    implied: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def precision(self) -> str:
-        return self.config.train.precision
-
-    @property
-    def draws(self) -> bool:
-        return self.facts.draws
-
-    @property
-    def server_device(self) -> str:
-        """Where the server computes: on the CPU unless it has a share of a GPU."""
-        return self.device if self.config.engine.server_gpus else "cpu"
-
-    @property
-    def hyper_parameters(self) -> dict[str, Any]:
-        """What tells the run from others, by dotted key: what the user set, and all that its algorithm takes."""
-        resolved = flat(self.config.model_dump(mode="json"))
-        told = {key for key in resolved if key in self.asked or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
-        # what is resolved into another key, as run.iterations is into rounds, is null
-        return {key: self.asked.get(key) if resolved[key] is None else resolved[key] for key in sorted(told)}
-
-    def build_model(self, client: int | None = None) -> nn.Module:
-        """The module with its initial weights, which depend on ``run.seed`` alone; or others, drawn for a client."""
-        module = self.module(client)
-        if self.config.model.init == "zeros":
-            with torch.no_grad():
-                for parameter in module.parameters():
-                    parameter.zero_()
-        if self.config.model.weights and client is None:
-            load_weights(module, Path(self.config.model.weights))
-        return module
 
 
 def resolve(
@@ -199,7 +99,11 @@ def resolve(
         asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
     maker = find_model(model.name) if own.model is None else own.model
-    inputs = inputs_of(source, data, type(algorithm), maker, experiment.build_model(), own.loss, model.metrics)
+    code: dict[str, Any] = {"code of the algorithm": type(algorithm)}
+    code |= {f"metric {name}": metric for name, metric in model.metrics.items()}
+    code |= {} if own.loss is None else {"loss": own.loss}
+    code |= {} if head == "none" else {"code of the head": find_head(head)}
+    inputs = inputs_of(source, data, maker, experiment.build_model(), code)
     return replace(experiment, inputs=inputs), data
 
 
@@ -344,10 +248,14 @@ def _cohort_size(config: Config, data: FederatedData) -> int:
 
 
 def _head(config: Config, algorithm: Algorithm) -> str:
-    asked, possible = config.model.head, algorithm.heads
-    if asked != "auto" and asked not in possible:
-        raise UserError(f"model.head={asked}: {config.algorithm.name} needs {' or '.join(possible)}; use auto")
-    return possible[0] if asked == "auto" else asked
+    asked, need = config.model.head, algorithm.needs_head
+    if asked == "auto":
+        return DEFAULT[need]
+    if not serves(asked, need):
+        raise UserError(
+            f"model.head={asked}: {config.algorithm.name} needs a head with a {need}, such as {DEFAULT[need]}; use auto"
+        )
+    return asked
 
 
 def _unreduced(loss: Any) -> Loss:

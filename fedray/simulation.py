@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fedray.core.network import Loss
     from fedray.data.federated import FederatedData
     from fedray.engine.run import Report
+    from fedray.experiment import Experiment, Own
     from fedray.placement import Device
-    from fedray.resolve import Experiment, Own
 
     Callback = Callable[[Report], Any]
 
@@ -134,7 +134,7 @@ def simulate(
         raise UserError("simulate(test=...) needs data=... too")
 
     def own() -> Own:
-        from fedray.resolve import Own
+        from fedray.experiment import Own
 
         source = None
         if data is not None:

@@ -111,7 +111,7 @@ KEYS = [
     ("algorithm.name=pfedmo data.public_samples=0", "trains a model on a public set; use auto"),
     ("model.name=lenet", "unknown model 'lenet' .did you mean 'lenet5'"),
     ("model.name=mlp model.hidden=100", "hidden must be a list of positive whole numbers, not 100"),
-    ("algorithm.name=moon model.head=none", "moon needs moon or siam"),
+    ("algorithm.name=moon model.head=none", "moon needs a head with a projection, such as moon; use auto"),
     ("algorithm.name=moon model.name=logistic", "model logistic has no representation"),
     ("data.source=mnits", "no source 'mnits' .did you mean 'mnist'"),
     ("data.source=npz", "npz needs data.root"),

@@ -16,7 +16,8 @@ from fedray.config import load
 from fedray.core.seeds import Purpose, stream
 from fedray.data.source import Source
 from fedray.engine.checkpoint import load_last
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 SHARED = ["global_on_shares_accuracy", "cohort_with_shares", "cohort_least_share"]
@@ -29,7 +30,7 @@ CLIENTS = [
 class Twofold(FedAvg):
     """FedAvg, watched at twice its model too."""
 
-    def monitors(self, server):
+    def further_models(self, server):
         x = server["x"]
         return {"twofold": x.with_parameters(2 * x.parameters)}
 
@@ -37,7 +38,7 @@ class Twofold(FedAvg):
 class Misnamed(FedAvg):
     """A monitor whose column would be another's."""
 
-    def monitors(self, server):
+    def further_models(self, server):
         return {"train": server["x"]}
 
 
@@ -260,7 +261,7 @@ def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
     assert parts.evaluation["round"].value_counts().index.sort_values().tolist() == [1, 2, 3, 4, 5, 6]
 
 
-# ---------------------------------------------------------------- monitors, and what is refused
+# ---------------------------------------------------------------- further models, and what is refused
 
 
 def test_every_monitor_has_its_columns(tmp_path):
@@ -277,7 +278,7 @@ def test_every_monitor_has_its_columns(tmp_path):
         ({"run__eval_clients": -1}, "run.eval_clients must be 'all' or at least 0, not -1"),
         ({"run__finetune_steps": -1}, "run.finetune_steps"),
         ({"data__least_test_samples": 61, "run__eval_clients": 2}, "the test set has only"),
-        ({"algorithm__name": f"{__name__}:Misnamed"}, "a monitor can't be called 'train'"),
+        ({"algorithm__name": f"{__name__}:Misnamed"}, "a further model can't be called 'train'"),
     ],
 )
 def test_what_can_not_be_scored_is_refused(tmp_path, keys, message):

@@ -15,7 +15,8 @@ from fedray.data import plot
 from fedray.data.federated import federate
 from fedray.data.own import own_source
 from fedray.data.source import Source, from_fields, load_source
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.resolve import resolve
 
 rng = np.random.default_rng(1)
 X, Y = rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3

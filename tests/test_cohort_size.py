@@ -8,7 +8,8 @@ import pytest
 from fedray.config import load
 from fedray.core.rounding import whole
 from fedray.data.source import Source
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.resolve import resolve
 from fedray.testing.contracts import small_source
 
 

@@ -8,7 +8,8 @@ import yaml
 
 from fedray.config import load
 from fedray.errors import UserError
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.axis import RoundCost, cost_of_a_round
 from fedray.tuning.curves import learning_curves, runs_of

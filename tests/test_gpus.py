@@ -14,8 +14,9 @@ from fedray import UserError, simulate
 from fedray.config import EngineConfig, load
 from fedray.engine.determinism import deterministic, nondeterministic_operations
 from fedray.engine.process import environment
+from fedray.experiment import Own
 from fedray.placement import device_of_cluster, place
-from fedray.resolve import Own, resolve
+from fedray.resolve import resolve
 from fedray.testing.contracts import small_source
 from fedray.tracking.folder import device_of
 from fedray.tuning.resources import unused_gpus

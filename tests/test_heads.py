@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from fedray import UserError, simulate
 from fedray.config import load
 from fedray.core.network import Network
-from fedray.models.heads import ProjectionHead
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.models.heads import Head, ProjectionHead
+from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, small_source
 
@@ -250,3 +251,45 @@ def test_heads_draw_as_the_seed_says(tmp_path):
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))
     assert F.cosine_similarity(weights(1).flatten(), weights(2).flatten(), dim=0) < 0.5
+
+
+# ---------------------------------------------------------------- heads of the user's own
+
+
+class Narrow(Head):
+    """One linear layer in the place of MOON's three."""
+
+    def __init__(self, features: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.projection, self.classifier = nn.Linear(features, width), nn.Linear(width, classes)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.classifier(self.projection(input))
+
+
+OWN = f"{__name__}:Narrow"
+
+
+def test_a_head_of_ones_own_gives_the_representation(tmp_path):
+    experiment, _ = resolve(load({**SETTINGS, "algorithm.name": "moon", "model.head": OWN}), Own(small_source()))
+    module = experiment.build_model()
+    assert sum(isinstance(each, Narrow) for each in module.modules()) == 1
+    assert experiment.config.model.head == OWN
+    assert experiment.inputs["code of the head"]
+    config = {**SETTINGS, "algorithm.name": "moon", "model.head": OWN, "run.output": str(tmp_path), "run.rounds": 2}
+    result = simulate(config, data=small_source())
+    assert result.summary["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "head", "message"),
+    [
+        ("fedsiam_da", OWN, "needs a head with a prediction, such as siam"),
+        ("moon", "none", "needs a head with a projection, such as moon"),
+        ("fedavg", "mooon", r"unknown model.head 'mooon' \(did you mean 'moon'\?\)"),
+        ("fedavg", f"{__name__}:Plain", "is not a subclass of fedray.models.Head"),
+    ],
+)
+def test_heads_that_an_algorithm_cant_use_are_refused(algorithm, head, message):
+    with pytest.raises(UserError, match=message):
+        resolve(load({**SETTINGS, "algorithm.name": algorithm, "model.head": head}), Own(small_source()))

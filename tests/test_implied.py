@@ -9,7 +9,8 @@ import yaml
 from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data.source import Source
-from fedray.resolve import Own, dump, resolve
+from fedray.experiment import Own
+from fedray.resolve import dump, resolve
 from fedray.testing.contracts import small_source
 
 BASE = {"model.name": "logistic", "engine.kind": "local", "algorithm.name": "fedavg", "data.clients": 9}

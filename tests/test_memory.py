@@ -16,7 +16,8 @@ from fedray.config import load
 from fedray.core.network import LoopNetwork
 from fedray.engine import gpu_sharing
 from fedray.engine.memory import Footprint, activations, actors_per_gpu, is_out_of_memory
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.resolve import resolve
 from fedray.testing.contracts import small_source
 
 GB = 10**9

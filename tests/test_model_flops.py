@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fedray.config import load
 from fedray.core.network import cross_entropy
+from fedray.experiment import Own
 from fedray.models.inspection import ModelFacts, inspect_model
-from fedray.resolve import Own, resolve
+from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
 TOKENS, WIDTH, HIDDEN, CLASSES = 5, 8, 6, 4

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from fedray import UserError, simulate
 from fedray.config import load
+from fedray.experiment import Own
 from fedray.models.inspection import check_per_sample
-from fedray.resolve import Own, resolve
+from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tuning.spec import read_sweeps

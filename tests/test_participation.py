@@ -13,7 +13,8 @@ from fedray.config import load
 from fedray.engine.opening import opened
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import small_source
 

@@ -26,8 +26,9 @@ from fedray.data.source import Source
 from fedray.engine.opening import opened
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
+from fedray.experiment import Own
 from fedray.models.small import Logistic
-from fedray.resolve import Own, resolve
+from fedray.resolve import resolve
 
 SEED, LR, ROUNDS = 5, 0.1, 6
 TOLERANCE = 1e-5

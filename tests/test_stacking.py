@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data.source import Source
+from fedray.experiment import Own
 from fedray.models.ghbm import ResNet20
 from fedray.models.small import MLP, LeNet5
-from fedray.resolve import Own, resolve
+from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import assert_same
 

@@ -18,7 +18,8 @@ from fedray.config import load
 from fedray.data.own import own_source
 from fedray.engine.opening import opened
 from fedray.errors import UserError
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.resolve import resolve
 from fedray.tuning import tune
 from fedray.tuning.recorded import check_recorded
 from fedray.tuning.spec import read_sweeps

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from fedray.algorithms import find_algorithm
 from fedray.config import load
 from fedray.errors import UserError
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
+from fedray.tuning.finals import label_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.suite import Suite, read_suite
 
@@ -153,14 +154,11 @@ def test_a_suite_may_ask_for_something_else(overrides, tmp_path):
     assert not any("for all" in line for line in suite.notes)
 
 
-def test_a_head_that_serves_all_is_found_or_the_suite_is_refused(tmp_path, monkeypatch):
+def test_the_smallest_head_that_serves_all_is_found(tmp_path):
     suite = written(tmp_path, ["fedavg", "moon", "fedsiam_da"])
     assert {spec.base["model.head"] for spec in suite.specs} == {"siam"}
-    monkeypatch.setattr(find_algorithm("moon"), "heads", ("moon",))
-    message = r"no model.head is possible for all \(moon needs moon; fedsiam_da needs siam\): .*model.head=auto"
-    with pytest.raises(UserError, match=message):
-        written(tmp_path, ["fedavg", "moon", "fedsiam_da"])
-    written(tmp_path, ["fedavg", "moon", "fedsiam_da"], "model.head=auto")
+    suite = written(tmp_path, ["fedavg", "moon"])
+    assert {spec.base["model.head"] for spec in suite.specs} == {"moon"}
 
 
 def test_a_public_set_of_the_sources_own_is_the_common_one(tmp_path, monkeypatch):
@@ -175,18 +173,27 @@ def test_a_public_set_of_the_sources_own_is_the_common_one(tmp_path, monkeypatch
 
 
 def test_the_baseline_with_the_public_samples_dealt_out_is_run_where_a_server_has_them(tmp_path):
-    def labels(algorithms, *overrides):
-        return [final.label for final in written(tmp_path, algorithms, *overrides).finals]
+    def labels(algorithms, *overrides, baseline="fedavg"):
+        return [final.label for final in written(tmp_path, algorithms, *overrides, baseline=baseline).finals]
 
     dealt = "fedavg, the public samples dealt to its clients"
     assert labels(["pfedmo", "fedavg"]) == ["pfedmo", "fedavg", dealt]
-    assert labels(["pfedmo", "fedprox"]) == ["pfedmo", "fedprox"]
+    assert labels(["pfedmo", "fedavg"], baseline="pfedmo") == ["pfedmo", "fedavg"]
     # these hold the samples out for nobody, or not for FedAvg
     assert labels(["fedprox", "fedavg"], "data.public_samples=20") == ["fedprox", "fedavg"]
     assert labels(["pfedmo", "fedavg"], "data.public_samples=auto") == ["pfedmo", "fedavg"]
-    final = written(tmp_path, ["pfedmo", "fedavg"]).finals[2]
-    assert final.folder(3) != written(tmp_path, ["pfedmo", "fedavg"]).finals[1].folder(3)
+    _, plain, final = written(tmp_path, ["pfedmo", "fedavg"], baseline="fedavg").finals
+    assert final.folder(3) != plain.folder(3)
     assert final.changed == {"data.public_to": "clients"}
+
+
+def test_the_baseline_is_one_of_the_algorithms(tmp_path):
+    assert label_of(written(tmp_path, ["fedprox", "fedavg"]).baseline) == "fedprox"
+    assert label_of(written(tmp_path, ["fedprox", "fedavg"], baseline="fedavg").baseline) == "fedavg"
+    with pytest.raises(
+        UserError, match=r"baseline: 'fedavgm' is none of the suite's algorithms \(did you mean 'fedavg'"
+    ):
+        written(tmp_path, ["fedprox", "fedavg"], baseline="fedavgm")
 
 
 # ---------------------------------------------------------------- outside suites

@@ -17,7 +17,8 @@ from fedray.algorithms import known_algorithms
 from fedray.cli import main
 from fedray.config import flat, load, read_file
 from fedray.errors import UserError
-from fedray.resolve import Own, resolve, rounds_of
+from fedray.experiment import Own
+from fedray.resolve import resolve, rounds_of
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.axis import STEPS, budget_of, reached, value_of

@@ -21,7 +21,8 @@ from fedray.algorithms import Algorithm, Carry, Result, Upload, parameter
 from fedray.config import flat, load, read_file
 from fedray.engine.stored import store, store_source
 from fedray.errors import UserError
-from fedray.resolve import Own, resolve
+from fedray.experiment import Own
+from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
 from fedray.tuning import tune

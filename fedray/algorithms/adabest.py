@@ -55,6 +55,6 @@ class AdaBest(FedAvg):
         server["x"] = sums["y"] - self.hyper.beta * (server["xbar"] - sums["y"])
         server["xbar"] = sums["y"]
 
-    def monitors(self, server: ServerState) -> Mapping[str, Model]:
+    def further_models(self, server: ServerState) -> Mapping[str, Model]:
         """The clients' average xbar, which the authors' code deploys beside x."""
         return {"averaged": server["xbar"]}

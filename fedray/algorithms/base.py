@@ -144,8 +144,6 @@ class Algorithm:
     """The paper's aggregation weights, used under ``train.weighting: auto``."""
     traffic: Traffic = Traffic()
     work: Work = Work()
-    ghbm_overhead: ClassVar[float | None] = None
-    """What GHBM's cost table charges per direction, in models, where that is not what :attr:`traffic` holds."""
     needs_received: ClassVar[bool] = False
     """Whether clients need the model that they received last, :attr:`ClientPhase.received`. It is kept once for each
     round in which a client got it, not for each client."""
@@ -154,8 +152,9 @@ class Algorithm:
     uses_server_lr: ClassVar[bool] = True
     assumes_plain_sgd: ClassVar[bool] = False
     """Whether the local rule is meant for clients without momentum, which would accumulate its corrections."""
-    heads: ClassVar[tuple[str, ...]] = ("none", "moon", "siam")
-    """The model heads (``model.head``) under which it works; the first is the one that it asks for."""
+    needs_head: ClassVar[Literal["nothing", "projection", "prediction"]] = "nothing"
+    """What it needs of the model's head (``model.head``): a ``projection``, whose output is the representation z, and
+    beside it a ``prediction`` of z."""
     server_training_before: ClassVar[str | None] = None
     """The phase before which :meth:`server_training` must be done."""
 
@@ -234,7 +233,7 @@ class Algorithm:
         """The model that is evaluated, saved and hashed."""
         return server["x"]
 
-    def monitors(self, server: ServerState) -> Mapping[str, Model]:
+    def further_models(self, server: ServerState) -> Mapping[str, Model]:
         """Further models by name: the test accuracy of each is the column ``<name>_accuracy``.
 
         The names must be the same in every round, from :meth:`init_server` on.

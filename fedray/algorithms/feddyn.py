@@ -60,6 +60,6 @@ class FedDyn(FedAvg):
     def eval_model(self, server: ServerState) -> Model:
         return server["mean"] if self.hyper.eval == "avg_selected" else server["x"]
 
-    def monitors(self, server: ServerState) -> Mapping[str, Model]:
+    def further_models(self, server: ServerState) -> Mapping[str, Model]:
         """The one of the two models that is not evaluated: the authors' code reports both."""
         return {"server": server["x"]} if self.hyper.eval == "avg_selected" else {"averaged": server["mean"]}

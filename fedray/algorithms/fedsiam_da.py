@@ -35,7 +35,7 @@ class FedSiamDA(Algorithm):
 
     name = "fedsiam_da"
     paper = "Yang et al., 2022 (arXiv 2211.09421)"
-    heads = ("siam",)
+    needs_head = "prediction"
     client_models = ("last",)
     weighting = "uniform"
     uses_server_lr = False

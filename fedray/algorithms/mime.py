@@ -68,8 +68,6 @@ class Mime(MimeLite):
     phases = ("gradients", "train")
     traffic = Traffic(vectors_down=2, vectors_up=1)
     work = Work(forwards=1, backwards=1, full_gradients=1)
-    # 2.5 by content, but in two exchanges
-    ghbm_overhead = 3.0
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         names = ("x",) if phase == "gradients" else ("x", "s", "c")

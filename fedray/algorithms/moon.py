@@ -31,7 +31,7 @@ class Moon(FedAvg):
     """
 
     paper = "Li, He, Song, CVPR 2021"
-    heads = ("moon", "siam")
+    needs_head = "projection"
 
     class Hyper(base.Hyper):
         mu: float = base.parameter(1.0, "weight of the contrastive loss (mu, eq. 4)", ge=0)

@@ -142,7 +142,7 @@ class PFedMo(Algorithm):
     def eval_model(self, server: ServerState) -> Model:
         return self._personal(server, self._mean_a(server))[0]
 
-    def monitors(self, server: ServerState) -> Mapping[str, Model]:
+    def further_models(self, server: ServerState) -> Mapping[str, Model]:
         return {"representation": server["x_rep"]}
 
     def personal_model(self, client: ClientPhase) -> Model:

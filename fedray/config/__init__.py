@@ -81,13 +81,17 @@ class Section(BaseModel):
         return {key: value for key, value in values.items() if not (value is None and key in sections)}
 
 
+ROUNDS, LOCAL_STEPS = 50, 20
+"""Rounds, and local steps of each, where nothing is said of them."""
+
+
 class RunConfig(Section):
     """What is run, for how long, and where its results go."""
 
     name: str | None = Field(None, description="name of the run folder; <algorithm>-<source> unless set")
     seed: Whole = Field(0, ge=0, lt=2**63, description="seed of everything but the partition")
     output: str = Field("runs/", description="folder in which the run folder is made")
-    rounds: Whole | None = Field(None, ge=1, description="rounds R (50 unless run.iterations is set)")
+    rounds: Whole | None = Field(None, ge=1, description=f"rounds R ({ROUNDS} unless run.iterations is set)")
     iterations: Whole | None = Field(None, ge=1, description="local iterations T: rounds = T // train.local_steps")
     eval_every: Whole = Field(1, ge=0, description="rounds between evaluations; 0 evaluates after the last round only")
     eval_test: bool = Field(True, description="evaluate the test set; sweeps do without, and touch it for winners only")
@@ -207,16 +211,20 @@ class ModelConfig(Section):
     name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")
     init: Literal["default", "zeros"] = Field("default", description="PyTorch's initialisation, or zeros")
     weights: str | None = Field(None, description="a safetensors or pt file with initial weights")
-    head: Literal["auto", "none", "moon", "siam"] = Field(
-        "auto", description="projection head; what the algorithm asks for"
+    head: str = Field(
+        "auto",
+        description="head in the place of the last layer: none, moon, siam, your own file.py:Class; auto: what the "
+        "algorithm needs",
     )
-    proj_dim: Whole = Field(256, ge=1, description="width of the projection head")
+    proj_dim: Whole = Field(256, ge=1, description="width of the representation that the head gives")
 
 
 class TrainConfig(Section):
     """Local training and the sampling of clients."""
 
-    local_steps: Whole | None = Field(None, ge=1, description="local steps tau (J); 20 unless local_epochs is set")
+    local_steps: Whole | None = Field(
+        None, ge=1, description=f"local steps tau (J); {LOCAL_STEPS} unless local_epochs is set"
+    )
     local_epochs: Whole | None = Field(None, ge=1, description="local epochs E instead of steps")
     batch_size: Whole | Literal["full"] = Field(64, description="batch size B, or full")
     lr: Real = Field(0.01, gt=0, description="client learning rate eta_l")
@@ -311,7 +319,7 @@ class Config(Section):
         if self.run.iterations is not None:
             if self.train.local_epochs is not None:
                 raise ValueError("run.iterations needs train.local_steps, not train.local_epochs")
-            steps = self.train.local_steps or 20
+            steps = self.train.local_steps or LOCAL_STEPS
             if self.run.iterations < steps:
                 raise ValueError(f"run.iterations={self.run.iterations} is less than train.local_steps={steps}")
         return self

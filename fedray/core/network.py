@@ -23,7 +23,7 @@ from fedray.core.vectors import Layout, Model
 class Outputs(NamedTuple):
     """What a forward pass gives: ``logits [b, classes]``, ``features [b, d]``, the input of the last Linear called, and
     ``prediction [b, d]``, what the head's predictor makes of them where a loss may ask for it. An algorithm that needs
-    the latter two says so by the heads that it takes; of a model that hasn't got them they are None."""
+    the latter two says so by ``needs_head``; of a model that hasn't got them they are None."""
 
     logits: Tensor
     features: Tensor = None  # type: ignore[assignment]

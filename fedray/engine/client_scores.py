@@ -1,7 +1,7 @@
 """How good models are for single clients: accuracies on the clients' own test shares, at a round's end.
 
-Every model is scored on the same shares, so that the numbers can be compared: the global model, the algorithm's
-monitors, its personal models, and the global model after some steps of local training on each client. Which samples the
+Every model is scored on the same shares, so that the numbers can be compared: the global model, the algorithm's further
+models, its personal models, and the global model after some steps of local training on each client. Which samples the
 models get right that are the same for all clients, the evaluation of the whole test set has found already: only the
 clients' own models are further work.
 """
@@ -23,7 +23,7 @@ from fedray.engine.cohorts import weights_of
 from fedray.engine.dealing import shares
 from fedray.engine.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 
 OWN_COLUMNS = {"personal": "personalized_accuracy", "finetuned": "finetuned_accuracy"}
 """Columns of metrics.csv of models that each client has its own of; the others are ``<model>_on_shares_accuracy``."""
@@ -66,14 +66,14 @@ class Scoring:
         """Whether the clients of each cohort are scored."""
         return self.personal or self.finetune_steps > 0
 
-    def models(self, monitors: Sequence[str]) -> list[str]:
+    def models(self, further: Sequence[str]) -> list[str]:
         """The names of all models that a client is scored by."""
         own = {"personal": self.personal, "finetuned": self.finetune_steps > 0}
-        return [GLOBAL, *monitors, *(name for name, there in own.items() if there)]
+        return [GLOBAL, *further, *(name for name, there in own.items() if there)]
 
-    def columns(self, monitors: Sequence[str]) -> list[str]:
+    def columns(self, further: Sequence[str]) -> list[str]:
         """The columns that it adds to metrics.csv."""
-        of_cohort = [_column(name) for name in self.models(monitors)] + ["cohort_with_shares", "cohort_least_share"]
+        of_cohort = [_column(name) for name in self.models(further)] + ["cohort_with_shares", "cohort_least_share"]
         return [*(of_cohort if self.of_cohort else ()), *(OF_CHOSEN if self.chosen else ())]
 
 
@@ -87,7 +87,7 @@ class ClientScores:
         experiment: Experiment,
         server: ServerState,
         data: FederatedData,
-        monitors: Sequence[str],
+        further: Sequence[str],
     ) -> None:
         self.scoring, self.experiment, self.data = scoring, experiment, data
         self.round, self.lr = server.round, server.lr
@@ -98,7 +98,7 @@ class ClientScores:
         self.broadcast = Broadcast({})
         if scoring.personal and self.members.ids:
             self.broadcast = experiment.algorithm.personal_broadcast(replace(server, cohort=self.members))
-        self.accuracies: dict[str, dict[int, float]] = {name: {} for name in scoring.models(monitors)}
+        self.accuracies: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
 
     def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
         """The work, in parts for ``slots`` workers; ``handle`` holds what they need."""

@@ -9,7 +9,7 @@ from fedray.algorithms import Cohort
 from fedray.core.batches import steps_of
 from fedray.core.seeds import Purpose, stream
 from fedray.engine.run_state import RunState
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 
 
 def draw_cohort(

@@ -17,14 +17,14 @@ from fedray.engine.run_state import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask
 from fedray.errors import UserError
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 from fedray.tracking.folder import COLUMNS
 
 EVAL_BLOCK = 1000
 """Samples per evaluation task; fixed, so that sums over blocks do not depend on who evaluates them."""
 
 RESERVED = frozenset({"test", "validation", "train", "global", "personal", "personalized", "finetuned"})
-"""Names that a monitor can't have, as other columns have them."""
+"""Names that a further model can't have, as other columns have them."""
 
 
 class Accuracies(Observer):
@@ -59,14 +59,14 @@ class Evaluation:
         round: RoundResult,
     ) -> None:
         self.round, server, algorithm = round, state.server, experiment.algorithm
-        monitors = algorithm.monitors(server)
-        models = {GLOBAL: algorithm.eval_model(server), **monitors}
+        further = algorithm.further_models(server)
+        models = {GLOBAL: algorithm.eval_model(server), **further}
         self.splits = {
             "test": (len(data.y_test) if experiment.config.run.eval_test else 0, list(models)),
             "validation": (len(data.validation), [GLOBAL]),
             "train": (len(data.train_subset), [GLOBAL]),
         }
-        self.scores = ClientScores(scoring, experiment, server, data, list(monitors))
+        self.scores = ClientScores(scoring, experiment, server, data, list(further))
         personal = {PERSONAL_PREFIX + name: value for name, value in self.scores.broadcast.shared.items()}
         handle = pool.publish({**models, **personal})
         self.tasks: list[EvalTask | ScoreTask] = _blocks(handle, self.splits, scoring.wanted)
@@ -113,20 +113,20 @@ class Evaluation:
         return row | self.scores.row()
 
 
-def further_columns(experiment: Experiment, scoring: Scoring, monitors: Sequence[str]) -> list[str]:
-    """The columns of metrics.csv beyond those that every run has: the user's metrics, the algorithm's monitors, and
-    scores on clients' test shares.
+def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[str]) -> list[str]:
+    """The columns of metrics.csv beyond those that every run has: the user's metrics, the accuracies of further models,
+    and scores on clients' test shares.
 
-    Raises :class:`UserError` if a monitor has a name that means something else.
+    Raises :class:`UserError` if a further model has a name that means something else.
     """
-    for name in monitors:
+    for name in further:
         if name in RESERVED:
             raise UserError(
-                f"algorithm.name={experiment.config.algorithm.name}: a monitor can't be called {name!r}, as fedray has "
-                "columns of that name; call it otherwise"
+                f"algorithm.name={experiment.config.algorithm.name}: a further model can't be called {name!r}, "
+                "as fedray has columns of that name; call it otherwise"
             )
     wanted = [f"test_{name}" for name in experiment.metrics]
-    wanted += [f"{name}_accuracy" for name in monitors] + scoring.columns(monitors)
+    wanted += [f"{name}_accuracy" for name in further] + scoring.columns(further)
     return [name for name in wanted if name not in COLUMNS]
 
 

@@ -16,7 +16,7 @@ from fedray.engine.states import StateFolder
 from fedray.engine.stored import StoredData
 from fedray.engine.worker import Worker
 from fedray.errors import UserError
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 
 
 class Probe:

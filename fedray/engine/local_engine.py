@@ -10,7 +10,7 @@ from fedray.engine.opening import opened
 from fedray.engine.pool import LocalPool, Pool
 from fedray.engine.process import describe, settled
 from fedray.engine.worker import Worker
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 
 
 def simulate(experiment: Experiment, data: FederatedData, driver: Driver) -> None:

@@ -9,7 +9,7 @@ from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult
 from fedray.engine.run_state import RunState
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 from fedray.tracking.costs import bytes_per_client, flops_of_round
 from fedray.tracking.recorder import Recorder
 

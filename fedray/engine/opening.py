@@ -19,7 +19,8 @@ from fedray.engine.run_state import RunState
 from fedray.engine.states import StateFolder
 from fedray.engine.worker import Worker
 from fedray.errors import UserError
-from fedray.resolve import Experiment, dump
+from fedray.experiment import Experiment
+from fedray.resolve import dump
 from fedray.tracking.folder import Found, RunFolder
 from fedray.tracking.recorder import Recorder
 
@@ -66,7 +67,7 @@ def opened(
             folder,
             dump(experiment.config),
             machine,
-            further_columns(experiment, scoring, list(experiment.algorithm.monitors(state.server))),
+            further_columns(experiment, scoring, list(experiment.algorithm.further_models(state.server))),
             after=saved.round if saved else 0,
             hyper_parameters=experiment.hyper_parameters,
             with_scores=scoring.wanted,

@@ -16,7 +16,7 @@ from fedray.errors import UserError
 
 if TYPE_CHECKING:
     # it imports torch, and Ray is started meanwhile
-    from fedray.resolve import Experiment
+    from fedray.experiment import Experiment
 
 INLINE_BYTES = 4 << 20
 """Results up to this size come with an actor's answer. Ray's limit is 100 kB: beyond it the object store is asked

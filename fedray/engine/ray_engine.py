@@ -34,8 +34,8 @@ from fedray.engine.ray_pool import RayPool, create_actor
 from fedray.engine.ray_start import RayStart
 from fedray.engine.stored import StoredData, store
 from fedray.errors import ClientError, StateLost, UserError
+from fedray.experiment import Experiment
 from fedray.making import Seeded
-from fedray.resolve import Experiment
 
 BATCH_SECONDS = 0.1
 """Reports of rounds are handed to the driver together when rounds are shorter than this."""

@@ -25,7 +25,7 @@ from fedray.engine.stored import StoredData
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError, StateLost, UserError
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 
 QUICK_SECONDS = 0.05
 """An actor whose last task took no longer is given the next before it is done: sending one takes milliseconds."""

@@ -26,7 +26,7 @@ from fedray.engine.states import StateFile
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import Blocks, Handle, PhaseResult, PhaseTask, positions
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 
 
 @dataclass

@@ -26,7 +26,7 @@ from fedray.engine.round import RoundResult, run_round
 from fedray.engine.run_state import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.worker import Worker
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 from fedray.tracking.recorder import Recorder
 
 

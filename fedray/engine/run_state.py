@@ -19,7 +19,7 @@ from fedray.engine.pool import Pool
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import Handle
 from fedray.engine.worker import Worker
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 
 
 class EarlierModels:

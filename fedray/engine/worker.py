@@ -33,7 +33,7 @@ from fedray.engine.packing import Packed, tensor_over
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import EvalResult, EvalTask, Handle, PartialSum, PhaseResult, PhaseTask, ScoreResult, Task
 from fedray.errors import ClientError, StateLost, UserError
-from fedray.resolve import Experiment
+from fedray.experiment import Experiment
 
 
 class Worker:

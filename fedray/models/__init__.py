@@ -16,6 +16,7 @@ from torch import nn
 from fedray.errors import UserError, near_miss
 from fedray.importing import FORMS, blamed, import_object, is_own
 from fedray.models.ghbm import GHBMCNN, ResNet20
+from fedray.models.heads import Head as Head
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
 
 MODELS: dict[str, type[nn.Module]] = {

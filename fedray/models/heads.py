@@ -1,4 +1,9 @@
-"""Projection and prediction heads, which take the place of a model's last Linear layer."""
+"""Heads, which take the place of a model's last Linear layer and give the model a representation z.
+
+A head is a class called with ``features``, ``width`` (``model.proj_dim``) and ``classes``. It makes a module that maps
+``[b, features]`` to logits ``[b, classes]``; z is the input of the Linear layer that this module calls last. A head of
+the user's own subclasses :class:`Head` and is named by ``model.head=file.py:Class``.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray.core.network import Predicting
-from fedray.errors import UserError
-from fedray.importing import blamed
+from fedray.errors import UserError, near_miss
+from fedray.importing import FORMS, blamed, import_object, is_own
 
 
-class ProjectionHead(nn.Module):
+class Head(nn.Module):
+    """What all heads are, so that they are found in a model that has one."""
+
+
+class ProjectionHead(Head):
     """``hidden`` (d -> d), ReLU, ``projection`` (d -> width) = z, ``classifier`` (width -> classes), as in MOON."""
 
     def __init__(self, features: int, width: int, classes: int) -> None:
@@ -35,11 +44,37 @@ class SiamHead(ProjectionHead, Predicting):
         )
 
 
-HEADS = {"moon": ProjectionHead, "siam": SiamHead}
+HEADS: dict[str, type[Head]] = {"moon": ProjectionHead, "siam": SiamHead}
+
+DEFAULT = {"nothing": "none", "projection": "moon", "prediction": "siam"}
+"""The head that ``model.head=auto`` stands for, by what the algorithm needs of it (``Algorithm.needs_head``)."""
 
 
-def add_head(module: nn.Module, kind: str, width: int, name: str, example: Tensor) -> None:
-    """Put a head of a ``kind`` in the place of the Linear that ``module``, the model ``name``, calls last.
+def find_head(name: str) -> type[Head] | None:
+    """The class of the head ``name``, or of the user's own as ``file.py:Class``; None for ``none``."""
+    if name == "none":
+        return None
+    if not is_own(name):
+        if name not in HEADS:
+            hint = near_miss(name, ["auto", "none", *HEADS])
+            raise UserError(f"unknown model.head {name!r}{hint}; your own is given as {FORMS}")
+        return HEADS[name]
+    found = import_object(name, "model.head")
+    if not (isinstance(found, type) and issubclass(found, Head)):
+        raise UserError(f"model.head={name} is not a subclass of fedray.models.Head")
+    return found
+
+
+def serves(name: str, need: str) -> bool:
+    """Whether the head ``name`` has what an algorithm needs: nothing, a projection, or a prediction beside it."""
+    head = find_head(name)
+    if head is None:
+        return need == "nothing"
+    return need != "prediction" or issubclass(head, Predicting)
+
+
+def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: str, example: Tensor) -> None:
+    """Put a ``head``, called ``kind``, in the place of the Linear that ``module``, the model ``name``, calls last.
 
     ``example [b, ...]``: inputs to try it with. Raises :class:`UserError` for a model that has no representation: none
     ``[b, d]`` that enters a last Linear, or nothing trained before it.
@@ -54,11 +89,11 @@ def add_head(module: nn.Module, kind: str, width: int, name: str, example: Tenso
     within = set(last.parameters())
     if all(parameter in within for parameter in module.parameters()):
         raise UserError(f"{asked} has no representation, its classifier is its only layer")
-    head = HEADS[kind](last.in_features, width, last.out_features)
+    new = head(last.in_features, width, last.out_features)
     for place, layer in list(module.named_modules(remove_duplicate=False)):
         if layer is last:
             parent, _, child = place.rpartition(".")
-            setattr(module.get_submodule(parent), child, head)
+            setattr(module.get_submodule(parent), child, new)
 
 
 def _last_call(module: nn.Module, name: str, example: Tensor) -> tuple[nn.Linear | None, torch.Size]:

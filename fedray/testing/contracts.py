@@ -29,8 +29,9 @@ from fedray.engine.pool import LocalPool
 from fedray.engine.process import describe, settled
 from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
 from fedray.engine.worker import Worker
+from fedray.experiment import Experiment, Own
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
-from fedray.resolve import Experiment, Own, resolve
+from fedray.resolve import resolve
 from fedray.simulation import RunResult, simulate
 from fedray.tracking.costs import bytes_per_client
 

@@ -29,7 +29,7 @@ COLUMNS = (
     "validation_accuracy", "personalized_accuracy", "representation_accuracy", "bytes_down", "bytes_up", "flops",
     "virtual_seconds", "round_seconds", "wall_seconds",
 )  # fmt: skip
-"""The columns of metrics.csv; further ones follow them: a user's metrics, an algorithm's monitors, and scores on
+"""The columns of metrics.csv; further ones follow them: a user's metrics, an algorithm's further models, and scores on
 clients' own test shares."""
 
 PART_ROUNDS, PART_ROWS = 500, 200_000

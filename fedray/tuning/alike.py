@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedray.config import load
-from fedray.errors import UserError
 from fedray.tuning.finals import label_of
 from fedray.tuning.spec import SweepSpec
 
@@ -23,10 +22,7 @@ Algorithms = Mapping[str, "type[Algorithm]"]
 
 
 def alike(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[str]]:
-    """The sweeps with one architecture, weighting and public set, and a line for each that some would have otherwise.
-
-    Raises :class:`UserError` if no head serves all algorithms.
-    """
+    """The sweeps with one architecture, weighting and public set, and a line for each that some would not have."""
     algorithms = {label_of(spec): algorithm_of(spec) for spec in specs}
     common: dict[str, Any] = {}
     notes: list[str] = []
@@ -46,14 +42,12 @@ def algorithm_of(spec: SweepSpec) -> type[Algorithm]:
 
 
 def _head(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]:
-    """The head that serves all, as the algorithm with the fewest choices prefers."""
-    wanted = min((each.heads for each in algorithms.values()), key=len)
-    common = [head for head in wanted if all(head in each.heads for each in algorithms.values())]
-    needing = {label: each.heads for label, each in algorithms.items() if "none" not in each.heads}
-    if not common:
-        asked = "; ".join(f"{label} needs {' or '.join(heads)}" for label, heads in needing.items())
-        raise UserError(f"no model.head is possible for all ({asked}): leave one out, or use model.head=auto")
-    return common[0], f"as {' and '.join(needing)} can't do without" if needing else ""
+    """The smallest head that serves all."""
+    from fedray.models.heads import DEFAULT
+
+    needing = [label for label, each in algorithms.items() if each.needs_head != "nothing"]
+    most = max((each.needs_head for each in algorithms.values()), key=list(DEFAULT).index)
+    return DEFAULT[most], f"as {' and '.join(needing)} can't do without" if needing else ""
 
 
 def _weighting(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]:

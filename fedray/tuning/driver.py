@@ -18,7 +18,7 @@ from fedray.tuning.view import View
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedray.resolve import Own
+    from fedray.experiment import Own
     from fedray.tuning.runner import Desk
     from fedray.tuning.sweep import Sweep
 
@@ -96,7 +96,7 @@ def own_of(
     """What all trials are made from: the data set, loaded once, and the user's own objects."""
     from fedray.data.own import own_source
     from fedray.data.source import load_source
-    from fedray.resolve import Own
+    from fedray.experiment import Own
 
     if data is not None:
         source = own_source(data, test, client_column, label_column, load(spec.base).data.normalization)

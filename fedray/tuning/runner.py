@@ -34,7 +34,7 @@ from fedray.tuning.resources import Bundles, shortage
 from fedray.tuning.trial import Assignment, Message, Running, TrialEnd
 
 if TYPE_CHECKING:
-    from fedray.resolve import Own
+    from fedray.experiment import Own
 
 SETTINGS = {
     # our records are our own

@@ -260,7 +260,7 @@ def _with_equal_work(base: dict[str, Any], described: Mapping[str, Any]) -> dict
     """Where local steps are searched, all trials make the same number of iterations, not of rounds."""
     if "train.local_steps" not in described or base.get("run.iterations") is not None:
         return base
-    from fedray.resolve import LOCAL_STEPS, ROUNDS
+    from fedray.config import LOCAL_STEPS, ROUNDS
 
     config = load(base)
     if config.train.local_epochs is not None:

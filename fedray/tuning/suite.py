@@ -4,6 +4,7 @@ about: what is compared
 base: {data.source: sample, run.rounds: 40}      # the same for all
 space: {train.lr: {loguniform: [0.003, 1]}}      # searched by all
 algorithms: [fedavg, fedprox, ../mine.yaml]      # space files, by name or path
+baseline: fedavg                                 # with which the others are compared: one of them, the first unless set
 seeds: 3                                         # of the winners, none of which a trial has had
 tune: {trials: 8}                                # TuneConfig, for each
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from fedray.config import Section, Whole, assign, check, flat, load, read_file
-from fedray.errors import UserError
+from fedray.errors import UserError, near_miss
 from fedray.tuning.alike import algorithm_of, alike
 from fedray.tuning.driver import own_of, run_sweeps, started
 from fedray.tuning.finals import Final, Winners, label_of
@@ -50,19 +51,18 @@ OF_OPTIMIZERS = (
 )  # fmt: skip
 """Hyper-parameters outside ``algorithm.*`` that an algorithm's own space file may set or search in a suite."""
 
-BASELINE = "fedavg"
-"""The algorithm that the others are compared with."""
-
 
 @dataclass(frozen=True)
 class Suite:
     """A sweep for each algorithm (``specs``), and ``seeds``: on how many fresh ones their best trials are run again.
 
-    ``notes``: lines about what is the same for all algorithms and what is not.
+    ``baseline``: the one of the sweeps with which the others are compared. ``notes``: lines about what is the same for
+    all algorithms and what is not.
     """
 
     name: str
     specs: Sequence[SweepSpec]
+    baseline: SweepSpec
     seeds: int
     notes: Sequence[str] = ()
 
@@ -71,17 +71,12 @@ class Suite:
         return Path(self.specs[0].tune.output).absolute() / self.name
 
     @property
-    def baseline(self) -> SweepSpec | None:
-        """The sweep of :data:`BASELINE`, if there is one."""
-        return next((spec for spec in self.specs if spec.base.get("algorithm.name") == BASELINE), None)
-
-    @property
     def finals(self) -> list[Final]:
         """The best trial of each sweep. Where a server trains on a public set that the baseline leaves out, also the
         baseline's with these samples dealt out to its clients, so that both train on the same labelled samples."""
         finals = [Final(spec) for spec in self.specs]
         if (
-            self.baseline is not None
+            not algorithm_of(self.baseline).needs_public
             and self.baseline.base.get("data.public_samples", "auto") not in ("auto", 0)
             and self.baseline.base.get("data.public_to", "server") == "server"
             and any(algorithm_of(spec).needs_public for spec in self.specs)
@@ -104,7 +99,7 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     """The suite in a file, by path or name; ``overrides`` are for its base, or ``tune.*``, of all algorithms."""
     path = find_file(name, known_suites(), "suite")
     values, where = read_file(path), f"{path}: "
-    known_sections(values, ("about", "base", "space", "algorithms", "seeds", "tune"), where)
+    known_sections(values, ("about", "base", "space", "algorithms", "baseline", "seeds", "tune"), where)
     algorithms = values.get("algorithms")
     if not isinstance(algorithms, list) or not algorithms:
         raise UserError(f"{where}algorithms must list at least one space file, by path or name")
@@ -128,9 +123,15 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
         raise UserError(f"{where}algorithms: two of them have the same name: {[spec.name for spec in specs]}")
     if len(specs[0].tune.objective) > 1:
         raise UserError(f"{where}tune.objective: a suite has one objective, by which winners are found")
+    labels = [label_of(spec) for spec in specs]
+    baseline = values.get("baseline", labels[0])
+    if baseline not in labels:
+        raise UserError(
+            f"{where}baseline: {baseline!r} is none of the suite's algorithms{near_miss(str(baseline), labels)}"
+        )
     specs, notes = alike(specs)
     notes += [*_notes_on_own(specs, common), *_notes_on_dropped(specs, [dropped for _, dropped in read])]
-    return Suite(own_name, specs, seeds, notes)
+    return Suite(own_name, specs, specs[labels.index(baseline)], seeds, notes)
 
 
 @dataclass(frozen=True)

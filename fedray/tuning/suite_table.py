@@ -45,7 +45,7 @@ def suite_table(suite: Suite) -> pd.DataFrame:
 
 def baseline_of(suite: Suite) -> str:
     """The label of the row with which the others are compared: FedAvg's, else that of the first algorithm."""
-    return label_of(suite.baseline or suite.specs[0])
+    return label_of(suite.baseline)
 
 
 def suite_rows(suite: Suite) -> list[Row]:

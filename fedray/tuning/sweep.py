@@ -15,7 +15,8 @@ from optuna.storages import BaseStorage
 from fedray.config import expand, flat, load
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError, near_miss
-from fedray.resolve import Experiment, Own, resolve
+from fedray.experiment import Experiment, Own
+from fedray.resolve import resolve
 from fedray.tracking.folder import write_whole
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import STEPS, RoundCost, budget_of, cost_of_a_round, mean, value_of

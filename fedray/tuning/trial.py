@@ -16,7 +16,7 @@ from fedray.errors import ClientError, UserError
 from fedray.tuning.axis import reached, value_of
 
 if TYPE_CHECKING:
-    from fedray.resolve import Own
+    from fedray.experiment import Own
 
 
 class Assignment(NamedTuple):
