@@ -569,6 +569,7 @@ LAYERS = [
     ("algorithms",),
     ("tracking", "inputs"),
     ("placement", "implied", "making"),
+    ("experiment",),
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),
