@@ -510,7 +510,7 @@ def test_the_representation_model_is_asked_with_its_own_buffers(tmp_path):
     for found in opened_run(tmp_path, "pfedmo", model=Normed):
         rounds = found.rounds()
         next(rounds)
-        server, network = found.state.server, found.worker.network
+        server, network = found.state.server, found.worker.clients.network
         asked = found.experiment.algorithm.broadcast(server, "score").shared
         other = server["x"].clone()
         other.buffers.fill_(3.0)
@@ -777,7 +777,7 @@ def test_every_backward_pass_counts_as_one(algorithm, tmp_path, monkeypatch):
     for found in opened_run(tmp_path, algorithm):
 
         def watched(*args, **options):
-            purposes.append(found.worker.clock._purposes[-1])  # noqa: B023
+            purposes.append(found.worker.clients.clock._purposes[-1])  # noqa: B023
             return plain(*args, **options)
 
         monkeypatch.setattr(torch.autograd, "grad", watched)

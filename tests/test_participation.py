@@ -78,7 +78,7 @@ def simulate(folder, label, settings):
 
     with settled(1, False), opened(experiment, data, pool, False) as opened_run:
         for _ in opened_run.rounds():
-            state, read = opened_run.state, opened_run.worker.states.read
+            state, read = opened_run.state, opened_run.worker.clients.states.read
             run.states.append({client: read(file) for client, file in state.clients.items()})
             run.last.append(dict(state.server.last_round))
     return run

@@ -197,7 +197,7 @@ class Trace:
         self.models.append(float64(opened_run.experiment.algorithm.eval_model(server))[:P])
         if not server.round:
             return
-        read = opened_run.worker.states.read
+        read = opened_run.worker.clients.states.read
         self.cohorts.append(list(server.cohort.ids))
         self.vectors.append(plain(server.vectors))
         self.states.append({client: plain(read(file)) for client, file in state.clients.items()})

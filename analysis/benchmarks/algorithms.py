@@ -69,8 +69,8 @@ class Running:
 
     def passes(self) -> dict[str, float]:
         """Seconds of a mini-batch's forward pass and gradient, and of a gradient of a part of the full batch."""
-        network, at = self.run.worker.network, self.run.state.server["x"].rows(1)
-        x, y = (tensor[None] for tensor in self.run.worker.train.gather(self.run.data.client(0)[:PART]))
+        network, at = self.run.worker.clients.network, self.run.state.server["x"].rows(1)
+        x, y = (tensor[None] for tensor in self.run.worker.clients.train.gather(self.run.data.client(0)[:PART]))
         small, large = Batch(x[:, :BATCH], y[:, :BATCH], 0), Batch(x, y, 0)
         return {
             "forward": timed(lambda: network.forward(at, small.x)),
@@ -81,7 +81,7 @@ class Running:
 
     def _prediction(self) -> float:
         """Seconds of a mini-batch there and back through the head's predictor, if it has one."""
-        head = predicting_head(self.run.worker.network.module)
+        head = predicting_head(self.run.worker.clients.network.module)
         if head is None:
             return 0.0
         predictor = head.predictor.train()

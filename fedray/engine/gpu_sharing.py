@@ -9,12 +9,12 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
-from fedray.engine.memory import Footprint, actors_per_gpu
+from fedray.engine.clients import Clients
+from fedray.engine.memory import Footprint, actors_per_gpu, footprint_of
 from fedray.engine.process import environment, require_device, settled
 from fedray.engine.ray_cluster import in_group, shortage
 from fedray.engine.states import StateFolder
 from fedray.engine.stored import StoredData
-from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.experiment import Experiment
 
@@ -25,8 +25,8 @@ class Probe:
     def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
         with settled(experiment.config.engine.threads, experiment.config.engine.portable_bits):
             require_device(experiment.device)
-            worker = Worker(experiment, data.get(), StateFolder.of_run(experiment.config), experiment.device)
-            return worker.footprint()
+            clients = Clients(experiment, data.get(), StateFolder.of_run(experiment.config), experiment.device)
+            return footprint_of(clients)
 
 
 def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:

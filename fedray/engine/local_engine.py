@@ -18,7 +18,7 @@ def simulate(experiment: Experiment, data: FederatedData, driver: Driver) -> Non
 
     def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
         if experiment.device != experiment.server_device:
-            worker = Worker(experiment, data, worker.states, experiment.device)
+            worker = Worker(experiment, data, worker.clients.states, experiment.device)
         return LocalPool(worker), [describe(experiment.device)]
 
     engine = experiment.config.engine

@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedray.core.batches import Batch
+from fedray.core.local_data import Indices
 from fedray.core.network import Network
 from fedray.core.rounding import whole
+from fedray.engine.clients import Clients
+from fedray.errors import UserError
 
 VECTORS = 5
 """Vectors of a model's width that local training holds at once, beyond the clients' state: parameters, gradient,
@@ -142,6 +147,40 @@ def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
     name = torch.cuda.get_device_name(network.device)
     # what is free was read after this process had taken its context and its data
     return Footprint(name, CONTEXT + data, chunk, free + data + CONTEXT, total)
+
+
+def too_large_for(clients: Clients, ids: Sequence[int], error: BaseException) -> str:
+    """What to tell someone whose stack of the clients ``ids`` had no room, as ``error`` says."""
+    batch = clients.train.gather(_first_batch(clients, ids))[0]
+    return too_large(clients.network, len(ids), batch, clients.state_width(), _reason(error))
+
+
+def footprint_of(clients: Clients) -> Footprint:
+    """What this process takes of its GPU with a stack of the largest clients.
+
+    Raises :class:`UserError` if even one such stack has no room.
+    """
+    experiment = clients.experiment
+    size = (experiment.chunk or 1) if experiment.vectorize else 1
+    own = _first_batch(clients, [int(clients.data.sizes().argmax())])
+    x, y = clients.train.gather(np.broadcast_to(own, (size, len(own))))
+    try:
+        return footprint(clients.network, Batch(x, y, 0), clients.state_width())
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        found = too_large(clients.network, size, x[0], clients.state_width(), _reason(error))
+        raise UserError(f"{found}, and engine.device=cpu does without a GPU") from None
+
+
+def _first_batch(clients: Clients, ids: Sequence[int]) -> Indices:
+    """The samples of the largest mini-batch of the first of these clients."""
+    own = clients.data.client(ids[0])
+    return own[: clients.experiment.training.batch_size or len(own)]
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _device_name(device: torch.device) -> str:

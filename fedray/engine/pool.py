@@ -57,8 +57,8 @@ class LocalPool:
     slots, at_once = 1, 0.5
 
     def __init__(self, worker: Worker) -> None:
-        self.worker, self.states = worker, worker.states
-        worker.fetch = lambda handle: handle.value
+        self.worker, self.states = worker, worker.clients.states
+        worker.clients.fetch = lambda handle: handle.value
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
         return Held(Packed.of(vectors))

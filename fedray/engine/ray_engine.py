@@ -71,7 +71,7 @@ class ServerActor:
         notes: list[str] = []
 
         def make_pool(worker: Any) -> tuple[Pool, list[dict[str, Any]]]:
-            pool = RayPool(self.experiment, self.data, self.actors, worker.states, notes.append)
+            pool = RayPool(self.experiment, self.data, self.actors, worker.clients.states, notes.append)
             return pool, pool.machines
 
         with (

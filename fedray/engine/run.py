@@ -77,7 +77,7 @@ class Run:
 
     def restore(self, saved: Checkpoint) -> None:
         """Continue from a checkpoint."""
-        self.state.restore(saved, self.pool, self.worker.states)
+        self.state.restore(saved, self.pool, self.worker.clients.states)
         self.checkpoints.saved_round = saved.round
         self._wall_before = saved.record["wall_seconds"]
 
@@ -153,8 +153,8 @@ class Run:
             yield Report(result.number, result.metrics)
 
     def _finish(self, status: str) -> None:
-        model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.network.layout
-        named = {**frozen(self.worker.network.module), **layout.named(model)}
+        model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.clients.network.layout
+        named = {**frozen(self.worker.clients.network.module), **layout.named(model)}
         tensors = {name: tensor.cpu().contiguous() for name, tensor in named.items()}
         path = self.recorder.folder.path / ".model.safetensors"
         save_file(tensors, path)

@@ -76,10 +76,10 @@ class RunState:
     @classmethod
     def first(cls, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool) -> RunState:
         """The state before the first round; ``worker`` is the server's own."""
-        algorithm, layout, sizes = experiment.algorithm, worker.network.layout, data.sizes()
-        earlier = EarlierModels(algorithm, pool, layout, worker.device)
+        algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
+        earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
         server = ServerState(
-            vectors={"x": worker.network.initial.clone()},
+            vectors={"x": worker.clients.network.initial.clone()},
             N=data.active,
             seed=experiment.config.run.seed,
             server_lr=experiment.config.train.server_lr,
@@ -93,7 +93,7 @@ class RunState:
             test_samples=len(data.y_test),
         )
         algorithm.init_server(server)
-        return cls(server, earlier, sizes, layout, worker.device)
+        return cls(server, earlier, sizes, layout, worker.clients.device)
 
     def is_finite(self) -> bool:
         """Whether all of the server's parameters and vectors are finite; a module's constant buffers may hold

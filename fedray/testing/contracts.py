@@ -97,7 +97,7 @@ class AlgorithmContract:
                     before = _hashes(Packed.of(run.state.server.vectors).numpy().arrays)
                     last = dict(run.state.server.last_round)
                     table = {name: dict(column) for name, column in run.state.server.table.items()}
-                    read = run.worker.states.read
+                    read = run.worker.clients.states.read
                     states = {client: _hashes(read(file)) for client, file in run.state.clients.items()}
                     break
             saved = checkpoints.load_last(run.recorder.folder.checkpoints, print)
