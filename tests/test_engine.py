@@ -27,9 +27,9 @@ import fedray
 from fedray import ClientError, Report, simulate
 from fedray.config import load
 from fedray.core.clock import Clock
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.engine.worker import Worker
 from fedray.experiment import Own
 from fedray.resolve import resolve
@@ -456,7 +456,7 @@ def opened_run(folder: Path, algorithm: str, **own: Any) -> Iterator[Any]:
     def make_pool(worker: Worker) -> Any:
         return LocalPool(worker), [describe("cpu")]
 
-    with settled(1, False), opened(experiment, data, make_pool, False) as found:
+    with computing_process(1, False), open_run(experiment, data, make_pool, False) as found:
         yield found
 
 

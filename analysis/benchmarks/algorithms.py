@@ -26,9 +26,9 @@ from fedray.algorithms import known_algorithms
 from fedray.config import load
 from fedray.core.batches import Batch
 from fedray.core.network import predicting_head
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.engine.run import Run
 from fedray.resolve import resolve
 
@@ -59,7 +59,7 @@ class Running:
         experiment, data = resolve(load({**SETTING, "algorithm.name": algorithm, "run.output": folder, **keys}))
         pool: Callable[[Any], Any] = lambda worker: (LocalPool(worker), [describe("cpu")])  # noqa: E731
         self.experiment = experiment
-        self.run: Run = stack.enter_context(opened(experiment, data, pool, False))
+        self.run: Run = stack.enter_context(open_run(experiment, data, pool, False))
         self.rounds = self.run.rounds()
 
     def round(self) -> float:
@@ -159,7 +159,7 @@ def main() -> None:
     columns = ["algorithm", "seconds", "fedavg", "must", "forward", "gradient", "part", "prediction", "foreign", "kept"]
     results, rows = Results("algorithms", columns), []
     torch.manual_seed(0)
-    with settled(1, False):
+    with computing_process(1, False):
         for name in args.only:
             rows.append(row := compare(name, args, results))
             if "must" in row:

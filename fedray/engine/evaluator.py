@@ -1,4 +1,4 @@
-"""Evaluates models on the data of one worker: on blocks of samples, and on single clients' own test shares."""
+"""Evaluates models on blocks of samples, and on the own test shares of single clients."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from fedray.engine.clients import Clients
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreResult, ScoreTask
 
 EVAL_BATCH = {"cpu": 50, "cuda": 250}
-"""Samples per forward pass of an evaluation. Of more, the activations of a convolutional network leave a core's cache:
-with 250 pfl-research's CNN takes 2.2 times as long on a CPU, ResNet-20 1.4 times (LeNet-5 0.9). On GPUs not tried."""
+"""Samples in a forward pass of an evaluation, by kind of device. With more samples, the activations of a convolutional
+network no longer fit into a core's cache: with 250 on a CPU, pfl-research's CNN takes 2.2 times as long and ResNet-20
+1.4 times (LeNet-5 0.9 times). The number for GPUs has not been measured."""
 
 
 class Evaluator:
@@ -34,7 +35,7 @@ class Evaluator:
         self.network, self.experiment = clients.network, clients.experiment
 
     def evaluate(self, task: EvalTask) -> EvalResult:
-        """Sums over a block of samples for each model."""
+        """Evaluates each model on a block of samples."""
         models: Mapping[str, Any] = self.clients.broadcast(task.broadcast)
         if task.split == "test":
             samples, indices = self.clients.test, np.arange(task.start, task.stop)
@@ -46,14 +47,14 @@ class Evaluator:
         return EvalResult([sums for sums, _ in found], [right for _, right in found] if task.each else [])
 
     def _draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
-        """For a module that draws even in evaluation mode."""
+        """A context that seeds torch's random numbers for a module that draws even in evaluation mode."""
         if not self.experiment.draws:
             return contextlib.nullcontext()
         return torch_rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
     def _evaluate(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, float], NDArray[np.bool_]]:
-        """The sums over some samples, and which of them the model gets right."""
+        """Returns the sums over some samples, and which of them the model gets right."""
         self.network.mode(training=False)
         self.network.load(model)
         sums = dict.fromkeys(("loss", "correct", *self.experiment.metrics), 0.0)
@@ -71,7 +72,7 @@ class Evaluator:
         return sums, found
 
     def score(self, task: ScoreTask) -> ScoreResult:
-        """How many samples of its own test share each client's own models get right."""
+        """Counts how many samples of its own test share each client's own models get right."""
         shared = self.clients.broadcast(task.broadcast)
         correct: dict[str, list[float]] = {}
         row = 0
@@ -94,7 +95,7 @@ class Evaluator:
     def _client(
         self, task: ScoreTask, rows: slice, shared: Mapping[str, Vector], steps: int, **rest: Any
     ) -> ClientPhase:
-        """Some clients of a task, as they would train ``steps`` local steps beside the run's own training."""
+        """Some clients of a task, prepared for ``steps`` local steps that are not part of the run's training."""
         ids = task.ids[rows]
         stack = Stack(
             ids=ids,
@@ -118,7 +119,7 @@ class Evaluator:
         return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
-        """The global model after local SGD on each client's own data, whatever the algorithm."""
+        """The global model after local SGD on each client's own data. The algorithm's own rule is not used."""
         client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr)
         carry = Carry({"y": client.start("x")})
         for batch in client.data.batches():

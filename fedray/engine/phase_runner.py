@@ -24,10 +24,10 @@ from fedray.errors import ClientError, StateLost, UserError
 
 
 class PhaseRunner:
-    """Runs the phases of ``clients``, stack by stack.
+    """Runs the phases of the algorithm for ``clients``, stack by stack.
 
-    It keeps what an earlier phase of the round kept (``Result.kept``). If that is gone with an actor, the earlier phase
-    is run again, so that a task needs nothing but itself.
+    It keeps what an earlier phase of the round kept (``Result.kept``) for the later phases. If an actor was lost
+    together with what it kept, the earlier phase is run again, so that a task needs nothing but itself.
     """
 
     def __init__(self, clients: Clients) -> None:
@@ -51,8 +51,8 @@ class PhaseRunner:
     def _stack(
         self, task: PhaseTask, position: int, rows: slice, trees: dict[str, TreeSum], merged: PhaseResult
     ) -> None:
-        """Run a phase for the stack from ``position`` on, which has ``rows`` of the task, and add what it gives to
-        ``trees`` and ``merged``."""
+        """Runs a phase for the stack whose first client is at ``position`` in the cohort; its clients are ``rows`` of
+        the task. Adds what the phase returns to ``trees`` and ``merged``."""
         try:
             result, client = self._phase(task, task.phase, position, rows)
         except (StateLost, UserError):
@@ -87,7 +87,7 @@ class PhaseRunner:
             merged.log.setdefault(name, list(nothing))[rows] = values
 
     def _written(self, task: PhaseTask, rows: slice, state: Mapping[str, Vector]) -> list[StateFile]:
-        """The files of the new states ``[C, ...]`` of a stack."""
+        """Writes the new states ``[C, ...]`` of a stack, and returns their files."""
         arrays = Packed.of(state).numpy().arrays
         return [
             self.clients.states.write(
@@ -97,8 +97,11 @@ class PhaseRunner:
         ]
 
     def _leaves(self, upload: Upload, client: ClientPhase, position: int, members: int) -> Tensor:
-        """What the clients of the stack from ``position`` on add to the sum of an upload, ``[C, ...]``: in double
-        precision, as the weights are."""
+        """The terms ``[C, ...]`` that a stack's clients add to the sum of an upload, in double precision. ``position``
+        is the first client's in the cohort, of which ``members`` clients are part.
+
+        Whole-number buffers of models are counts and have no average. Only the cohort's first client adds its own.
+        """
         if not isinstance(upload.value, Model):
             return upload.value.to(torch.float64, copy=True).mul_(self._weights(upload, client, members))
         row = upload.value.row
@@ -110,7 +113,7 @@ class PhaseRunner:
         return leaves
 
     def _weights(self, upload: Upload, client: ClientPhase, members: int) -> Tensor:
-        """The float64 weights ``[C, 1]`` of an upload's leaves."""
+        """The float64 weights ``[C, 1]`` by which an upload's values are multiplied."""
         if upload.weights == "weighted_mean":
             return torch.tensor(client.stack.weights, dtype=torch.float64, device=self.clients.device)[:, None]
         if upload.weights == "uniform_mean":
@@ -121,7 +124,7 @@ class PhaseRunner:
         return upload.scale.double()
 
     def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, ClientPhase]:
-        """Run one phase for one stack; an earlier one whose remains are gone is run again first."""
+        """Runs one phase for one stack. An earlier phase of the round whose kept values are not here is run first."""
         name = self.algorithm.phases[phase]
         key = (task.round, position, phase)
         kept: dict[str, Vector] = {}

@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 
 from fedray.core.vectors import Vector
 from fedray.engine.packing import Packed
-from fedray.engine.process import describe, environment, require_device, settled
-from fedray.engine.ray_cluster import UNRECORDED, gpu_share, in_group, shortage
+from fedray.engine.process import computing_process, describe, environment, require_device
+from fedray.engine.ray_cluster import NO_TASK_EVENTS, gpu_share, in_trial_group, shortage
 from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task
@@ -39,7 +39,7 @@ class ClientActor:
 
     def __init__(self, experiment: Experiment, data: StoredData, server: str) -> None:
         engine = experiment.config.engine
-        self._settled = settled(engine.threads, engine.portable_bits)
+        self._settled = computing_process(engine.threads, engine.portable_bits)
         self._settled.__enter__()
         self.device, self.node = experiment.device, ray.get_runtime_context().get_node_id()
         states = StateFolder.of_run(experiment.config, self.node, server)
@@ -70,16 +70,16 @@ def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
         .options(
             num_cpus=engine.cpus_per_actor,
             num_gpus=gpu_share(experiment),
-            scheduling_strategy=in_group() or "SPREAD",
+            scheduling_strategy=in_trial_group() or "SPREAD",
             max_restarts=0,
             runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
-            **UNRECORDED,
+            **NO_TASK_EVENTS,
         )
         .remote(experiment, data, server)
     )
 
 
-class Keeper:
+class StateReader:
     """Hands out the clients' states that lie on a node other than the server's; outlives the client actors there."""
 
     def __init__(self, experiment: Experiment, server: str) -> None:
@@ -124,7 +124,7 @@ class RayPool:
         self.alive: list[Any] = []
         self.machines: list[dict[str, Any]] = []
         self.nodes: dict[Any, str] = {}
-        self.keepers: dict[str, Any] = {}
+        self.readers: dict[str, Any] = {}
         self.owners: dict[int, Any] = {}
         self.last_seconds: dict[Any, float] = {}
         # work in samples and the seconds that it took, older results counting less
@@ -177,16 +177,16 @@ class RayPool:
         self.alive.append(actor)
 
     def _open(self, node: str) -> None:
-        """Have a keeper on ``node``, and what a killed run may have left there removed."""
-        if node != self.states.node and node not in self.keepers:
+        """Have a reader on ``node``, and what a killed run may have left there removed."""
+        if node != self.states.node and node not in self.readers:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
-            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **UNRECORDED}
-            keeper: Any = ray.remote(Keeper).options(**options)
-            self.keepers[node] = keeper.remote(self.experiment, self.states.node)
-            _get(self.keepers[node].clear.remote())
+            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
+            reader: Any = ray.remote(StateReader).options(**options)
+            self.readers[node] = reader.remote(self.experiment, self.states.node)
+            _get(self.readers[node].clear.remote())
 
     @property
-    def at_once(self) -> float:
+    def task_fraction(self) -> float:
         """What the slowest actor does while all do what is left, as a part of an even share and with a margin, by the
         speeds seen; half where one is new."""
         if not self.alive or not all(actor in self.done for actor in self.alive):
@@ -264,7 +264,7 @@ class RayPool:
             return state
         if state.node == self.states.node:
             return ray.put(self.states.read(state))
-        return self.keepers[state.node].read.remote(state)
+        return self.readers[state.node].read.remote(state)
 
     def _choose(self, queue: deque[Task], actor: Any) -> Task | None:
         """The first task whose earlier phase ``actor`` did, or whose owner is gone."""
@@ -292,7 +292,7 @@ class RayPool:
         if isinstance(handle, StateFile) and handle.node == self.states.node:
             self.states.store(handle, target)
         elif isinstance(handle, StateFile):
-            save_file(_get(self.keepers[handle.node].read.remote(handle)), target)
+            save_file(_get(self.readers[handle.node].read.remote(handle)), target)
         else:
             save_file(_get(handle), target)
 
@@ -303,7 +303,7 @@ class RayPool:
                 by_node.setdefault(handle.node, []).append(handle)
         self.states.drop(by_node.pop(self.states.node, ()))
         for node, files in by_node.items():
-            self.keepers[node].drop.remote(files)
+            self.readers[node].drop.remote(files)
 
     def _remove(self, actor: Any) -> None:
         """Give an actor up, whether it is dead or not."""
@@ -316,11 +316,11 @@ class RayPool:
         for actor in self.actors:
             ray.kill(actor)
         self.actors, self.alive, self.starting = [], [], {}
-        for keeper in self.keepers.values():
+        for reader in self.readers.values():
             with contextlib.suppress(RayError):
-                ray.get(keeper.clear.remote(), timeout=10)
-            ray.kill(keeper)
-        self.keepers = {}
+                ray.get(reader.clear.remote(), timeout=10)
+            ray.kill(reader)
+        self.readers = {}
 
 
 def _get(handle: Handle) -> Any:

@@ -23,10 +23,10 @@ from fedray.config import load
 from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 from fedray.engine import checkpoint as checkpoints
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.packing import Packed
 from fedray.engine.pool import LocalPool
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
 from fedray.engine.worker import Worker
 from fedray.experiment import Experiment, Own
@@ -191,7 +191,7 @@ class DoublingPool(LocalPool):
     """Runs every task twice, on two workers that share nothing, and compares all that they give and were given. There
     are many, last first."""
 
-    slots, at_once = 3, 0.3
+    slots, task_fraction = 3, 0.3
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
@@ -241,7 +241,10 @@ def _opened(experiment: Experiment, data: FederatedData, pool: type[LocalPool] =
 
     @contextlib.contextmanager
     def both() -> Iterator[Any]:
-        with settled(1, False), opened(experiment, data, lambda w: (pool(w), [describe("cpu")]), False) as run:
+        with (
+            computing_process(1, False),
+            open_run(experiment, data, lambda w: (pool(w), [describe("cpu")]), False) as run,
+        ):
             yield run
 
     return both()

@@ -27,7 +27,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from fedray.engine.process import own_path
+from fedray.engine.process import user_import_path
 from fedray.engine.stored import StoredSource, store_source
 from fedray.errors import UserError
 from fedray.tuning.resources import Bundles, shortage
@@ -266,7 +266,7 @@ def run_trials(
         asker = _Asker(desk, concurrency, max_lost)
         judge = _Judge(desk, asker)
         assert own.source is not None
-        shared = Shared(store_source(own.source), replace(own, source=None), own_path(), Path.cwd(), stop_file)
+        shared = Shared(store_source(own.source), replace(own, source=None), user_import_path(), Path.cwd(), stop_file)
         trainable = tune.with_parameters(TrialActor, shared=shared)
         tune.run(
             tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),
