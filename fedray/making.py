@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -21,8 +21,15 @@ from fedray.importing import blamed
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import Head, add_head, find_head
 
-Maker = Callable[..., nn.Module]
-"""Makes the model with its initial weights; called with a client, with others that are drawn for the client."""
+
+class Maker(Protocol):
+    """Makes the model with its initial weights; called with a client, with others that are drawn for the client."""
+
+    @property
+    def code(self) -> Sequence[Any]:
+        """The classes and functions, which may be the user's own, that make the model."""
+
+    def __call__(self, client: int | None = None) -> nn.Module: ...
 
 
 def maker_of(
@@ -58,6 +65,10 @@ class Copied:
     module: nn.Module
     seed: int
 
+    @property
+    def code(self) -> Sequence[Any]:
+        return list({type(layer) for layer in self.module.modules()})
+
     def __call__(self, client: int | None = None) -> nn.Module:
         with blamed("model=... can't be copied"):
             module = copy.deepcopy(self.module)
@@ -82,6 +93,10 @@ class Seeded:
     options: Mapping[str, Any]
     seed: int
 
+    @property
+    def code(self) -> Sequence[Any]:
+        return [self.model]
+
     def __call__(self, client: int | None = None) -> nn.Module:
         where = (Purpose.INIT,) if client is None else (Purpose.CLIENT_INIT, client)
         with seeds.torch_rng(self.seed, *where):
@@ -92,13 +107,17 @@ class Seeded:
 class Headed:
     """Makes a model with a head, whose initial weights are drawn likewise."""
 
-    make: Callable[..., nn.Module]
+    make: Maker
     name: str
     head: type[Head]
     kind: str
     width: int
     shape: tuple[int, ...]
     seed: int
+
+    @property
+    def code(self) -> Sequence[Any]:
+        return [*self.make.code, self.head]
 
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)

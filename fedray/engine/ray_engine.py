@@ -16,6 +16,7 @@ from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedray.data.federated import FederatedData
+from fedray.engine.client_actor import create_actor
 from fedray.engine.driver import Driver
 from fedray.engine.gpu_sharing import shared_gpus
 from fedray.engine.opening import open_run
@@ -30,12 +31,12 @@ from fedray.engine.ray_cluster import (
     in_trial_group,
     shortage,
 )
-from fedray.engine.ray_pool import RayPool, create_actor
+from fedray.engine.ray_pool import RayPool
 from fedray.engine.ray_start import RayStart
 from fedray.engine.stored import StoredData, store
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.experiment import Experiment
-from fedray.making import Seeded
+from fedray.own_modules import is_library
 
 BATCH_SECONDS = 0.1
 """Rounds that are shorter than this are reported to the driver several at a time."""
@@ -129,8 +130,8 @@ def simulate(experiment: Experiment, data: FederatedData, driver: Driver, start:
     experiment = _with_run_settings(experiment, output)
     started_here = start.ready()
     check_resources(experiment, 1, started_here)
-    own = [type(experiment.algorithm), experiment.module, experiment.loss, *experiment.metrics.values()]
-    ship_own_code([*own, experiment.module.model] if isinstance(experiment.module, Seeded) else own)
+    own = [type(experiment.algorithm), experiment.loss, *experiment.metrics.values(), *experiment.module.code]
+    ship_own_code(own)
     stored = store(data)
     experiment = shared_gpus(experiment, stored, driver.say)
     actors = actor_count(experiment)
@@ -161,7 +162,7 @@ def ship_own_code(own: Iterable[Any]) -> None:
     for thing in own:
         module = sys.modules.get(getattr(thing, "__module__", None) or "")
         name = module.__name__ if module is not None else "builtins"
-        if name.partition(".")[0] not in ("fedray", "torch", "torchvision", "builtins", "__main__"):
+        if name != "__main__" and not is_library(name):
             ray.cloudpickle.register_pickle_by_value(module)
 
 
@@ -170,7 +171,7 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
     here = ray.get_runtime_context().get_node_id()
     driver.say(f"starting the server and {actors} client actor{'s' if actors > 1 else ''} ...")
     created = [create_actor(experiment, data, here) for _ in range(actors)]
-    # in a trial the server's share is the trial's own bundle
+    # in a trial the server runs in the trial's own bundle
     group = in_trial_group(OWN_BUNDLE)
     server: Any = (
         ray.remote(ServerActor)
@@ -187,7 +188,7 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
     asked = False
     try:
         ended = server.run.remote(driver.on_round is not None)
-        # asked for one by one: a stream's items take milliseconds more
+        # the driver asks for each batch of events, because a streaming generator takes milliseconds more for each
         coming = server.next.remote(None)
         deadline = time.monotonic() + engine.start_timeout + 60
         begun = False
