@@ -166,6 +166,22 @@ def ship_own_code(own: Iterable[Any]) -> None:
             ray.cloudpickle.register_pickle_by_value(module)
 
 
+def _show(events: Iterable[tuple[str, Any]], driver: Driver) -> bool | None:
+    """Shows the driver some events of the server. Returns whether the run is to stop, or None if nobody is to say
+    so."""
+    answer = None
+    for kind, value in events:
+        if kind == "started":
+            driver.started(value)
+        elif kind == "said":
+            driver.say(value)
+        else:
+            driver.show(value)
+            if driver.on_round is not None:
+                answer = driver.on_round(value)
+    return answer
+
+
 def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver) -> None:
     engine = experiment.config.engine
     here = ray.get_runtime_context().get_node_id()
@@ -208,17 +224,7 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
             if batch is None:
                 return ray.get(ended)
             begun = True
-            answer = None
-            for kind, value in batch:
-                if kind == "started":
-                    driver.started(value)
-                elif kind == "said":
-                    driver.say(value)
-                else:
-                    driver.show(value)
-                    if driver.on_round is not None:
-                        answer = driver.on_round(value)
-            coming = server.next.remote(answer)
+            coming = server.next.remote(_show(batch, driver))
     except ActorUnschedulableError:
         raise UserError(
             f"engine.server_cpus={engine.server_cpus:g}, engine.server_gpus={engine.server_gpus:g}: this node, where "
