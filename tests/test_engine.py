@@ -758,6 +758,13 @@ def test_a_profile_has_the_rounds_that_count(tmp_path):
     assert not (result.folder / "profile.csv").exists()
 
 
+def test_the_servers_own_training_is_the_servers_time(tmp_path):
+    """Locally the server trains before the clients do, in the process in which tasks are timed too."""
+    result = run(tmp_path, algorithm__name="pfedmo", engine__kind="local", engine__profile=True, run__rounds=4)
+    assert (result.profile[list(PURPOSES)] >= -1e-6).all(axis=None)
+    assert (result.profile["server"] > 0).all()
+
+
 def test_the_profile_table_names_every_purpose(tmp_path, monkeypatch, capsys):
     from fedray.cli import main
 

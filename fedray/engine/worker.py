@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedray.algorithms.server_state import ServerState
 from fedray.core.client import ClientPhase, Stack
+from fedray.core.clock import Clock
 from fedray.core.seeds import SERVER, Purpose, stream
 from fedray.data.federated import FederatedData
 from fedray.engine.clients import Clients
@@ -70,4 +71,6 @@ class Worker:
         """The server as a client whose data is the public set, of which it takes ``steps`` batches."""
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
-        return self.clients.of(stack, training, round=server.round, lr=server.lr, shared=server.vectors)
+        # a clock of its own, because the time counts as the server's and not as that of a task
+        own = {"shared": server.vectors, "clock": Clock()}
+        return self.clients.of(stack, training, round=server.round, lr=server.lr, **own)
