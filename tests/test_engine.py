@@ -35,8 +35,7 @@ from fedray.experiment import Own
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
-from fedray.tracking.profile import PURPOSES
-from fedray.tracking.tensorboard import TAGS
+from fedray.tracking.columns import PURPOSES, TAGS
 
 PACKAGE = Path(fedray.__file__).parent
 

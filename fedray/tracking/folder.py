@@ -24,14 +24,6 @@ from fedray.tracking.lock import PATIENCE, locked
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
-    "round", "iterations", "cohort_size", "train_loss", "train_accuracy", "test_loss", "test_accuracy",
-    "validation_accuracy", "personalized_accuracy", "representation_accuracy", "bytes_down", "bytes_up", "flops",
-    "virtual_seconds", "round_seconds", "wall_seconds",
-)  # fmt: skip
-"""The columns of metrics.csv; further ones follow them: a user's metrics, an algorithm's further models, and scores on
-clients' own test shares."""
-
 PART_ROUNDS, PART_ROWS = 500, 200_000
 """A part of a parquet folder is written at the latest when it has so many rounds, or rows."""
 

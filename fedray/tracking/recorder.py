@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedray.tracking.folder import COLUMNS, INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
-from fedray.tracking.profile import PURPOSES
+from fedray.tracking.columns import CLIENT_FACTS, METRICS, PURPOSES
+from fedray.tracking.folder import INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.tensorboard import Events
 
 if TYPE_CHECKING:
     import pandas as pd
-
-CLIENT_FACTS = ("round", "client", "client_name", "samples", "steps")
-"""Columns of clients.parquet that say which client it is and what it trained on; the others are its scores."""
 
 
 class Recorder:
@@ -45,7 +42,7 @@ class Recorder:
         folder.write("config.yaml", settings)
         folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
         (path / "summary.json").unlink(missing_ok=True)
-        self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
+        self._metrics = RoundsFile(path / "metrics.csv", [*METRICS, *extra_columns], after)
         log_clients = folder.config.run.log_clients
         self._clients = ParquetRows(folder.clients, after) if log_clients else None
         self._scores = ParquetRows(folder.evaluation, after) if log_clients and with_scores else None

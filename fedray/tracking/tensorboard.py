@@ -10,35 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TAGS = {
-    "train_loss": "loss/train",
-    "test_loss": "loss/test",
-    "train_accuracy": "accuracy/train",
-    "test_accuracy": "accuracy/test",
-    "validation_accuracy": "accuracy/validation",
-    "personalized_accuracy": "accuracy/personalized",
-    "representation_accuracy": "accuracy/representation",
-    "bytes_down": "cost/bytes_down",
-    "bytes_up": "cost/bytes_up",
-    "flops": "cost/flops",
-    "virtual_seconds": "time/virtual_seconds",
-    "round_seconds": "time/round_seconds",
-    "wall_seconds": "time/wall_seconds",
-}
-"""The tags of the columns that every metrics.csv has; those of the others follow from their names."""
+from fedray.tracking.columns import TAGS, tag
 
 BOTH_WAYS = ("bytes_down", "bytes_up")
 
 SKIPPED = ("round", "iterations", "cohort_size")
-
-
-def _tag(column: str) -> str:
-    """The tag of a column of metrics.csv. Only a user's metrics begin with ``test_`` and are not in TAGS."""
-    if column in TAGS or column.startswith("test_"):
-        return TAGS.get(column, f"metrics/{column}")
-    if column.startswith(("clients_", "cohort_")):
-        return f"clients/{column}"
-    return f"accuracy/{column.removesuffix('_accuracy')}"
 
 
 def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -> None:
@@ -88,7 +64,7 @@ class Events:
         step = int(row["round"])
         for name, value in row.items():
             if name not in SKIPPED and value is not None and math.isfinite(value):
-                self._writer.add_scalar(_tag(name), value, step)
+                self._writer.add_scalar(tag(name), value, step)
         if histograms:
             import numpy as np
 
