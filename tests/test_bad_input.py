@@ -525,10 +525,10 @@ def test_other_damage_in_a_run_folder(finished, capsys):
 def test_two_runs_in_one_folder():
     folder = RunFolder(load({"run.name": "run"}), {})
     said: list[str] = []
-    again = RunFolder(folder.config, {}).locked(said.append, patience=0.3)
+    again = RunFolder(folder.config, {}).lock(said.append, patience=0.3)
     ours = rf"process {os.getpid()} on .*"
     with (
-        folder.locked(said.append),
+        folder.lock(said.append),
         pytest.raises(UserError, match=rf"is being written by another run; choose another run\.name \({ours}\)"),
         again,
     ):

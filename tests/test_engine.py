@@ -560,7 +560,7 @@ def test_torchs_global_settings_are_as_before(tmp_path):
 # ---------------------------------------------------------------- the package's own order
 
 LAYERS = [
-    ("errors",),
+    ("errors", "files"),
     ("importing", "own_modules"),
     ("config", "code_digest"),
     ("core",),

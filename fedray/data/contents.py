@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from fedray.data.federated import FederatedData, array_digest
 from fedray.data.find import cache_folder
 from fedray.data.source import Source
+from fedray.files import write_whole
 
 PARTS = {
     "training data": ("x_train", "y_train"),
@@ -63,7 +63,5 @@ def _of_files(source: Source) -> Mapping[str, str]:
     # a cache that can't be written costs time and nothing else
     with contextlib.suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
-        staging = memory.with_name(f".{memory.name}.{os.getpid()}")
-        staging.write_text(json.dumps({**kept, key: found}))
-        staging.replace(memory)
+        write_whole(memory, json.dumps({**kept, key: found}))
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedray.errors import UserError
+from fedray.files import move_whole
 
 Files = TypeVar("Files")
 
@@ -73,6 +74,6 @@ def download_into(cache: Path, folder: str, fetch: Callable[[Path], Iterable[Pat
             target = cache / folder
             target.mkdir(parents=True, exist_ok=True)
             for path in fetched:
-                os.replace(path, target / path.name)
+                move_whole(path, target / path.name)
     finally:
         socket.setdefaulttimeout(before)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedray.engine.packing import Packed
 from fedray.errors import UserError
+from fedray.files import move_whole
 
 FORMAT = 2
 """Of the files of a checkpoint. A run can't go on from another one's."""
@@ -91,8 +92,7 @@ def save(
     _flush(folder)
     if target.exists():
         shutil.rmtree(target)
-    staging.rename(target)
-    sync(folder)
+    move_whole(staging, target)
     for old in _rounds(folder)[:-keep]:
         shutil.rmtree(old)
     _sweep(folder)
@@ -117,15 +117,6 @@ def discard(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     if folder.exists():
         _sweep(folder)
-
-
-def sync(path: Path) -> None:
-    """fsync a file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _flush(folder: Path) -> None:

@@ -44,7 +44,7 @@ def opened(
     Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
     """
     folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
-    with folder.locked(say), contextlib.ExitStack() as stack:
+    with folder.lock(say), contextlib.ExitStack() as stack:
         found = folder.look()
         if found.status == "finished":
             yield None

@@ -56,6 +56,8 @@ class StateFolder:
 
     def write(self, name: str, state: State) -> StateFile:
         """Keep ``state`` as ``name``, whole or not at all."""
+        # unlike other files (fedray/files.py) it is not flushed to the disk: that would take longer than training does,
+        # and only the states that a checkpoint names are ever read again, all of which it flushes at once
         target, staging = self.path / name, self.path / f".{name}.{os.getpid()}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)

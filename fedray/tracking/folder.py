@@ -19,7 +19,8 @@ import yaml
 
 from fedray.config import Config, documented_keys, flat
 from fedray.errors import UserError
-from fedray.tracking.lock import PATIENCE, locked
+from fedray.files import replacement_of, write_whole
+from fedray.tracking.lock import PATIENCE, folder_lock
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,12 +134,12 @@ class RunFolder:
         raise UserError(f"{path} is damaged: use run.resume=false to start over")
 
     @contextlib.contextmanager
-    def locked(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-        """Hold the folder against other processes, as :func:`fedray.tracking.lock.locked` does."""
+    def lock(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
+        """Holds the folder against other processes, as :func:`~fedray.tracking.lock.folder_lock` does."""
         with contextlib.ExitStack() as stack:
             try:
                 busy = "is being written by another run; choose another run.name"
-                stack.enter_context(locked(self.path, busy, say, patience))
+                stack.enter_context(folder_lock(self.path, busy, say, patience))
             except OSError as error:
                 raise UserError(f"can't write to run.output={self.config.run.output}: {error.strerror}") from None
             yield
@@ -159,18 +160,8 @@ class RunFolder:
             raise UserError(f"can't write to {self.path}: {error.strerror}") from None
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the folder, as :func:`write_whole` does."""
+        """Writes a file of the folder, as :func:`~fedray.files.write_whole` does."""
         write_whole(self.path / name, text)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A whole file, or the old one: never a half-written one."""
-    staging = path.with_name(f".{path.name}.{os.getpid()}")
-    with staging.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    staging.rename(path)
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -233,14 +224,10 @@ class RoundsFile:
                 kept = [row for row in csv.DictReader(file) if (row.get("round") or "").isdigit()]
                 kept = [row for row in kept if int(row["round"]) <= after]
         self.lost = after - len(kept)
-        staging = path.with_name(f".{path.name}")
-        with staging.open("w", newline="") as file:
+        with replacement_of(path) as staging, staging.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        staging.rename(path)
         self._file = path.open("a", newline="")
         self._writer = csv.DictWriter(self._file, self.columns)
 
@@ -295,12 +282,8 @@ class ParquetRows:
         self._rows, self._held = [], 0
 
     def _write(self, table: pa.Table, first: int, last: int) -> None:
-        target = self.path / f"part-{first:08d}-{last:08d}.parquet"
-        staging = self.path / f".{target.name}"
-        pq.write_table(table, staging)
-        with staging.open("rb") as file:
-            os.fsync(file.fileno())
-        staging.rename(target)
+        with replacement_of(self.path / f"part-{first:08d}-{last:08d}.parquet") as staging:
+            pq.write_table(table, staging)
 
 
 def read_metrics(path: Path) -> pd.DataFrame:

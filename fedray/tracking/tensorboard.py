@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedray.files import move_whole
 from fedray.tracking.columns import TAGS, tag
 
 BOTH_WAYS = ("bytes_down", "bytes_up")
@@ -42,7 +43,7 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
         writer.add_summary(Summary(value=[value]))
         writer.close()
         for path in Path(scratch).iterdir():
-            path.rename(folder / path.name)
+            move_whole(path, folder / path.name)
 
 
 def _without_tensorflow() -> None:

@@ -16,8 +16,8 @@ from fedray.config import expand, flat, load
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError, near_miss
 from fedray.experiment import Experiment, Own
+from fedray.files import write_whole
 from fedray.resolve import resolve
-from fedray.tracking.folder import write_whole
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import STEPS, RoundCost, budget_of, cost_of_a_round, mean, value_of
 from fedray.tuning.equal_work import with_axis
