@@ -23,9 +23,9 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
 
     On a terminal that is too narrow for a line, the description goes on below itself; what is piped has whole lines.
     """
-    from fedray.config import documented_keys
+    from fedray.config import Config, documented_keys
 
-    for key, default, takes, description in documented_keys(model, prefix):
+    for key, default, takes, description in documented_keys(model or Config, prefix):
         yield from _wrapped(f"{key} = {_value(default)}", f"{description}  [{takes}]" if takes else description)
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import LOCAL_STEPS, ROUNDS, Config, check, flat, folder_name, unknown_key
+from fedray.config import LOCAL_STEPS, ROUNDS, Config, check, dump_yaml, flat, folder_name, unknown_key
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import Loss, cross_entropy
 from fedray.core.rounding import whole
@@ -175,7 +174,7 @@ def rounds_of(config: Config) -> int:
 
 def dump(config: Config) -> str:
     """A resolved configuration as YAML."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return dump_yaml(config.model_dump(mode="json"))
 
 
 def _extras(section: Any) -> dict[str, Any]:

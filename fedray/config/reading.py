@@ -1,6 +1,6 @@
 """Reading a configuration: YAML files, ``key=value`` overrides, and what is wrong with them in one line.
 
-The keys themselves are in :mod:`fedray.config`.
+The keys themselves are in :mod:`fedray.config.sections`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from fedray.config.sections import Config, is_section, shown
+from fedray.config.yaml_text import parse_yaml, problem_of
 from fedray.errors import UserError, closest, near_miss
-
-
-def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    """Whether a key's type is a section, which has keys of its own."""
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
+from fedray.importing import short_name
 
 OPTION = r"(algorithm|model)\.\w+"
 """A key that an algorithm or a model may have; which do is not known here."""
@@ -88,51 +85,18 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises :class:`UserError` in one line if it can't be read.
     """
     try:
-        loaded = _yaml(path.read_text(encoding="utf-8"))
+        loaded = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"can't read the config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: a config is YAML in UTF-8") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {_yaml_problem(error)}") from None
+        raise UserError(f"{path} is not valid YAML: {problem_of(error)}") from None
     except RecursionError:
         raise UserError(f"{path} is nested too deeply for a config") from None
     if loaded is not None and not isinstance(loaded, dict):
         raise UserError(f"{path} must hold sections (run, data, ...), not {shown(loaded)}")
     return {key: value for key, value in (loaded or {}).items() if not str(key).startswith(ASIDE)}
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as a config needs it: a key given twice is an error, and nothing is a date."""
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        # here and not when values are made of the nodes: by then, what `<<` merges stands beside a node's own keys
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            name = str(key.value)
-            if name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is given twice", key.start_mark)
-            seen.add(name)
-        return node
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def _yaml(text: str) -> Any:
-    # a SafeLoader: it makes plain values only
-    return yaml.load(text, _Loader)
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    """What is wrong, and the line and column counted from 1."""
-    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return place + " ".join(str(problem or error).split())
 
 
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -174,9 +138,11 @@ def assign(values: dict[str, Any], override: str) -> None:
     if not equals or not key.strip():
         raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")
     try:
-        value = _yaml(text)
-    except (yaml.YAMLError, RecursionError):
-        raise UserError(f"the value of {override!r} is not valid YAML") from None
+        value = parse_yaml(text)
+    except RecursionError:
+        raise UserError(f"the value of {override!r} is nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"the value of {override!r} is not valid YAML: {problem_of(error)}") from None
     section = values
     *path, last = key.strip().split(".")
     for step in path:
@@ -221,12 +187,9 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
     return f"unknown key {section}{name}{hint}"
 
 
-def documented_keys(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """(key, default, what it takes, description) of every key of ``model`` (the whole configuration)."""
-    # fedray.config imports this module, so it can't be imported at the top
-    from fedray.config import Config
-
-    for name, field in (model or Config).model_fields.items():
+def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
+    """(key, default, what it takes, description) of every key of ``model``."""
+    for name, field in model.model_fields.items():
         if is_section(field.annotation):
             yield from documented_keys(field.annotation, f"{prefix}{name}.")
         else:
@@ -276,13 +239,6 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     return f"{key} {text}, not {shown(given)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
 
 
-def shown(value: Any) -> str:
-    """A value as a message shows it."""
-    text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
-    text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
-    return text if len(text) <= 60 else text[:60] + "..."
-
-
 def _located(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
     """The dotted key of a pydantic location, and its annotation (of the section, for a key that does not exist).
 
@@ -327,3 +283,19 @@ def _choices(annotation: Any) -> str:
         elif member in names:
             words.append(names[member])
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def folder_name(algorithm: str, source: str) -> str:
+    """The name of a run's folder, unless ``run.name`` is set."""
+    return plain(f"{short_name(algorithm)}-{short_name(source)}")
+
+
+def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """A checked :class:`Config` from a mapping or a YAML file, with ``key=value`` overrides on top.
+
+    Raises :class:`UserError` with one line for unknown keys, wrong types and values out of range.
+    """
+    values, where = read(config)
+    for override in overrides:
+        assign(values, override)
+    return check(Config, values, where)

@@ -17,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import yaml
 
-from fedray.config import Config, documented_keys, flat
+from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
 from fedray.files import replacement_of, write_whole
 from fedray.tracking.lock import PATIENCE, folder_lock
@@ -196,7 +196,7 @@ def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dic
 def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
     """The device of the run in ``folder``; None if there is none, or one that :meth:`RunFolder.look` refuses."""
     try:
-        device = yaml.safe_load((folder / "config.yaml").read_text())["engine"]["device"]
+        device = parse_yaml((folder / "config.yaml").read_text())["engine"]["device"]
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return None
     return device if device in ("cpu", "cuda") else None
@@ -204,7 +204,7 @@ def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = parse_yaml(path.read_text())
         if isinstance(loaded["run"]["rounds"], int):
             return loaded
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
