@@ -5,6 +5,8 @@ Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 
 from __future__ import annotations
 
+import io
+import pickle
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,7 @@ import numpy as np
 
 from fedray.data.find import download_into, find_files, stamp
 from fedray.data.source import Source
-from fedray.data.unpickle import Call, unpickle
-from fedray.errors import UserError
+from fedray.errors import UserError, first_sentence
 
 PARTS = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 BINARY, PYTHON = "cifar-10-batches-bin", "cifar-10-batches-py"
@@ -98,12 +99,34 @@ def _binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
     return records[:, 1:], records[:, 0].tolist()
 
 
+class _Call:
+    """What a pickle wants called, kept instead of done: the arguments, and the state that is to be set then."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments, self.state = arguments, None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes plain values, and a :class:`_Call` for each numpy array: a file can name nothing else and run no code."""
+
+    def find_class(self, module: str, name: str) -> type[_Call]:
+        if f"{module}.{name}" not in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
+            raise pickle.UnpicklingError(f"it names {f'{module}.{name}'[:100]!r}, which no published file does")
+        return _Call
+
+
 def _pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
     """A dict of a numpy array and a list, among other things, pickled by Python 2."""
     try:
-        batch = unpickle(content)
+        stream = io.BytesIO(content)
+        batch = _Unpickler(stream, encoding="bytes").load()
+        if stream.read(1):
+            raise ValueError("it has extra bytes at its end")
     except Exception as error:  # a damaged pickle can lead to any
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = first_sentence(error)
         raise UserError(f"{path} is damaged or no batch of CIFAR-10 ({reason}); get the file again") from None
     if not isinstance(batch, dict):
         raise UserError(f"{path} holds a pickled {type(batch).__name__}, not a dict of data and labels")
@@ -114,7 +137,7 @@ def _pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
     if not isinstance(labels, list):
         raise UserError(f"{path}: labels is of type {type(labels).__name__}, not a list")
     match batch[b"data"]:
-        case Call(state=(_, shape, Call(args=(code, *_)), False, bytes(pixels))):
+        case _Call(state=(_, shape, _Call(arguments=(code, *_)), False, bytes(pixels))):
             pass
         case _:
             raise UserError(f"{path}: data is not a numpy array of bytes by rows")

@@ -94,6 +94,9 @@ def _content(array: np.ndarray) -> str:
 def read_idx(path: Path) -> np.ndarray:
     """The uint8 array in an idx file, gzipped or not whatever its name says.
 
+    torchvision reads idx files too, but it takes no gzipped ones, stops at a damaged file with an assertion that does
+    not say what is wrong, and needs torch, which no other source does.
+
     Format: two zero bytes, a type byte (8: unsigned byte), the number of dimensions, their sizes as big-endian 32-bit
     numbers, then the data (LeCun, MNIST page). UserError in one line if the file is anything else.
     """
