@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import LOCAL_STEPS, ROUNDS, Config, check, dump_yaml, flat, folder_name, unknown_key
+from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import Loss, cross_entropy
 from fedray.core.rounding import whole
@@ -62,20 +62,20 @@ def resolve(
     model = _model(config, own, data, head)
     training = _training(config)
     source_name = source.name if "data" in own.given else config.data.source
-    run_name = config.run.name or folder_name(config.algorithm.name, source_name)
-    device, engine, placed = place(config.engine, Path(config.run.output) / run_name, auto_device)
+    name = run_name(config, source_name)
+    device, engine, placed = place(config.engine, Path(config.run.output) / name, auto_device)
     size = training.batch_size or int(data.sizes().max())
     vectorize, chunk = _stacks(config, device, model, data, size, cohort_size)
     kind = kind_of(config.data, source.client_train is not None)
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)
     if left_out := filled(algorithm.hyper, implied, "algorithm."):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
-    rounds = rounds_of(config)
+    rounds = config.rounds
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
     options = filled(config.data.partition, implied, "data.partition.") | {"kind": kind}
     resolved = _with(
         config,
-        run={"rounds": rounds, "iterations": None, "name": run_name, "given": own.given},
+        run={"rounds": rounds, "iterations": None, "name": name, "given": own.given},
         algorithm=algorithm.hyper.model_dump(),
         data={
             "seed": _data_seed(config), "public_samples": _public_samples(config, algorithm, source),
@@ -163,13 +163,6 @@ def _check_given(config: Config, own: Own) -> None:
             f"run.given: this configuration was made with {' and '.join(missing)} given from Python, which it does not "
             f"hold: use fedray.simulate(CONFIG{call})"
         )
-
-
-def rounds_of(config: Config) -> int:
-    """The number of rounds R."""
-    if config.run.iterations is not None:
-        return config.run.iterations // (config.train.local_steps or LOCAL_STEPS)
-    return config.run.rounds or ROUNDS
 
 
 def dump(config: Config) -> str:
@@ -267,12 +260,11 @@ def _unreduced(loss: Any) -> Loss:
 
 def _training(config: Config) -> LocalTraining:
     train = config.train
-    epochs = train.local_epochs
     return LocalTraining(
         seed=config.run.seed,
         batch_size=None if train.batch_size == "full" else train.batch_size,
-        local_steps=None if epochs is not None else train.local_steps or LOCAL_STEPS,
-        local_epochs=epochs,
+        local_steps=train.steps,
+        local_epochs=train.local_epochs,
         momentum=train.momentum,
         weight_decay=train.weight_decay,
         grad_clip=train.grad_clip,

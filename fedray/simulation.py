@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.config import Config, folder_name, load
+from fedray.config import Config, load, run_name
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
 from fedray.tracking.progress import Display
@@ -173,8 +173,7 @@ def _reached(result: RunResult) -> str:
 
 def _will_run_on_ray(settings: Config) -> bool:
     """Whether Ray will be needed, as far as that can be told without reading anything: a run may be finished."""
-    name = settings.run.name or folder_name(settings.algorithm.name, settings.data.source)
-    finished = Path(settings.run.output) / name / "summary.json"
+    finished = Path(settings.run.output) / run_name(settings, settings.data.source) / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 

@@ -285,9 +285,9 @@ def _choices(annotation: Any) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def folder_name(algorithm: str, source: str) -> str:
-    """The name of a run's folder, unless ``run.name`` is set."""
-    return plain(f"{short_name(algorithm)}-{short_name(source)}")
+def run_name(config: Config, source: str) -> str:
+    """The name of a run's folder: ``run.name``, or one made of the algorithm's name and that of the data ``source``."""
+    return config.run.name or plain(f"{short_name(config.algorithm.name)}-{short_name(source)}")
 
 
 def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:

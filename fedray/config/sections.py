@@ -57,7 +57,10 @@ class Section(BaseModel):
 
 
 ROUNDS, LOCAL_STEPS = 50, 20
-"""Rounds, and local steps of each, where nothing is said of them."""
+"""The rounds, and the local steps of each, where a configuration sets neither them nor what replaces them."""
+
+ALPHA, CLUSTERS, MIN_SAMPLES = 0.5, 5, 1
+"""What the options of a partition that are null stand for."""
 
 
 class RunConfig(Section):
@@ -128,7 +131,7 @@ class PartitionConfig(Section):
         "auto",
         description="see `fedray datasets`; auto: natural if the data say whose each sample is, else dirichlet",
     )
-    alpha: Real | None = Field(None, gt=0, description="Dirichlet concentration (xi of pFedMo); 0.5 unless set")
+    alpha: Real | None = Field(None, gt=0, description=f"Dirichlet concentration (xi of pFedMo); {ALPHA} unless set")
     prior: list[Annotated[Real, Field(ge=0)]] | None = Field(
         None, description="dirichlet_fixed: prior over the classes, uniform unless set"
     )
@@ -141,9 +144,9 @@ class PartitionConfig(Section):
     )
     sizes: list[Annotated[Whole, Field(ge=1)]] | None = Field(None, description="quantity_skew: samples per client")
     shards_per_client: Whole = Field(1, ge=1, description="shards: shards per client")
-    clusters: Whole | None = Field(None, ge=1, description="orthogonal: clusters of clients; 5 unless set")
+    clusters: Whole | None = Field(None, ge=1, description=f"orthogonal: clusters of clients; {CLUSTERS} unless set")
     min_samples: Whole | None = Field(
-        None, ge=0, description="least samples per client (1 unless set); 0 lets clients be empty"
+        None, ge=0, description=f"least samples per client ({MIN_SAMPLES} unless set); 0 lets clients be empty"
     )
     overlap: bool = Field(
         False, description="iid, dirichlet_fixed, orthogonal: clients draw samples_per_client each, and may overlap"
@@ -215,6 +218,11 @@ class TrainConfig(Section):
     )
     sampling: Literal["uniform", "cyclic"] = Field("uniform", description="how cohorts are drawn")
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
+
+    @property
+    def steps(self) -> int | None:
+        """The number of local steps, None where the length of local training is ``local_epochs``."""
+        return None if self.local_epochs is not None else self.local_steps or LOCAL_STEPS
 
     @model_validator(mode="after")
     def _exclusive(self) -> TrainConfig:
@@ -289,12 +297,19 @@ class Config(Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
 
+    @property
+    def rounds(self) -> int:
+        """The number of rounds R: ``run.rounds``, or as many as ``run.iterations`` make."""
+        if self.run.iterations is not None and self.train.steps is not None:
+            return self.run.iterations // self.train.steps
+        return self.run.rounds or ROUNDS
+
     @model_validator(mode="after")
     def _iterations_need_steps(self) -> Config:
         if self.run.iterations is not None:
-            if self.train.local_epochs is not None:
+            steps = self.train.steps
+            if steps is None:
                 raise ValueError("run.iterations needs train.local_steps, not train.local_epochs")
-            steps = self.train.local_steps or LOCAL_STEPS
             if self.run.iterations < steps:
                 raise ValueError(f"run.iterations={self.run.iterations} is less than train.local_steps={steps}")
         return self

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedray.config import ALPHA, MIN_SAMPLES
 from fedray.data.deal import Split, by_owner, class_pools, deal
 from fedray.data.skew import Note, equal_share, overlap_share, silent
 from fedray.errors import UserError
@@ -22,10 +23,10 @@ def dirichlet(
     rng: np.random.Generator,
     *,
     classes: int,
-    alpha: float = 0.5,
+    alpha: float = ALPHA,
     capped: bool = False,
     rebalanced: bool = False,
-    min_samples: int = 1,
+    min_samples: int = MIN_SAMPLES,
     note: Note = silent,
 ) -> Split:
     """8.3: the samples of each class are cut among the clients in shares q ~ Dir(alpha 1_N); sizes vary too.
@@ -104,7 +105,7 @@ def dirichlet_fixed(
     rng: np.random.Generator,
     *,
     classes: int,
-    alpha: float = 0.5,
+    alpha: float = ALPHA,
     prior: Sequence[float] | None = None,
     samples_per_client: int | None = None,
     overlap: bool = False,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedray.config import DataConfig, PartitionConfig
+from fedray.config import MIN_SAMPLES, DataConfig, PartitionConfig
 from fedray.data.deal import Split
 from fedray.data.dirichlet import dirichlet, dirichlet_fixed
 from fedray.data.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
@@ -51,10 +51,6 @@ AUTO = "auto"
 _OPTIONS = ["samples_per_client", *(name for name in PartitionConfig.model_fields if name != "kind")]
 
 
-LEAST_SAMPLES = 1
-"""Samples that every client must have, unless ``min_samples`` is set."""
-
-
 def _key(name: str) -> str:
     return name if name == "samples_per_client" else f"partition.{name}"
 
@@ -78,7 +74,7 @@ def partition(
     arguments = {name: value for name, value in offered.items() if name in chosen.arguments}
     split = chosen.split(labels, data.clients, rng, **arguments)
     least = data.partition.min_samples
-    _check_sizes(split, LEAST_SAMPLES if least is None else least, kind)
+    _check_sizes(split, MIN_SAMPLES if least is None else least, kind)
     if kind == "natural" and data.clients not in (len(split), DataConfig.model_fields["clients"].default):
         notes.append(f"data.clients={data.clients} is not used: the data have {len(split)} clients of their own")
     return split, tuple(notes)
@@ -122,7 +118,7 @@ def implied_options(kind: str) -> dict[str, Any]:
     unset = [name for name, field in PartitionConfig.model_fields.items() if field.default is None]
     stands_for = {name: parameters[name].default for name in unset if name in parameters}
     found = {name: value for name, value in stands_for.items() if value not in (None, inspect.Parameter.empty)}
-    return {**found, "min_samples": LEAST_SAMPLES}
+    return {**found, "min_samples": MIN_SAMPLES}
 
 
 def _check_sizes(split: Split, least: int, kind: str) -> None:

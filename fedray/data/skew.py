@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedray.config import CLUSTERS, MIN_SAMPLES
 from fedray.data.deal import Split, by_owner, class_pools, deal, draw_each, largest_remainder
 from fedray.errors import UserError
 
@@ -223,7 +224,7 @@ def orthogonal(
     rng: np.random.Generator,
     *,
     classes: int,
-    clusters: int = 5,
+    clusters: int = CLUSTERS,
     samples_per_client: int | None = None,
     overlap: bool = False,
     note: Note = silent,
@@ -267,7 +268,7 @@ def natural(
     rng: np.random.Generator,
     *,
     owners: np.ndarray | None,
-    min_samples: int = 1,
+    min_samples: int = MIN_SAMPLES,
     note: Note = silent,
 ) -> Split:
     """8.7: the data's own clients ``owners`` int64 [n], in the order of their ids; ``clients`` and ``rng`` are ignored.
