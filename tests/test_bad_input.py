@@ -166,6 +166,11 @@ def test_config_files(content, message, capsys):
     assert re.search(message, refused(capsys, "c.yaml"))
 
 
+def test_a_users_error_is_a_value_error():
+    with pytest.raises(ValueError, match=r"train\.lr must be above 0, not -1"):
+        simulate({"train.lr": -1})
+
+
 def test_more_config_files(capsys):
     Path("folder.yaml").mkdir()
     assert "Is a directory" in refused(capsys, "folder.yaml")

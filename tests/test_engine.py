@@ -616,6 +616,40 @@ def test_imports_point_down():
     assert ("engine", "tracking") in seen
 
 
+def test_no_module_imports_one_that_imports_it_back():
+    """Whether at the top, for types only or in a function: what two such modules do can only be understood together."""
+    trees = {
+        f"fedray/{path}".removesuffix(".py").replace("/", ".").removesuffix(".__init__"): t for path, t in modules()
+    }
+    imported: dict[str, set[str]] = {module: set() for module in trees}
+    for module, tree in trees.items():
+        for name in imports(tree):
+            while name and name not in trees:
+                name = name.rpartition(".")[0]
+            if name and name != module:
+                imported[module].add(name)
+
+    def chain(start: str) -> list[str]:
+        """The modules from ``start`` back to it, each of which imports the next; empty if there is no such chain."""
+        before: dict[str, str] = {}
+        left = [start]
+        while left:
+            module = left.pop()
+            for name in sorted(imported[module]):
+                if name == start:
+                    found = [start, module]
+                    while found[-1] != start:
+                        found.append(before[found[-1]])
+                    return found[::-1]
+                if name not in before:
+                    before[name] = module
+                    left.append(name)
+        return []
+
+    assert "fedray.errors" in imported["fedray.tracking.lock"]
+    assert [found for found in map(chain, trees) if found] == []
+
+
 def test_ray_is_imported_by_the_engine_and_the_tuning_alone():
     users = {path.split("/")[0] for path, tree in modules() for name in imports(tree) if name.split(".")[0] == "ray"}
     assert users <= {"engine", "tuning", "cli.py", "run.py"}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from fedray.errors import UserError
+from fedray.errors import UserError, first_sentence
 from fedray.files import move_whole
 
 Files = TypeVar("Files")
@@ -55,10 +55,9 @@ def find_files(
         download(cache)
     except Exception as error:  # torchvision raises RuntimeError, URLError, OSError, ...
         searched = ", ".join(map(str, [*places, cache]))
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"{name} is not in {searched} and could not be downloaded ({reason}): put {wanted} into a folder and give "
-            "it as data.root or $FEDRAY_DATA"
+            f"{name} is not in {searched} and could not be downloaded ({first_sentence(error)}): put {wanted} "
+            "into a folder and give it as data.root or $FEDRAY_DATA"
         ) from None
     return look(cache)
 
