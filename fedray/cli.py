@@ -361,12 +361,12 @@ def _data(options: argparse.Namespace) -> int:
 def _costs(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from fedray.comparison import compared
+    from fedray.comparison import compare_algorithms
     from fedray.tracking.cost_tables import ACCOUNTINGS
 
     if options.accounting not in ACCOUNTINGS:
         raise UserError(f"--accounting: there is no {options.accounting!r}{near_miss(options.accounting, ACCOUNTINGS)}")
-    candidates, scenario, left_out = compared(_load(options))
+    candidates, scenario, left_out = compare_algorithms(_load(options))
     table = ACCOUNTINGS[options.accounting](candidates, scenario)
     table.show()
     for name, reason in left_out.items():

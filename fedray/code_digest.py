@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedray.own_modules import hashed, is_library, library_digest, possible_modules, source_digest
+from fedray.own_modules import is_library, library_digest, possible_modules, sha256_of, source_digest
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), range, slice, torch.dtype, torch.device}
 
@@ -77,17 +77,17 @@ class _Walk:
     def of(self, thing: Any) -> bytes:
         """The digest of ``thing``; of one that was visited already, where in the walk that was."""
         if type(thing) in PLAIN:
-            return hashed(type(thing).__name__, repr(thing))
+            return sha256_of(type(thing).__name__, repr(thing))
         if id(thing) in self.seen:
-            return hashed("again", str(self.seen[id(thing)]))
+            return sha256_of("again", str(self.seen[id(thing)]))
         if self.depth >= DEEPEST:
-            return hashed("deep", type(thing).__name__)
+            return sha256_of("deep", type(thing).__name__)
         self.seen[id(thing)] = self.visits
         self.visited.append(thing)
         self.visits += 1
         self.depth += 1
         try:
-            return hashed(*self._parts(thing))
+            return sha256_of(*self._parts(thing))
         finally:
             self.depth -= 1
 
@@ -176,7 +176,7 @@ class _Walk:
             # something of a library's that there is once, such as os.environ: what it holds is not the user's code
             yield library_digest(home.__name__, name)
         elif issubclass(type(value), types.ModuleType) and attributes & vars(value).keys():
-            yield hashed(value.__name__)
+            yield sha256_of(value.__name__)
             if not is_library(value.__name__):
                 for attribute in sorted(attributes & vars(value).keys()):
                     yield from self._global(attribute, vars(value)[attribute], attributes)

@@ -30,7 +30,7 @@ def implied_values(
     }
 
 
-def filled(section: BaseModel, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def values_for_nulls(section: BaseModel, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Those of ``values``, by dotted key, that ``section`` (whose keys begin with ``prefix``) leaves null."""
     own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
     return {name: value for name, value in own.items() if getattr(section, name) is None}

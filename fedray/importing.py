@@ -37,7 +37,7 @@ def import_object(name: str, key: str) -> Any:
     in_file = where.endswith(".py")
     if not attribute.isidentifier() or not (in_file or all(part.isidentifier() for part in where.split("."))):
         raise UserError(f"{key}={name} is not of the form {FORMS}, for example mine.py:Mine or my_package.mine:Mine")
-    with blamed(f"{key}={name}: can't import {where!r}"):
+    with as_user_error(f"{key}={name}: can't import {where!r}"):
         module = _module_in_file(Path(where), f"{key}={name}") if in_file else _module(where, f"{key}={name}")
     try:
         return getattr(module, attribute)
@@ -101,17 +101,17 @@ def _module_in_file(given: Path, what: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def blamed(what: str) -> Iterator[None]:
+def as_user_error(what: str) -> Iterator[None]:
     """Around a call of the user's code: whatever it raises becomes a :class:`UserError` of one line, with its place."""
     try:
         yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{what}: {_told(error)}") from error
+        raise UserError(f"{what}: {_error_line(error)}") from error
 
 
-def _told(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """Type, message and place of an error, in one line."""
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)

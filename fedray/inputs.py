@@ -14,7 +14,7 @@ from torch import nn
 
 from fedray.code_digest import code_digest
 from fedray.core.vectors import tensors_of
-from fedray.data.contents import contents
+from fedray.data.contents import data_digests
 from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 
@@ -27,7 +27,7 @@ def inputs_of(
     ``model``: what makes the model, or the module that was given; ``initial``: the model with its initial weights;
     ``code``: the other classes and functions, by what a message calls them.
     """
-    found = contents(source, data)
+    found = data_digests(source, data)
     # "initialisation of the model" says what these are when training begins
     weights = tensors_of(model).values() if isinstance(model, nn.Module) else ()
     found["code of the model"] = code_digest(model, apart_from=list(weights))

@@ -17,7 +17,7 @@ from fedray.core import seeds
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
 from fedray.errors import UserError, first_sentence, near_miss
-from fedray.importing import blamed
+from fedray.importing import as_user_error
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import Head, add_head, find_head
 
@@ -37,7 +37,7 @@ def maker_of(
     if isinstance(given, nn.Module):
         if options:
             raise UserError(f"model.{next(iter(options))}: the model was given as an object, which takes no options")
-        name, make = type(given).__name__, Copied(given, seed)
+        name, make = type(given).__name__, CopyMaker(given, seed)
     else:
         chosen = find_model(section.name) if given is None else given
         name = section.name if given is None else getattr(chosen, "__name__", "model")
@@ -45,13 +45,13 @@ def maker_of(
         unknown = [key for key in options if key not in known]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
-        make = Seeded(chosen, name, shape, classes, options, seed)
+        make = SeededMaker(chosen, name, shape, classes, options, seed)
     found = find_head(head)
-    return name, make if found is None else Headed(make, name, found, head, section.proj_dim, shape, seed)
+    return name, make if found is None else HeadMaker(make, name, found, head, section.proj_dim, shape, seed)
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopyMaker:
     """Makes copies of a module that the user gave; for a client, with the layers that are trained and can be drawn anew
     (by ``reset_parameters``) drawn anew."""
 
@@ -59,7 +59,7 @@ class Copied:
     seed: int
 
     def __call__(self, client: int | None = None) -> nn.Module:
-        with blamed("model=... can't be copied"):
+        with as_user_error("model=... can't be copied"):
             module = copy.deepcopy(self.module)
         if client is not None:
             with seeds.torch_rng(self.seed, Purpose.CLIENT_INIT, client):
@@ -72,7 +72,7 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class Seeded:
+class SeededMaker:
     """Makes a model whose initial weights depend on the seed alone, or on seed and client."""
 
     model: Callable[..., nn.Module]
@@ -89,7 +89,7 @@ class Seeded:
 
 
 @dataclass(frozen=True)
-class Headed:
+class HeadMaker:
     """Makes a model with a head, whose initial weights are drawn likewise."""
 
     make: Callable[..., nn.Module]
@@ -103,7 +103,7 @@ class Headed:
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)
         draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
-        with draws, blamed(f"model.head={self.kind}, model.proj_dim={self.width}: the head can't be made"):
+        with draws, as_user_error(f"model.head={self.kind}, model.proj_dim={self.width}: the head can't be made"):
             add_head(module, self.head, self.kind, self.width, self.name, torch.zeros(2, *self.shape))
         return module
 

@@ -16,7 +16,7 @@ RECORDED = {"fedray", "torch", "torchvision", "numpy", "builtins", *sys.stdlib_m
 """Packages whose version belongs to a run's record."""
 
 
-def hashed(*parts: str | bytes) -> bytes:
+def sha256_of(*parts: str | bytes) -> bytes:
     """sha256 over several parts, which can't run into each other."""
     digest = hashlib.sha256()
     for part in parts:
@@ -36,7 +36,7 @@ def is_library(module: str | None) -> bool:
 def library_digest(module: str, name: str) -> bytes:
     """Of something that a library defines: its name, and the library's file if no version of it is recorded."""
     unrecorded = module.partition(".")[0] not in RECORDED and is_library(module)
-    return hashed(module, name, _content(module) if unrecorded else b"")
+    return sha256_of(module, name, _content(module) if unrecorded else b"")
 
 
 @cache
@@ -59,8 +59,8 @@ def source_digest(modules: Iterable[str]) -> bytes:
         known.add(name)
         tree = None if is_library(name) else _tree(name)
         parts += [name, ast.dump(tree) if tree else ""]
-        left += sorted(_imported(name, tree), reverse=True) if tree else []
-    return hashed(*parts)
+        left += sorted(_imports_of(name, tree), reverse=True) if tree else []
+    return sha256_of(*parts)
 
 
 def possible_modules(name: str, level: int, names: Iterable[str], package: str) -> Iterator[str]:
@@ -73,7 +73,7 @@ def possible_modules(name: str, level: int, names: Iterable[str], package: str) 
             yield from (f"{base}.{each}" for each in names if _spec(f"{base}.{each}") is not None)
 
 
-def _imported(module: str, tree: ast.Module) -> Iterator[str]:
+def _imports_of(module: str, tree: ast.Module) -> Iterator[str]:
     spec = _spec(module)
     package = module if spec and spec.submodule_search_locations is not None else module.rpartition(".")[0]
     for node in ast.walk(tree):

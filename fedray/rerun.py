@@ -36,7 +36,9 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
     done = []
     for original in runs_in(folder):
         values = expand(flat(read_file(original / "config.yaml")))
-        name = plain("-".join(part for part in original.absolute().parts[_outside(original) :] if part != "trials"))
+        name = plain(
+            "-".join(part for part in original.absolute().parts[_parts_outside_sweep(original) :] if part != "trials")
+        )
         values["run"] |= {"output": "runs/", "name": name, "resume": "auto"}
         for override in overrides:
             assign(values, override)
@@ -49,13 +51,13 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
                 f"--from-trial {folder}: {original} can't be repeated in its own folder; leave run.output out"
             )
         result = simulate(values, verbose=verbose)
-        done.append(Rerun(original, result, *_compared(original, result.folder)))
+        done.append(Rerun(original, result, *_compare(original, result.folder)))
         if result.summary["status"] == "interrupted":
             break
     return done
 
 
-def _outside(run: Path) -> int:
+def _parts_outside_sweep(run: Path) -> int:
     """How many parts of a run's path are not its sweep's, whose name may be one of several folders."""
     for parent in run.absolute().parents:
         if (parent / RECORD).is_file():
@@ -71,7 +73,7 @@ def runs_in(folder: Path) -> list[Path]:
     return found
 
 
-def _compared(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
+def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
     """How many rounds both have, and what is not the same in them."""
     one, other = (_rows(folder) for folder in (original, again))
     common = sorted(one.keys() & other.keys(), key=int)
@@ -81,7 +83,7 @@ def _compared(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
         for name, value in one[number].items()
         if not name.endswith("_seconds") and value and other[number].get(name) and value != other[number][name]
     }
-    hashes = [_sha(folder) for folder in (original, again)]
+    hashes = [_model_sha256(folder) for folder in (original, again)]
     if len(one) == len(other) and None not in hashes and hashes[0] != hashes[1]:
         differ.add("model")
     return len(common), tuple(sorted(differ))
@@ -92,6 +94,6 @@ def _rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["round"]: row for row in csv.DictReader(file)}
 
 
-def _sha(folder: Path) -> str | None:
+def _model_sha256(folder: Path) -> str | None:
     path = folder / "summary.json"
     return json.loads(path.read_text())["model_sha256"] if path.exists() else None

@@ -22,8 +22,8 @@ from fedray.data.source import Source, load_source
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
-from fedray.implied import filled, implied_values, notes_on
-from fedray.importing import blamed
+from fedray.implied import implied_values, notes_on, values_for_nulls
+from fedray.importing import as_user_error
 from fedray.inputs import inputs_of
 from fedray.making import Maker, maker_of
 from fedray.models import find_model
@@ -68,12 +68,12 @@ def resolve(
     vectorize, chunk = _stacks(config, device, model, data, size, cohort_size)
     kind = kind_of(config.data, source.client_train is not None)
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)
-    if left_out := filled(algorithm.hyper, implied, "algorithm."):
+    if left_out := values_for_nulls(algorithm.hyper, implied, "algorithm."):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
     rounds = config.rounds
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
-    options = filled(config.data.partition, implied, "data.partition.") | {"kind": kind}
-    resolved = _with(
+    options = values_for_nulls(config.data.partition, implied, "data.partition.") | {"kind": kind}
+    resolved = _with_sections(
         config,
         run={"rounds": rounds, "iterations": None, "name": name, "given": own.given},
         algorithm=algorithm.hyper.model_dump(),
@@ -82,7 +82,7 @@ def resolve(
             "clients": data.clients, "source": source_name,
             "partition": config.data.partition.model_copy(update=options),
         },
-        model={"name": model.name, "head": head, **_extras(config.model)},
+        model={"name": model.name, "head": head, **_extra_keys(config.model)},
         train={
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
             "weighting": weighting,
@@ -121,14 +121,14 @@ def _model(config: Config, own: Own, data: FederatedData, head: str) -> _Model:
     shape = tuple(data.x.shape[1:])
     name, make = maker_of(config.model, own.model, shape, data.classes, head, config.run.seed)
     module = make()
-    loss = _unreduced(own.loss if own.loss is not None else getattr(module, "task_loss", cross_entropy))
+    loss = _per_sample(own.loss if own.loss is not None else getattr(module, "task_loss", cross_entropy))
     facts = inspect_model(module, loss, torch.zeros(2, *shape), data.classes, name)
-    metrics = {name: _unreduced(metric) for name, metric in own.metrics.items()}
+    metrics = {name: _per_sample(metric) for name, metric in own.metrics.items()}
     check_metrics(metrics, data.classes)
     return _Model(name, make, module, loss, metrics, facts)
 
 
-def _with(config: Config, **sections: Mapping[str, Any]) -> Config:
+def _with_sections(config: Config, **sections: Mapping[str, Any]) -> Config:
     """``config`` with other values in its sections."""
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
@@ -170,18 +170,18 @@ def dump(config: Config) -> str:
     return dump_yaml(config.model_dump(mode="json"))
 
 
-def _extras(section: Any) -> dict[str, Any]:
+def _extra_keys(section: Any) -> dict[str, Any]:
     return dict(section.model_extra or {})
 
 
 def _algorithm(config: Config) -> Algorithm:
     cls = find_algorithm(config.algorithm.name)
-    extras = _extras(config.algorithm)
+    extras = _extra_keys(config.algorithm)
     unknown = [key for key in extras if key not in cls.Hyper.model_fields]
     if unknown:
         raise UserError(f"{config.algorithm.name}: " + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm."))
     hyper = check(cls.Hyper, extras, prefix="algorithm.")
-    with blamed(f"algorithm.name={config.algorithm.name} can't be made"):
+    with as_user_error(f"algorithm.name={config.algorithm.name} can't be made"):
         algorithm = cls(hyper)
     if config.train.server_lr != 1 and not algorithm.uses_server_lr:
         raise UserError(
@@ -250,7 +250,7 @@ def _head(config: Config, algorithm: Algorithm) -> str:
     return asked
 
 
-def _unreduced(loss: Any) -> Loss:
+def _per_sample(loss: Any) -> Loss:
     """torch's loss modules average by themselves; fedray needs each sample's loss."""
     if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
         loss = copy.deepcopy(loss)

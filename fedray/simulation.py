@@ -156,11 +156,11 @@ def run_experiment(
 
         experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start))
         result = _run(experiment, federated, callbacks, display, start)
-    display.say(_reached(result))
+    display.say(_line_about_end(result))
     return result
 
 
-def _reached(result: RunResult) -> str:
+def _line_about_end(result: RunResult) -> str:
     """A line about a run's end."""
     summary = result.summary
     accuracy = summary["final_accuracy"]

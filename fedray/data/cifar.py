@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedray.data.find import download_into, find_files, stamp
+from fedray.data.find import download_into, file_stamp, find_files
 from fedray.data.source import Source
 from fedray.errors import UserError, first_sentence
 
@@ -28,7 +28,7 @@ DEVIATIONS = {"default": np.array([0.2470, 0.2435, 0.2616]), "ghbm": np.array([0
 def cifar10(root: str | None, normalization: str = "default") -> Source:
     """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
     paths = find(root)
-    files = tuple(map(stamp, paths))
+    files = tuple(map(file_stamp, paths))
     *train, (x_test, y_test) = map(read_batch, paths)
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
     deviation = DEVIATIONS[normalization]

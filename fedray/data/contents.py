@@ -29,7 +29,7 @@ REMEMBERED = 1000
 """Data sets whose digests are remembered."""
 
 
-def contents(source: Source, data: FederatedData) -> dict[str, str]:
+def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
     """sha256 of each part of ``source``, of how its inputs are scaled, its names, and who holds what in ``data``."""
     found = dict(_of_files(source) if source.files else _of_arrays(source))
     found["normalisation"] = array_digest(source.scale, source.shift)

@@ -47,7 +47,7 @@ def draw_each(pool: np.ndarray, clients: int, samples: int, rng: np.random.Gener
     return [np.sort(pool[rng.choice(len(pool), samples, replace=False, shuffle=False)]) for _ in range(clients)]
 
 
-def compressed(split: Split) -> tuple[np.ndarray, np.ndarray]:
+def indices_and_offsets(split: Split) -> tuple[np.ndarray, np.ndarray]:
     """(indices, offsets) of a split, int64: client i's are ``indices[offsets[i]:offsets[i + 1]]``."""
     offsets = np.cumsum([0, *map(len, split)], dtype=np.int64)
     return np.concatenate([np.empty(0, np.int64), *split]), offsets

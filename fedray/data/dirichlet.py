@@ -8,7 +8,7 @@ import numpy as np
 
 from fedray.config import ALPHA, MIN_SAMPLES
 from fedray.data.deal import Split, by_owner, class_pools, deal
-from fedray.data.skew import Note, equal_share, overlap_share, silent
+from fedray.data.skew import Note, equal_share, ignore_note, overlap_share
 from fedray.errors import UserError
 
 MAX_DRAWS = 1000
@@ -27,7 +27,7 @@ def dirichlet(
     capped: bool = False,
     rebalanced: bool = False,
     min_samples: int = MIN_SAMPLES,
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
     """8.3: the samples of each class are cut among the clients in shares q ~ Dir(alpha 1_N); sizes vary too.
 
@@ -40,7 +40,7 @@ def dirichlet(
     if rebalanced:
         draws = (_counts(supply, clients, alpha, True, rng) for _ in range(BALANCE_DRAWS))
         counts = min(draws, key=lambda counts: counts.sum(axis=1).std())
-        return _rebalanced(deal(labels, counts, rng), len(labels), rng, note)
+        return _rebalance(deal(labels, counts, rng), len(labels), rng, note)
     if clients * min_samples > len(labels):
         raise UserError(
             f"dirichlet: {len(labels)} samples can't give data.clients={clients} at least {min_samples} each: lower "
@@ -85,7 +85,7 @@ def _shares(alpha: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return q
 
 
-def _rebalanced(split: Split, total: int, rng: np.random.Generator, note: Note) -> Split:
+def _rebalance(split: Split, total: int, rng: np.random.Generator, note: Note) -> Split:
     clients = len(split)
     n = total // clients
     owner = np.full(total, -1)
@@ -121,7 +121,7 @@ def dirichlet_fixed(
     if overlap:
         n = overlap_share(len(labels), samples_per_client)
         pools = class_pools(labels, classes)
-        return [_weighted(pools, shares, n, rng) for shares in q]
+        return [_draw_weighted(pools, shares, n, rng) for shares in q]
     n = equal_share(len(labels), clients, samples_per_client)
     # slot s is the s-th sample to be dealt
     client = rng.permuted(np.tile(np.arange(clients), (n, 1)), axis=1).ravel()
@@ -184,7 +184,7 @@ def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Gene
     return drawn
 
 
-def _weighted(pools: Split, q: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+def _draw_weighted(pools: Split, q: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
     """``n`` indices without replacement, one of class c with weight q[c] each.
 
     Successive weighted draws are the n earliest arrivals of exponential clocks with the weights as rates (Efraimidis

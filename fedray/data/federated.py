@@ -11,13 +11,13 @@ import numpy as np
 
 from fedray.config import DataConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.data.deal import Split, by_owner, compressed
+from fedray.data.deal import Split, by_owner, indices_and_offsets
 from fedray.data.partition import kind_of, partition
 from fedray.data.source import Source
 from fedray.errors import UserError
 
 
-def _none() -> np.ndarray:
+def _no_indices() -> np.ndarray:
     return np.empty(0, dtype=np.int64)
 
 
@@ -47,7 +47,7 @@ class FederatedData:
     public: np.ndarray
     validation: np.ndarray
     ids: np.ndarray
-    train_subset: np.ndarray = field(default_factory=_none)
+    train_subset: np.ndarray = field(default_factory=_no_indices)
     test_indices: np.ndarray | None = None
     test_offsets: np.ndarray | None = None
     notes: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     rest = np.setdiff1d(np.arange(total), np.concatenate([public, validation]), assume_unique=True)
     owners = None if source.client_train is None else source.client_train[rest]
     split, notes = partition(y[rest], source.classes, data, stream(seed, Purpose.PARTITION), owners)
-    places, offsets = compressed(split)
+    places, offsets = indices_and_offsets(split)
     indices = rest[places]
     ids, client_names = np.arange(len(split)), None
     test: Split | None = None
@@ -146,11 +146,11 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         ids = np.unique(owners[places])
         client_names = _names_of(ids, source.client_names)
         assert source.client_train is not None
-        notes += _vanished(len(np.unique(source.client_train)), len(np.unique(owners)))
+        notes += _note_on_lost_clients(len(np.unique(source.client_train)), len(np.unique(owners)))
         if source.client_test is not None:
-            test = _owned(source.client_test, ids)
-            notes += _unowned(test, len(source.y_test))
-    test_indices, test_offsets = (None, None) if test is None else compressed(test)
+            test = _split_by_client(source.client_test, ids)
+            notes += _note_on_tests_of_nobody(test, len(source.y_test))
+    test_indices, test_offsets = (None, None) if test is None else indices_and_offsets(test)
     return FederatedData(
         x=x,
         y=y,
@@ -179,12 +179,12 @@ def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...]
     return tuple(str(i) if names is None else names[i] for i in ids)
 
 
-def _unowned(test: Split, samples: int) -> tuple[str, ...]:
+def _note_on_tests_of_nobody(test: Split, samples: int) -> tuple[str, ...]:
     rest = samples - sum(map(len, test))
     return (f"{rest} of {samples} test samples are those of no client that trains",) if rest else ()
 
 
-def _vanished(before: int, left: int) -> tuple[str, ...]:
+def _note_on_lost_clients(before: int, left: int) -> tuple[str, ...]:
     if before == left:
         return ()
     lost = f"{before - left} of the data's {before} clients have no samples left: they"
@@ -200,7 +200,7 @@ def _own_public(source: Source, data: DataConfig, seed: int) -> np.ndarray:
     return np.sort(stream(seed, Purpose.PUBLIC, 1).permutation(there)[: data.public_samples])
 
 
-def _owned(owners: np.ndarray, ids: np.ndarray) -> Split:
+def _split_by_client(owners: np.ndarray, ids: np.ndarray) -> Split:
     """The samples of each of ``ids`` (sorted); those of others are nobody's."""
     place = np.minimum(np.searchsorted(ids, owners), len(ids) - 1)
     return by_owner(np.where(ids[place] == owners, place, -1), len(ids))
@@ -215,11 +215,11 @@ def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
     parts = dict(zip(holders, np.array_split(order, len(holders)), strict=True))
-    indices, offsets = compressed(
-        [np.sort(np.concatenate([data.client(i), parts.get(i, _none())])) for i in range(data.clients)]
+    indices, offsets = indices_and_offsets(
+        [np.sort(np.concatenate([data.client(i), parts.get(i, _no_indices())])) for i in range(data.clients)]
     )
     note = f"the public set of {len(data.public)} samples is dealt out to the {len(holders)} clients that have samples"
-    return replace(data, indices=indices, offsets=offsets, public=_none(), notes=(*data.notes, note))
+    return replace(data, indices=indices, offsets=offsets, public=_no_indices(), notes=(*data.notes, note))
 
 
 def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:

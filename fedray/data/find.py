@@ -21,7 +21,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
 
 
-def stamp(path: Path) -> tuple[str, int, int, int, int]:
+def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
     """What tells a file from one that takes its place: path, size, the times in nanoseconds of its content and of its
     entry, inode. Take it before the file is read."""
     found = path.stat()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedray.data.find import download_into, find_files, stamp
+from fedray.data.find import download_into, file_stamp, find_files
 from fedray.data.source import Source
 from fedray.errors import UserError
 
@@ -58,7 +58,7 @@ def _load(name: str, paths: dict[str, Path]) -> Source:
     missing = [file for file in FILES if file not in paths]
     if missing:
         raise UserError(f"{name}: the files {', '.join(missing)} are missing")
-    files = tuple(stamp(paths[file]) for file in FILES)
+    files = tuple(file_stamp(paths[file]) for file in FILES)
     x_train, y_train = read_pair(paths[FILES[0]], paths[FILES[1]])
     x_test, y_test = read_pair(paths[FILES[2]], paths[FILES[3]])
     constants = SETS[name]

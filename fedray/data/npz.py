@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedray.data.find import stamp
+from fedray.data.find import file_stamp
 from fedray.data.source import Source, from_fields
 from fedray.errors import UserError
 
@@ -26,7 +26,7 @@ def npz(root: str | None) -> Source:
     if root is None:
         raise UserError("data.source npz needs data.root: the path of the .npz file itself")
     path = Path(root).expanduser()
-    files = (stamp(path),) if path.is_file() else ()
+    files = (file_stamp(path),) if path.is_file() else ()
     given = _read(path)
     return replace(from_fields(path.stem, given, where=str(path)), files=files)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from fedray.core.seeds import global_generators
-from fedray.data.source import DEFAULT, Source, from_fields, stacked, validate
+from fedray.data.source import DEFAULT, Source, from_fields, stack_samples, validate
 from fedray.errors import UserError, closest, near_miss
-from fedray.importing import blamed
+from fedray.importing import as_user_error
 
 CLIENT = "client"
 """The column with the clients unless the user names another."""
@@ -146,11 +146,11 @@ def _dataset(dataset: Sequence[Any], name: str) -> tuple[Any, ...]:
     _refuse_random(dataset, name, items)
     labels = np.empty(len(items), dtype=object)
     labels[:] = [label for _, label in items]
-    return stacked("item", name, [x for x, _ in items]), labels
+    return stack_samples("item", name, [x for x, _ in items]), labels
 
 
 def _item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, Any]:
-    with blamed(f"item {i} of {name} can't be read"):
+    with as_user_error(f"item {i} of {name} can't be read"):
         item = dataset[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(f"item {i} of {name} is no pair (x, y), but {type(item).__name__}")

@@ -18,7 +18,7 @@ from fedray.errors import UserError
 Note = Callable[[str], None]
 
 
-def silent(_: str) -> None:
+def ignore_note(_: str) -> None:
     """A note that nobody reads."""
 
 
@@ -75,7 +75,7 @@ def label_skew(
     samples_per_client: int | None = None,
     assign: str = "random",
     on_empty: str = "shrink",
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
     """8.1 (pFedMo's x-class non-iid): each client holds x classes, evenly, and all clients equally many samples.
 
@@ -102,12 +102,12 @@ def label_skew(
     if (holders == 0).any():
         unused = ", ".join(map(str, np.flatnonzero(holders == 0)))
         note(f"label_skew: clients hold {np.count_nonzero(holders)} of {classes} classes; nobody holds {unused}")
-    counts = _even(held, n, classes)
+    counts = _even_counts(held, n, classes)
     short = np.flatnonzero(counts.sum(axis=0) > supply)
     if len(short):
         c = int(short[np.argmin(supply[short] / holders[short])])
         if on_empty == "fill":
-            _fill(counts, held, supply, n)
+            _fill_up(counts, held, supply, n)
             return deal(labels, counts, rng)
         shrunk = int(supply[c] // holders[c]) * x
         reason = f"class {c} has {supply[c]} samples for the {holders[c]} clients that hold it"
@@ -117,11 +117,11 @@ def label_skew(
                 f"(data.samples_per_client), or change data.partition.on_empty, assign or classes_per_client"
             )
         note(f"label_skew: {reason}; every client has {shrunk} samples instead of {n}")
-        counts = _even(held, shrunk, classes)
+        counts = _even_counts(held, shrunk, classes)
     return deal(labels, counts, rng)
 
 
-def _even(held: np.ndarray, n: int, classes: int) -> np.ndarray:
+def _even_counts(held: np.ndarray, n: int, classes: int) -> np.ndarray:
     """Counts [clients, classes]: n samples of each client spread evenly over its classes ``held`` [clients, x]."""
     x = held.shape[1]
     counts = np.zeros((len(held), classes), dtype=np.int64)
@@ -129,7 +129,7 @@ def _even(held: np.ndarray, n: int, classes: int) -> np.ndarray:
     return counts
 
 
-def _fill(counts: np.ndarray, held: np.ndarray, supply: np.ndarray, n: int) -> None:
+def _fill_up(counts: np.ndarray, held: np.ndarray, supply: np.ndarray, n: int) -> None:
     """Cuts each class of ``counts`` to its supply, in equal parts, and fills clients up from their other classes."""
     for c in np.flatnonzero(counts.sum(axis=0) > supply):
         counts[:, c] = largest_remainder(counts[:, c] * (supply[c] / counts[:, c].sum()), supply[c])
@@ -155,7 +155,7 @@ def quantity_skew(
     *,
     classes: int,
     sizes: Sequence[int] | None = None,
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
     """8.2 (pFedMo's figure 5): client i has exactly ``sizes[i]`` samples, in the class proportions of the whole set.
 
@@ -169,7 +169,7 @@ def quantity_skew(
     wanted = np.asarray(sizes, dtype=np.int64)
     if wanted.sum() > total:
         scaled = largest_remainder(wanted * (total / wanted.sum()), total)
-        note(f"quantity_skew: sizes sum to {wanted.sum()} of {total} samples, scaled to {_some(scaled)}")
+        note(f"quantity_skew: sizes sum to {wanted.sum()} of {total} samples, scaled to {_first_numbers(scaled)}")
         wanted = scaled
     supply = np.bincount(labels, minlength=classes)
     quotas = wanted[:, None] * (supply / total)
@@ -184,7 +184,7 @@ def quantity_skew(
     return deal(labels, counts, rng)
 
 
-def _some(numbers: np.ndarray) -> str:
+def _first_numbers(numbers: np.ndarray) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return f"[{shown}, ...]" if len(numbers) > 8 else f"[{shown}]"
 
@@ -197,7 +197,7 @@ def shards(
     classes: int,
     shards_per_client: int = 1,
     samples_per_client: int | None = None,
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
     """8.5 (GHBM's alpha = 0; McMahan et al. 2017): sorted by label and cut into equal shards, dealt out at random.
 
@@ -227,7 +227,7 @@ def orthogonal(
     clusters: int = CLUSTERS,
     samples_per_client: int | None = None,
     overlap: bool = False,
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
     """8.6 (FedTrip, Plato): client i is in cluster i mod clusters, and clusters own contiguous blocks of classes.
 
@@ -269,7 +269,7 @@ def natural(
     *,
     owners: np.ndarray | None,
     min_samples: int = MIN_SAMPLES,
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
     """8.7: the data's own clients ``owners`` int64 [n], in the order of their ids; ``clients`` and ``rng`` are ignored.
 

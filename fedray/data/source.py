@@ -12,7 +12,7 @@ import numpy as np
 
 from fedray.data.encode import encode_clients, encode_labels
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, blamed, import_object, is_own
+from fedray.importing import FORMS, as_user_error, import_object, is_own
 
 DEFAULT = "default"
 """data.normalization unless set."""
@@ -27,7 +27,7 @@ class Source:
     [channels] or None. ``client_*`` [n] int64 say to whom a sample belongs (partition kind natural; -1 in the test set
     is nobody); ``x_public`` is a public set of its own. ``class_names`` are the labels' names, in their order, and
     ``client_names[k]`` is the name of client k; None where there are only numbers. ``files``: of a source of fedray's
-    own, :func:`fedray.data.find.stamp` of each file that it was read from.
+    own, :func:`fedray.data.find.file_stamp` of each file that it was read from.
 
     Labels and clients may be given as names (texts, booleans, pandas' categories): :func:`validate` numbers them.
     Labels that are floats must be whole.
@@ -118,7 +118,7 @@ def load_source(name: str, root: str | None = None, normalization: str = DEFAULT
     else:
         close = near_miss(name, SOURCES)
         raise UserError(f"data.source: there is no source {name!r}{close}; your own is given as {FORMS}")
-    with blamed(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
+    with as_user_error(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
         loaded = _call(name, loader, root, normalization)
     if isinstance(loaded, Source):
         # a function of the user's may have changed what it read from files
@@ -155,7 +155,7 @@ def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -
     missing = [key for key in ("x_train", "y_train", "x_test", "y_test") if given.get(key) is None]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}")
-    source = _checked(where, {"name": name, **given})
+    source = _make_source(where, {"name": name, **given})
     shape = source.x_train.shape[1:]
     if source.x_train.dtype == np.uint8 and source.scale is None and source.shift is None:
         return replace(source, **_normalisation(where, {"scale": np.full(shape[0], 1 / 255)}, shape))
@@ -164,13 +164,13 @@ def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -
 
 def validate(source: Source, where: str | None = None) -> Source:
     """``source`` with its arrays in the promised dtypes; UserError, naming array and row, for whatever is wrong."""
-    return _checked(where or source.name, {field.name: getattr(source, field.name) for field in fields(Source)})
+    return _make_source(where or source.name, {field.name: getattr(source, field.name) for field in fields(Source)})
 
 
-def _checked(where: str, given: dict[str, Any]) -> Source:
+def _make_source(where: str, given: dict[str, Any]) -> Source:
     """A Source of ``given``, its fields by name; names are numbered, ``classes`` follow from the labels if left out."""
-    parts = [part for part in ("train", "test", "public") if _has(where, given, part)]
-    given = {**given, **_encoded(where, given, parts)}
+    parts = [part for part in ("train", "test", "public") if _has_part(where, given, part)]
+    given = {**given, **_encode(where, given, parts)}
     if given.get("classes") is None:
         labels = {f"y_{part}": given[f"y_{part}"] for part in parts}
         given["classes"] = len(given["class_names"]) if given["class_names"] else _count_classes(where, labels)
@@ -196,14 +196,14 @@ def _checked(where: str, given: dict[str, Any]) -> Source:
     return Source(**{**given, "classes": int(classes), **_normalisation(where, given, x_train.shape[1:])})
 
 
-def _has(where: str, given: Mapping[str, Any], part: str) -> bool:
+def _has_part(where: str, given: Mapping[str, Any], part: str) -> bool:
     x, y = given.get(f"x_{part}"), given.get(f"y_{part}")
     if (x is None) != (y is None) or (x is None and part != "public"):
         raise UserError(f"{where} lacks {'x' if x is None else 'y'}_{part}")
     return x is not None
 
 
-def _encoded(where: str, given: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
+def _encode(where: str, given: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
     """Labels and clients as numbers, and their names."""
     names = {key: _names(where, key, given.get(key)) for key in ("class_names", "client_names")}
     found: dict[str, Any]
@@ -255,7 +255,7 @@ def _in_range(where: str, name: str, y: np.ndarray, classes: int | None = None) 
         raise UserError(f"{where}: {name} has label {y[row]} in row {row}; labels must be {known}{hint}")
 
 
-def stacked(unit: str, name: str, samples: Iterable[Any]) -> np.ndarray:
+def stack_samples(unit: str, name: str, samples: Iterable[Any]) -> np.ndarray:
     """The samples as one array; UserError naming the first unlike sample 0, as ``unit`` (item, row) of ``name``."""
     arrays = [np.asarray(sample) for sample in samples]
     first = arrays[0]
@@ -276,11 +276,11 @@ def _same_length(where: str, first: str, a: np.ndarray, second: str, b: np.ndarr
 
 
 def _features(where: str, name: str, x: Any) -> np.ndarray:
-    with blamed(f"{where}: {name} can't be read as an array"):
+    with as_user_error(f"{where}: {name} can't be read as an array"):
         try:
             x = np.asarray(x)
         except ValueError:  # samples of unequal shapes
-            x = stacked(f"{where}: row", name, x)
+            x = stack_samples(f"{where}: row", name, x)
     if x.dtype == np.float64 or x.dtype == np.float16:
         # a number beyond float32 becomes inf, which is refused below
         with np.errstate(over="ignore"):

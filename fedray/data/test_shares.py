@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedray.core.seeds import Purpose, stream
-from fedray.data.deal import Split, by_owner, class_pools, compressed, largest_remainder
+from fedray.data.deal import Split, by_owner, class_pools, indices_and_offsets, largest_remainder
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 
@@ -27,12 +27,12 @@ def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> Federate
     if data.test_indices is not None:
         _check_given(data, least)
         return data
-    split = _dealt(data, seed)
+    split = _deal_by_class(data, seed)
     pools = class_pools(data.y_test, data.classes)
     for client in np.flatnonzero(data.sizes()).tolist():
         if len(split[client]) < least:
-            split[client] = _drawn(data, client, pools, seed, least)
-    indices, offsets = compressed(split)
+            split[client] = _draw_share(data, client, pools, seed, least)
+    indices, offsets = indices_and_offsets(split)
     return replace(data, test_indices=indices, test_offsets=offsets)
 
 
@@ -46,7 +46,7 @@ def _check_given(data: FederatedData, least: int) -> None:
         )
 
 
-def _dealt(data: FederatedData, seed: int) -> Split:
+def _deal_by_class(data: FederatedData, seed: int) -> Split:
     """Disjoint shares by class."""
     rng = stream(seed, Purpose.PARTITION, 1)
     clients = data.clients
@@ -62,7 +62,7 @@ def _dealt(data: FederatedData, seed: int) -> Split:
     return by_owner(owner, clients)
 
 
-def _drawn(data: FederatedData, client: int, pools: Split, seed: int, size: int) -> np.ndarray:
+def _draw_share(data: FederatedData, client: int, pools: Split, seed: int, size: int) -> np.ndarray:
     """A client's share of ``size`` test samples out of ``pools``, those of each class."""
     rng = stream(seed, Purpose.EVALUATION, 1, client)
     counts = np.bincount(data.y[data.client(client)], minlength=data.classes)

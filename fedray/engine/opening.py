@@ -21,7 +21,7 @@ from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.experiment import Experiment
 from fedray.resolve import dump
-from fedray.tracking.folder import Found, RunFolder
+from fedray.tracking.folder import FoundRun, RunFolder
 from fedray.tracking.recorder import Recorder
 
 
@@ -87,7 +87,7 @@ def opened(
 
 
 def _last_checkpoint(
-    folder: RunFolder, found: Found, experiment: Experiment, warnings: list[str]
+    folder: RunFolder, found: FoundRun, experiment: Experiment, warnings: list[str]
 ) -> checkpoints.Checkpoint | None:
     """The checkpoint from which a run goes on, None if it made no round; ``warnings`` gets a line for a damaged one.
 

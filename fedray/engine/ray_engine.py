@@ -35,7 +35,7 @@ from fedray.engine.ray_start import RayStart
 from fedray.engine.stored import StoredData, store
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.experiment import Experiment
-from fedray.making import Seeded
+from fedray.making import SeededMaker
 
 BATCH_SECONDS = 0.1
 """Reports of rounds are handed to the driver together when rounds are shorter than this."""
@@ -124,7 +124,7 @@ def simulate(experiment: Experiment, data: FederatedData, driver: Driver, start:
     started_here = start.ready()
     check_resources(experiment, 1, started_here)
     own = [type(experiment.algorithm), experiment.module, experiment.loss, *experiment.metrics.values()]
-    ship_own_code([*own, experiment.module.model] if isinstance(experiment.module, Seeded) else own)
+    ship_own_code([*own, experiment.module.model] if isinstance(experiment.module, SeededMaker) else own)
     stored = store(data)
     experiment = shared_gpus(experiment, stored, driver.say)
     actors = actor_count(experiment)

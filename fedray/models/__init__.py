@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, blamed, import_object, is_own
+from fedray.importing import FORMS, as_user_error, import_object, is_own
 from fedray.models.ghbm import GHBMCNN, ResNet20
 from fedray.models.heads import Head as Head
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
@@ -56,7 +56,7 @@ def build(
     """The module, and checked; what the constructor raises is the user's error."""
     offered = {"input_shape": input_shape, "classes": classes}
     asked = {key: value for key, value in offered.items() if key in inspect.signature(model).parameters}
-    with blamed(f"model {name} can't be made for inputs {list(input_shape)} and {classes} classes"):
+    with as_user_error(f"model {name} can't be made for inputs {list(input_shape)} and {classes} classes"):
         module = model(**asked, **options)
     if not isinstance(module, nn.Module):
         raise UserError(f"model {name} must be a torch.nn.Module, not {type(module).__name__}")

@@ -36,7 +36,7 @@ class ForwardCount:
     uncounted: tuple[str, ...]
 
 
-def counted(module: nn.Module, example: Tensor) -> tuple[Any, ForwardCount]:
+def count_forward_pass(module: nn.Module, example: Tensor) -> tuple[Any, ForwardCount]:
     """What ``module`` gives for the batch ``example [b, ...]`` in its present mode, and what a sample's pass took.
 
     It is run on the batch, and on the batch twice: what the second pass takes more is for the samples.
@@ -53,7 +53,7 @@ def counted(module: nn.Module, example: Tensor) -> tuple[Any, ForwardCount]:
 
 def forward_flops(module: nn.Module, example: Tensor) -> float:
     """FLOPs of one sample's forward pass, tried on the batch ``example [b, ...]``, in the module's mode."""
-    return counted(module, example)[1].flops
+    return count_forward_pass(module, example)[1].flops
 
 
 def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
@@ -64,12 +64,12 @@ def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     by_layer: dict[str, int] = {}
     calls: list[list[int]] = []
-    matrices = {_shown(name, layer): _matrices(layer) for name, layer in module.named_modules()}
+    matrices = {_label(name, layer): _matrices(layer) for name, layer in module.named_modules()}
     hooks = [
         hook
         for name, layer in module.named_modules()
-        if matrices[_shown(name, layer)]
-        for hook in _hooks(_shown(name, layer), layer, counter.get_total_flops, by_layer, calls)
+        if matrices[_label(name, layer)]
+        for hook in _hooks(_label(name, layer), layer, counter.get_total_flops, by_layer, calls)
     ]
     try:
         with torch.no_grad(), _plain_encoders(), counter, _Products() as products:
@@ -88,10 +88,10 @@ def _matrices(layer: nn.Module) -> set[int]:
     what may have several dimensions.
     """
     own = () if isinstance(layer, (ParametrizationList, nn.RMSNorm)) else layer.parameters(recurse=False)
-    return {_place(each) for each in own if each.numel() > max(each.shape, default=1)}
+    return {_storage_of(each) for each in own if each.numel() > max(each.shape, default=1)}
 
 
-def _place(tensor: Tensor) -> int:
+def _storage_of(tensor: Tensor) -> int:
     """The same for a tensor and all views of it."""
     return tensor.untyped_storage().data_ptr()
 
@@ -106,11 +106,13 @@ class _Products(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition(":")[2]
         if not func.is_view and name not in NO_PRODUCTS:
-            self.places |= {_place(each) for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, Tensor)}
+            self.places |= {
+                _storage_of(each) for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, Tensor)
+            }
         return func(*args, **(kwargs or {}))
 
 
-def _shown(name: str, layer: nn.Module) -> str:
+def _label(name: str, layer: nn.Module) -> str:
     return f"{name or 'own parameters'} ({type(layer).__name__})"
 
 

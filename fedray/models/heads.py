@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedray.core.network import Predicting
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, blamed, import_object, is_own
+from fedray.importing import FORMS, as_user_error, import_object, is_own
 
 
 class Head(nn.Module):
@@ -108,7 +108,7 @@ def _last_call(module: nn.Module, name: str, example: Tensor) -> tuple[nn.Linear
         for layer in module.modules()
         if isinstance(layer, nn.Linear)
     ]
-    takes = blamed(f"model {name} can't take inputs of shape {list(example.shape[1:])}")
+    takes = as_user_error(f"model {name} can't take inputs of shape {list(example.shape[1:])}")
     with takes, torch.random.fork_rng(devices=[]), torch.no_grad():
         module.eval()(example)
     module.train()

@@ -14,8 +14,8 @@ from fedray.core.network import Loss, predicting_head
 from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
-from fedray.importing import blamed
-from fedray.models.flops import counted, forward_flops
+from fedray.importing import as_user_error
+from fedray.models.flops import count_forward_pass, forward_flops
 
 OWN_FIGURES = ("accuracy", "loss", "correct")
 """What every evaluation finds: a metric of that name would take its place."""
@@ -69,15 +69,15 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
     layout = Layout(module)
     if not layout.parameters:
         raise UserError(f"model {name} has no trainable parameters")
-    with _left_alone(module):
-        with blamed(f"model {name} can't take inputs of shape {list(example.shape[1:])}"):
+    with _without_traces(module):
+        with as_user_error(f"model {name} can't take inputs of shape {list(example.shape[1:])}"):
             logits = module.eval()(example)
         _check_logits(logits, len(example), classes, name)
         check_per_sample("the loss", loss, classes, "use reduction='none'")
         loss_of_batch = depends_on_batch("the loss", loss, classes)
         before = torch.random.get_rng_state()
-        with blamed(f"model {name} failed in training mode"):
-            logits, count = counted(module.train(), example)
+        with as_user_error(f"model {name} failed in training mode"):
+            logits, count = count_forward_pass(module.train(), example)
         draws = not torch.equal(before, torch.random.get_rng_state())
         _check_logits(logits, len(example), classes, f"{name}, in training mode,")
         head = predicting_head(module)
@@ -94,7 +94,7 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
 
 
 @contextlib.contextmanager
-def _left_alone(module: nn.Module) -> Iterator[None]:
+def _without_traces(module: nn.Module) -> Iterator[None]:
     """Within it torch's generator draws the same whenever it is entered, for layers that are skipped at random, and no
     gradients are taken; afterwards the module's buffers and the generator are as they were."""
     with torch_rng(0, Purpose.DROPOUT), torch.no_grad():
@@ -133,7 +133,7 @@ def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> No
     # of two sizes, as one of them may be the number of classes
     for size in (2, classes + 1):
         logits, targets = torch.zeros(size, classes), torch.zeros(size, dtype=torch.long)
-        with blamed(f"{what} failed on logits [{size}, {classes}] and targets [{size}]"):
+        with as_user_error(f"{what} failed on logits [{size}, {classes}] and targets [{size}]"):
             values = function(logits, targets)
         if not isinstance(values, Tensor):
             raise UserError(f"{what} must give one value per sample, a tensor [b], not {type(values).__name__}")
@@ -155,7 +155,7 @@ def depends_on_batch(what: str, function: Loss, classes: int) -> bool:
         targets = torch.from_numpy(rng.integers(0, classes, LARGEST))
         targets[::2] = logits[::2].argmax(1)
         for size in SIZES:
-            with blamed(f"{what} failed on logits [{LARGEST}, {classes}] and targets [{LARGEST}]"):
+            with as_user_error(f"{what} failed on logits [{LARGEST}, {classes}] and targets [{LARGEST}]"):
                 whole, part, again = (function(logits[:b], targets[:b]).double()[:size] for b in (LARGEST, size, size))
             if not torch.allclose(part, again, equal_nan=True):
                 return False

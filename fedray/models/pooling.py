@@ -36,7 +36,7 @@ def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     Of equal entries another one may get the gradient.
     """
     # ReLU comes last: it commutes with maxima, and the smaller image is less work
-    if not torch.is_grad_enabled() or not _fits(x, conv):
+    if not torch.is_grad_enabled() or not _is_supported(x, conv):
         return F.relu(_max_pool2(conv(x)))
     weight, bias, padding = conv.weight, conv.bias, conv.padding
     if not x.requires_grad:
@@ -44,7 +44,7 @@ def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     return _Layer.apply(x.contiguous(memory_format=torch.channels_last), weight, bias, padding)
 
 
-def _fits(x: Tensor, conv: nn.Conv2d) -> bool:
+def _is_supported(x: Tensor, conv: nn.Conv2d) -> bool:
     _, channels, height, width = x.shape
     even = height % 2 == width % 2 == 0 and conv.kernel_size[0] % 2 == conv.kernel_size[1] % 2 == 1
     ours = even and channels < REGISTER and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
@@ -59,21 +59,21 @@ def _max_pool2(x: Tensor) -> Tensor:
     return torch.maximum(rows[..., 0::2], rows[..., 1::2])
 
 
-def _ordinary(weight: Tensor) -> Tensor:
+def _contiguous_copy(weight: Tensor) -> Tensor:
     """A copy, not channels-last; ``contiguous`` makes none of a single channel's weights, whose strides would stay."""
     return weight.clone(memory_format=torch.contiguous_format)
 
 
-def _by_row(weight: Tensor) -> Tensor:
+def _kernels_of_two_rows(weight: Tensor) -> Tensor:
     """Kernels ``[2 * out, in, k + 1, k]`` that at every second row give that row and, in other channels, the next."""
     return torch.cat((F.pad(weight, (0, 0, 0, 1)), F.pad(weight, (0, 0, 1, 0))))
 
 
-def _by_column(weight: Tensor) -> Tensor:
+def _kernels_of_two_columns(weight: Tensor) -> Tensor:
     return torch.cat((F.pad(weight, (0, 1)), F.pad(weight, (1, 0))))
 
 
-def _of_weight(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: tuple[int, int]) -> Tensor:
+def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: tuple[int, int]) -> Tensor:
     """The gradient of a convolution's weights from that of its output."""
     options = [stride, stride], padding, [1, 1], False, [0, 0], 1, [False, True, False]
     return _convolution_backward(grad, x, weight, None, *options)[1]
@@ -84,7 +84,7 @@ class _FirstLayer(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
-        kernels = _by_column(_by_row(_ordinary(weight)))
+        kernels = _kernels_of_two_columns(_kernels_of_two_rows(_contiguous_copy(weight)))
         four = F.conv2d(x, kernels, stride=2, padding=padding)
         two = torch.maximum(*four.chunk(2, 1))
         pooled = torch.maximum(*two.chunk(2, 1)).add_(bias.view(-1, 1, 1)).relu_()
@@ -101,7 +101,7 @@ class _FirstLayer(Function):
             first, second = parts.chunk(2, 1)
             of_first = _positive(grad, first - second, 0)
             grad = torch.cat((of_first, grad - of_first), 1)
-        left, right = _of_weight(grad, x, kernels, 2, ctx.padding).chunk(2)
+        left, right = _weight_gradient(grad, x, kernels, 2, ctx.padding).chunk(2)
         upper, lower = (left[..., :-1] + right[..., 1:]).chunk(2)
         return None, upper[:, :, :-1] + lower[:, :, 1:], of_bias, None
 
@@ -124,8 +124,8 @@ class _Layer(Function):
         grad = _positive(grad, pooled, 0)
         of_bias = grad.sum((0, 2, 3))
         grad = _pool_backward(grad, image, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
-        of_weight = _of_weight(grad, x, weight, 1, ctx.padding)
-        kernels = _by_row(_ordinary(weight.flip(2, 3).transpose(0, 1)))
+        of_weight = _weight_gradient(grad, x, weight, 1, ctx.padding)
+        kernels = _kernels_of_two_rows(_contiguous_copy(weight.flip(2, 3).transpose(0, 1)))
         padding = weight.shape[2] - 1 - ctx.padding[0], weight.shape[3] - 1 - ctx.padding[1]
         rows = F.conv2d(grad.contiguous(), kernels, stride=(2, 1), padding=padding).chunk(2, 1)
         return torch.stack(rows, 3).flatten(2, 3), of_weight, of_bias, None

@@ -46,7 +46,7 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
     real = [size, *(max(1, each) for each in (size - 1, size * 2 // 3 - 1, size // 2 - 3))]
     batch = Batch(x.view(clients, size, *x.shape[1:]), y.view(clients, size), 0, real)
     stack, loop = (kind(copy.deepcopy(module), loss) for kind in (StackNetwork, LoopNetwork))
-    at = _several(stack, clients)
+    at = _models_near_the_initial_one(stack, clients)
     # what a failing pass has drawn leaves no trace
     with torch_rng(0, Purpose.DROPOUT):
         try:
@@ -66,7 +66,7 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
     )
 
 
-def _several(network: Network, clients: int) -> Model:
+def _models_near_the_initial_one(network: Network, clients: int) -> Model:
     """So many models near the initial one, each another, none with weights of zero, which would hide what
     lies before them."""
     noise = stream(0, Purpose.INIT).standard_normal((2, clients, network.layout.width), dtype=np.float32)

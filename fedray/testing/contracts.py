@@ -89,8 +89,8 @@ class AlgorithmContract:
 
     def test_state_round_trip(self, tmp_path: Path) -> None:
         """A checkpoint gives back exactly the state that was saved."""
-        experiment, data = self._resolved(tmp_path)
-        with _opened(experiment, data) as run:
+        experiment, data = self._resolve(tmp_path)
+        with _open_run(experiment, data) as run:
             for report in run.rounds():
                 if report.round == 3:
                     run.checkpoints.save()
@@ -136,7 +136,7 @@ class AlgorithmContract:
 
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
         """Training clients in one batched stream gives the numbers of one after another, to float tolerance."""
-        experiment, data = self._resolved(tmp_path / "facts")
+        experiment, data = self._resolve(tmp_path / "facts")
         size = experiment.training.batch_size or int(data.sizes().max())
         examples = map(torch.from_numpy, data.examples(samples_of_trial(size)))
         if obstacle := stacking_obstacle(experiment.build_model(), experiment.loss, *examples):
@@ -149,21 +149,21 @@ class AlgorithmContract:
 
     def test_client_updates_are_pure(self, tmp_path: Path) -> None:
         """A task run again elsewhere, its earlier phases lost, gives the same bits; nothing it was given is changed."""
-        experiment, data = self._resolved(tmp_path)
-        with _opened(experiment, data, DoublingPool) as run:
+        experiment, data = self._resolve(tmp_path)
+        with _open_run(experiment, data, DoublingPool) as run:
             doubled = list(run.rounds())
             vector = run.state.server["x"].row.clone()
         assert len(doubled) == 6
         # nor does it matter how the cohort is dealt out, or in which order results come
-        experiment, data = self._resolved(tmp_path / "plain")
-        with _opened(experiment, data) as run:
+        experiment, data = self._resolve(tmp_path / "plain")
+        with _open_run(experiment, data) as run:
             assert len(list(run.rounds())) == 6
             assert torch.equal(run.state.server["x"].row, vector)
 
     def test_bytes(self, tmp_path: Path) -> None:
         """The bytes in metrics.csv are the declared multiples of the model's size."""
         run = self.simulate(tmp_path)
-        experiment, _ = self._resolved(tmp_path / "again")
+        experiment, _ = self._resolve(tmp_path / "again")
         down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
         cohorts = run.metrics["cohort_size"].cumsum()
         assert list(run.metrics["bytes_down"]) == list(cohorts * down)
@@ -176,14 +176,14 @@ class AlgorithmContract:
 
             pytest.skip("no hyper-parameters declared under which it is FedAvg")
         zero = {f"algorithm__{name}": value for name, value in self.zero.items()}
-        resolved = self._resolved(tmp_path / "resolved")[0]
+        resolved = self._resolve(tmp_path / "resolved")[0]
         same = {"train.weighting": resolved.weighting, "model.head": resolved.config.model.head}
         mine = _vector(self.simulate(tmp_path / "mine", **zero))
         config = {k: v for k, v in self.config(tmp_path / "fedavg").items() if not k.startswith("algorithm.")}
         fedavg = simulate({**config, "algorithm.name": "fedavg", **same}, data=small_source())
         assert np.linalg.norm(mine - _vector(fedavg)) <= 1e-5 * np.linalg.norm(mine)
 
-    def _resolved(self, folder: Path) -> tuple[Experiment, FederatedData]:
+    def _resolve(self, folder: Path) -> tuple[Experiment, FederatedData]:
         return resolve(load(self.config(folder)), Own(source=small_source()))
 
 
@@ -199,7 +199,7 @@ class DoublingPool(LocalPool):
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task in reversed(tasks):
-            before = self._given(task)
+            before = self._digests_of(task)
             again = Worker(self.experiment, self.data, self.states, fetch=lambda handle: handle.value).run(task)
             states = [_hashes(self.states.read(file)) for file in getattr(again, "states", ())]
             for _, result in super().map([task]):
@@ -213,10 +213,10 @@ class DoublingPool(LocalPool):
                     assert result.scalars == again.scalars, "a task run again gave other scalars"
                     found = [_hashes(self.states.read(file)) for file in result.states]
                     assert found == states, "a task run again gave other states"
-                assert self._given(task) == before, "a task changed what it was given"
+                assert self._digests_of(task) == before, "a task changed what it was given"
                 yield task, result
 
-    def _given(self, task: Task) -> list[dict[Any, str]]:
+    def _digests_of(self, task: Task) -> list[dict[Any, str]]:
         handles = task.broadcasts if isinstance(task, PhaseTask) else [task.broadcast]
         states = [file for file in getattr(task, "states", ()) if file is not None]
         return [_hashes(handle.value.arrays) for handle in handles] + [
@@ -236,7 +236,7 @@ def assert_same(a: RunResult, b: RunResult) -> None:
         pd.testing.assert_frame_equal(a.evaluation, b.evaluation, check_exact=True)
 
 
-def _opened(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:
+def _open_run(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:
     import contextlib
 
     @contextlib.contextmanager

@@ -73,7 +73,7 @@ class CostTable:
             writer.writerows(self.rows)
 
 
-def own(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+def own_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
     """Bytes and FLOPs of one client and round, as in metrics.csv."""
     load = scenario.load
     plain = costs.client_flops(Work(), scenario.plain, load)
@@ -93,7 +93,7 @@ def own(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
             extra_work(work, candidate.head if facts != scenario.plain else "none"),
         ])  # fmt: skip
     notes = [
-        f"Per round and client, the mean one: {_described(load)}. The server's own FLOPs: per round of "
+        f"Per round and client, the mean one: {_load_text(load)}. The server's own FLOPs: per round of "
         f"{scenario.cohort} clients.",
         "A vector has the parameters of a model without its buffers. Overhead: (down + up) / 2. Extra: the client's, "
         "over FedAvg.",
@@ -102,7 +102,7 @@ def own(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
     return CostTable(columns, rows, notes)
 
 
-def fedtrip(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+def fedtrip_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
     """FedTrip's own accounting: Tables V and VIII."""
     load, rounds, parameters = scenario.load, scenario.rounds, scenario.plain.parameters
     columns = {
@@ -119,7 +119,7 @@ def fedtrip(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
             costs.fedtrip_communication(candidate.algorithm.traffic),
         ])  # fmt: skip
     notes = [
-        f"One client, the mean one: {_described(load)}. |w| = {parameters:,}; F = {scenario.forward:,.0f} "
+        f"One client, the mean one: {_load_text(load)}. |w| = {parameters:,}; F = {scenario.forward:,.0f} "
         "multiply-adds of a sample's forward pass.",
         "A round costs n F (1 + P) + K a |w|, with P extra forward passes and a operations per parameter and step; "
         "backward passes are not counted.",
@@ -129,7 +129,7 @@ def fedtrip(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
     return CostTable(columns, rows, notes)
 
 
-def ghbm(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+def ghbm_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
     """GHBM's own accounting (TMLR, Table 4), and beside it what is really exchanged."""
     columns = {"algorithm": "", "parameters": ",", "overhead": "g", "GiB": ".4g", "GiB of all": ".4g"}
     rows = []
@@ -147,13 +147,13 @@ def ghbm(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
 
 
 ACCOUNTINGS: Mapping[str, Callable[[Sequence[Candidate], Scenario], CostTable]] = {
-    "own": own,
-    "fedtrip": fedtrip,
-    "ghbm": ghbm,
+    "own": own_table,
+    "fedtrip": fedtrip_table,
+    "ghbm": ghbm_table,
 }
 
 
-def _described(load: Load) -> str:
+def _load_text(load: Load) -> str:
     return f"{load.samples:,.6g} samples, {load.steps:,.6g} steps, {load.seen:,.6g} samples in their batches"
 
 

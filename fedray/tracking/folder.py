@@ -44,7 +44,7 @@ Status = Literal["new", "unfinished", "finished"]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRun:
     """What lies in a run folder: ``rounds`` it was configured for, its ``summary`` if it ended."""
 
     status: Status
@@ -69,7 +69,7 @@ class RunFolder:
         self.clients = self.path / "clients.parquet"
         self.evaluation = self.path / "evaluation.parquet"
 
-    def look(self) -> Found:
+    def look(self) -> FoundRun:
         """What is there already, without changing anything.
 
         Raises :class:`UserError` if it holds a run of another configuration, data, model or code, or does not fit
@@ -82,16 +82,16 @@ class RunFolder:
                 raise UserError(f"run.resume=true, but there is no run in {self.path}; use run.resume=auto")
             if resume is not False and self._holds_something():
                 raise UserError(f"{self.path} exists and is not a run folder: choose another run.name or run.output")
-            return Found("new")
+            return FoundRun("new")
         old = _read_yaml(settings)
         summary = self._summary()
         rounds = old["run"]["rounds"]
         wanted = self.config.run.rounds or 0
-        differ = differing_keys(old, self.config.model_dump(mode="json"), self.implied)
+        differ = keys_that_differ(old, self.config.model_dump(mode="json"), self.implied)
         if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
             differ.append("run.rounds")
         known = self._known_inputs()
-        differ += differing(self.inputs if known is None else known, self.inputs)
+        differ += names_that_differ(self.inputs if known is None else known, self.inputs)
         if differ:
             raise UserError(
                 f"{self.path} holds another run ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): "
@@ -103,10 +103,10 @@ class RunFolder:
                 "run.resume=true takes it for the same run, run.resume=false starts over (the old one is renamed)"
             )
         if summary and summary.get("status") == "diverged":
-            return Found("finished", rounds, summary)
+            return FoundRun("finished", rounds, summary)
         if summary and summary.get("status") == "completed" and summary.get("rounds") == wanted:
-            return Found("finished", rounds, summary)
-        return Found("unfinished", rounds, summary)
+            return FoundRun("finished", rounds, summary)
+        return FoundRun("unfinished", rounds, summary)
 
     def _known_inputs(self) -> dict[str, str] | None:
         path = self.path / INPUTS
@@ -164,12 +164,12 @@ class RunFolder:
         write_whole(self.path / name, text)
 
 
-def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The names under which two mappings have different values, or one has none."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
-def differing_keys(
+def keys_that_differ(
     old: Mapping[str, Any], new: Mapping[str, Any], implied: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
     """The dotted keys whose values differ, of those that can change a result.

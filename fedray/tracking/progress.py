@@ -46,7 +46,7 @@ class Display:
         number, now = int(metrics["round"]), time.monotonic()
         self._clients += int(metrics["cohort_size"])
         speed = self._clients / max(now - self._began, 1e-9)
-        status = f"{_numbers(metrics)}  {speed:,.0f} clients/s"
+        status = f"{_status(metrics)}  {speed:,.0f} clients/s"
         if self._bar:
             self._bar.update(self._task, completed=number, status=status)
         elif number in (self._first + 1, self._rounds) or now - self._shown >= PLAIN_SECONDS:
@@ -60,7 +60,7 @@ class Display:
             self._bar = None
 
 
-def _numbers(metrics: Mapping[str, Any]) -> str:
+def _status(metrics: Mapping[str, Any]) -> str:
     shown = [
         ("train_loss", "loss", ".4f"),
         ("test_accuracy", "accuracy", ".4f"),
