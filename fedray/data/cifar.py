@@ -22,11 +22,14 @@ BINARY, PYTHON = "cifar-10-batches-bin", "cifar-10-batches-py"
 PIXELS = 3 * 32 * 32
 MEAN = np.array([0.4914, 0.4822, 0.4465])  # of pixels/255: red, green, blue
 DEVIATIONS = {"default": np.array([0.2470, 0.2435, 0.2616]), "ghbm": np.array([0.2023, 0.1994, 0.2010])}
-"""By data.normalization. GHBM's are what many programs use: the mean over images of each one's own deviation."""
+"""The deviations of pixels/255 for each value of ``data.normalization``.
+
+Those of ``ghbm`` are the mean over the images of each image's own deviation, which many programs use.
+"""
 
 
 def cifar10(root: str | None, normalization: str = "default") -> Source:
-    """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
+    """Loads CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
     paths = find(root)
     files = tuple(map(file_stamp, paths))
     *train, (x_test, y_test) = map(read_batch, paths)
@@ -37,7 +40,7 @@ def cifar10(root: str | None, normalization: str = "default") -> Source:
 
 
 def find(root: str | None) -> list[Path]:
-    """Where the six files are, those of training first; the places are those of :func:`find_files`."""
+    """The paths of the six files, training first, in one of the places in which :func:`find_files` looks."""
     return find_files(
         "cifar10",
         root,
@@ -60,7 +63,7 @@ def _look(place: Path) -> list[Path]:
 
 
 def _download(cache: Path) -> None:
-    """Has torchvision download and checksum the files."""
+    """Downloads the files through torchvision, which also checks their checksums."""
 
     def fetch(scratch: Path) -> list[Path]:
         from torchvision.datasets import CIFAR10, utils
@@ -73,7 +76,10 @@ def _download(cache: Path) -> None:
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, 3, 32, 32] and labels int64 [n] in 0..9 from a file of either layout; UserError naming it."""
+    """Reads images uint8 [n, 3, 32, 32] and labels int64 [n] in 0..9 from a file of either layout.
+
+    Raises :class:`UserError`, which names the file, if it can't be read or holds anything else.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -88,7 +94,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
-    """Records of a label and an image."""
+    """Reads the binary layout: records of one byte for the label and 3072 for the image."""
     record = 1 + PIXELS
     if len(content) % record:
         raise UserError(
@@ -100,7 +106,7 @@ def _binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
 
 
 class _Call:
-    """What a pickle wants called, kept instead of done: the arguments, and the state that is to be set then."""
+    """Stands for something of numpy that a pickle asks for, and keeps what numpy would have been given."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments, self.state = arguments, None
@@ -110,7 +116,9 @@ class _Call:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes plain values, and a :class:`_Call` for each numpy array: a file can name nothing else and run no code."""
+    """Makes plain values, and a :class:`_Call` for each numpy array. A file that names anything else is refused,
+    because a pickle may name any function to be called.
+    """
 
     def find_class(self, module: str, name: str) -> type[_Call]:
         if f"{module}.{name}" not in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
@@ -119,7 +127,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
-    """A dict of a numpy array and a list, among other things, pickled by Python 2."""
+    """Reads the python layout: a dict, pickled by Python 2, with an array ``data`` and a list ``labels``."""
     try:
         stream = io.BytesIO(content)
         batch = _Unpickler(stream, encoding="bytes").load()
