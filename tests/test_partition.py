@@ -301,9 +301,9 @@ def test_overlapping_dirichlet_draws_with_the_weights_of_the_classes():
     """One draw of class c has probability q_c n_c / sum; later draws flatten it (Plato's sampler)."""
     pools = [np.arange(100), np.arange(100, 300)]
     generator = rng(5)
-    ones = [dirichlet_module._weighted(pools, np.array([0.8, 0.2]), 1, generator)[0] < 100 for _ in range(4000)]
+    ones = [dirichlet_module._draw_weighted(pools, np.array([0.8, 0.2]), 1, generator)[0] < 100 for _ in range(4000)]
     assert abs(np.mean(ones) - 0.8 * 100 / (0.8 * 100 + 0.2 * 200)) < 0.04
-    everything = dirichlet_module._weighted(pools, np.array([1.0, 1e-200]), 300, generator)
+    everything = dirichlet_module._draw_weighted(pools, np.array([1.0, 1e-200]), 300, generator)
     assert np.array_equal(everything, np.arange(300))
 
 

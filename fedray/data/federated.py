@@ -23,16 +23,17 @@ def _no_indices() -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Samples, and who holds which. Per client there is nothing but its indices.
+    """All samples, and which client holds which of them. A client takes no more memory than the indices of its samples.
 
-    ``x`` [n, ...] uint8 or float32 and ``y`` int64 [n] are all training samples, with a source's own public set at
-    their end; a model's input is float32(x) * scale + shift along axis 1 (float32 [channels], or None). Client i holds
-    ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted) of them; ``public`` and ``validation`` are indices into x
-    too, of nobody's samples; ``train_subset`` are those on which train_accuracy is evaluated. ``ids`` int64 [N] are the
-    clients' numbers in the data, 0..N-1 unless the partition is natural. ``class_names`` and ``client_names`` (one for
-    each class and client) are what the data call them, None where those are just 0, 1, ... ``test_indices`` and
-    ``test_offsets`` give each client's share of the test set, where it is known. ``notes`` are lines about the
-    partition worth logging.
+    * ``x`` [n, ...] uint8 or float32 and ``y`` int64 [n]: all training samples. A source's own public set is at their
+      end. A model's input is float32(x) * ``scale`` + ``shift`` along axis 1; both are float32 [channels], or None.
+    * ``indices`` and ``offsets``: client i holds the samples ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted).
+    * ``public``, ``validation``: indices into x of samples that no client holds. ``train_subset``: indices of the
+      samples on which train_accuracy is evaluated.
+    * ``test_indices``, ``test_offsets``: each client's share of the test set in the same form, None where unknown.
+    * ``ids`` int64 [N]: the clients' numbers in the data, 0..N-1 unless the partition is natural.
+    * ``class_names``, ``client_names``: what the data call classes and clients, None where that is just 0, 1, ...
+    * ``notes``: lines about the partition that the user should know.
     """
 
     x: np.ndarray
@@ -61,15 +62,16 @@ class FederatedData:
 
     @cached_property
     def active(self) -> int:
-        """The number of clients that hold samples: the others never take part."""
+        """The number of clients that hold samples. The others never take part in a round."""
         return int((self.sizes() > 0).sum())
 
     def names_of(self, clients: Sequence[int]) -> dict[str, list[str]]:
-        """The column ``client_name`` of a table with a row for each of ``clients``; none where they have no names."""
+        """The column ``client_name`` of a table with a row for each of ``clients``, as a dict that is empty where they
+        have no names."""
         return {} if self.client_names is None else {"client_name": [self.client_names[each] for each in clients]}
 
     def sizes(self) -> np.ndarray:
-        """n_i, int64 [N]."""
+        """The number of samples n_i of each client, int64 [N]."""
         return np.diff(self.offsets)
 
     def client(self, i: int) -> np.ndarray:
@@ -93,12 +95,12 @@ class FederatedData:
 
     @cached_property
     def partition_hash(self) -> str:
-        """sha256 over offsets and indices: equal for equal partitions."""
+        """The sha256 of the partition, as hexadecimal digits: over ``offsets`` and ``indices``."""
         return array_digest(self.offsets, self.indices)
 
 
 def array_digest(*arrays: np.ndarray | None) -> str:
-    """sha256 over the dtypes, shapes and values of ``arrays``, the same on every machine."""
+    """The sha256 of the dtypes, shapes and values of ``arrays``, the same on machines of either byte order."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is None:
@@ -111,11 +113,13 @@ def array_digest(*arrays: np.ndarray | None) -> str:
 
 
 def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -> FederatedData:
-    """``source`` divided as ``data`` says, all draws from ``seed``; UserError if it can't be.
+    """Spreads ``source`` over the clients as ``data`` says, with all random draws from ``seed``.
 
-    ``public_samples`` is data.public_samples resolved: 0 where the algorithm needs none. The public set and the
-    validation set are i.i.d. draws that are taken out of the training set before it is partitioned. A source's own
-    public set is used instead where there is one: all of it for `auto`, else a draw of the size asked for.
+    The public set, of ``public_samples`` samples, and the validation set are i.i.d. draws that are taken out of the
+    training set before it is partitioned. Where a source has a public set of its own, that is used instead: all of it
+    if ``data.public_samples`` is ``auto``, else a draw of the size that is asked for.
+
+    Raises :class:`UserError` if the data can't give what ``data`` asks for.
     """
     x, y, total = source.x_train, source.y_train, len(source.y_train)
     own = source.x_public is not None and public_samples > 0
@@ -125,7 +129,7 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
             f"data.public_samples={taken - data.validation_samples} and data.validation_samples="
             f"{data.validation_samples} leave none of the {total} training samples of {source.name} to the clients"
         )
-    # from either end of one order, so that each set stays the same when the other's size changes
+    # the two sets are taken from the two ends of one order: each stays the same when the other's size changes
     order = stream(seed, Purpose.PUBLIC).permutation(total)
     validation = np.sort(order[total - data.validation_samples :])
     if own:
@@ -173,7 +177,7 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
 
 
 def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """What the data call the clients ``ids``: by name, else by number; None if their numbers are just 0, 1, ..."""
+    """The names of the clients ``ids`` in the data, or their numbers there; None if these are just 0, 1, ..."""
     if np.array_equal(ids, np.arange(len(ids))) and names is None:
         return None
     return tuple(str(i) if names is None else names[i] for i in ids)
@@ -201,16 +205,17 @@ def _own_public(source: Source, data: DataConfig, seed: int) -> np.ndarray:
 
 
 def _split_by_client(owners: np.ndarray, ids: np.ndarray) -> Split:
-    """The samples of each of ``ids`` (sorted); those of others are nobody's."""
+    """The samples of each of the clients ``ids`` (sorted), where sample j is ``owners[j]``'s."""
     place = np.minimum(np.searchsorted(ids, owners), len(ids) - 1)
     return by_owner(np.where(ids[place] == owners, place, -1), len(ids))
 
 
 def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
-    """``data`` whose public samples belong to the clients: the same labelled samples in all, and none for the server.
+    """``data`` with its public samples dealt out to the clients.
 
-    They are dealt in random order, in parts whose sizes differ by one at most, to the clients that hold samples. What
-    these hold without them stays as it is.
+    So an algorithm without a public set trains on as many labelled samples as one whose server has them. They are dealt
+    in random order to the clients that hold samples, in parts whose sizes differ by one at most, and come on top of
+    what these hold.
     """
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
@@ -223,7 +228,10 @@ def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
 
 
 def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:
-    """``data`` with ``samples`` of the clients' own, drawn uniformly, as its ``train_subset``."""
+    """``data`` with a uniform draw of ``samples`` of the clients' samples as its ``train_subset``.
+
+    Raises :class:`UserError` if the clients have fewer samples.
+    """
     held = np.unique(data.indices)
     if samples > len(held):
         raise UserError(f"run.eval_train_samples={samples}, but the clients have {len(held)} training samples")

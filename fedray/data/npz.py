@@ -1,4 +1,4 @@
-"""The source `npz`: a user's own arrays in one file written by numpy.savez."""
+"""The source ``npz``: the user's own arrays in one file that numpy.savez wrote."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ ARRAYS = [field.name for field in fields(Source) if "_" in field.name]
 
 
 def npz(root: str | None) -> Source:
-    """The arrays of :class:`Source` in the file ``root``; ``scale`` and ``shift`` are not read.
+    """Reads the arrays of :class:`Source` from the file ``root``, but neither ``scale`` nor ``shift``.
 
-    Classes are 0..max(y) over train, test and public, or the labels' names; uint8 features are scaled to 0..1. Other
-    arrays are ignored.
+    The classes are 0 to the largest label of train, test and public, or the labels' names. Features of type uint8 are
+    scaled to 0..1. Other arrays in the file are ignored.
+
+    Raises :class:`UserError`, which names the file, if it can't be read or something in it is wrong.
     """
     if root is None:
         raise UserError("data.source npz needs data.root: the path of the .npz file itself")

@@ -1,4 +1,4 @@
-"""A user's own data as a source: arrays, a torch Dataset, or a DataFrame."""
+"""Makes a source of the data that a user hands over from Python: arrays, a torch Dataset, or a DataFrame."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedray.errors import UserError, closest, near_miss
 from fedray.importing import as_user_error
 
 CLIENT = "client"
-"""The column with the clients unless the user names another."""
+"""The column that holds the clients, unless the user names another one."""
 
 READ_TWICE = 16
-"""So many items of a Dataset are read again, each twice, to see whether its transforms are random."""
+"""So many items of a Dataset are read two more times, to find out whether its transforms are random."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ def own_source(
     label_column: str = "label",
     normalization: str = DEFAULT,
 ) -> Source:
-    """A checked :class:`Source` of ``data`` (training) and ``test``, each in any form that simulate() takes.
+    """A checked :class:`Source` of ``data`` (the training set) and ``test``, in any form that simulate() takes.
 
-    Labels and clients given with the samples (a third array, a client column) may have any names, which are numbered
-    and kept.
+    Labels, and the clients that come with the samples (a third array, or a column), may have any names, which are
+    numbered and kept. Raises :class:`UserError` if something is wrong with the data.
     """
     if normalization != DEFAULT:
         raise UserError(
@@ -48,7 +48,7 @@ def own_source(
     if isinstance(data, Source):
         if test is not None:
             raise UserError("test=... must not be given with a Source, which has its own test set")
-        # what was read from files may have been changed since
+        # the user may have changed what was read from the files, so that the files say nothing about it any more
         return validate(replace(data, files=()))
     if test is None:
         raise UserError("data=... needs test=... in the same form")
@@ -65,7 +65,8 @@ def own_source(
 
 
 def _fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]:
-    """``x_<part>``, ``y_<part>`` and, where there are clients, ``client_<part>``, as they were given."""
+    """The fields ``x_<part>``, ``y_<part>`` and, where there are clients, ``client_<part>`` of ``data``, not yet
+    checked."""
     if isinstance(data, pd.DataFrame):
         found = _frame(data, name, columns)
     elif _is_arrays(data):
@@ -78,7 +79,7 @@ def _fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]
 
 
 def _is_arrays(data: Any) -> bool:
-    """Whether ``data`` is x, y and perhaps clients, and not a short list of items (x, y)."""
+    """Whether ``data`` consists of x, y and perhaps clients, and is not a short list of items (x, y)."""
     is_pair = isinstance(data, (tuple, list)) and len(data) in (2, 3)
     return is_pair and not all(isinstance(each, (tuple, list)) and len(each) == 2 for each in data)
 
@@ -104,7 +105,10 @@ def _require(frame: pd.DataFrame, name: str, column: str, argument: str) -> None
 
 
 def _client_column(frame: pd.DataFrame, name: str, columns: Columns) -> str | None:
-    """The column with the clients, if there is one; a test set need not have it."""
+    """The name of the column with the clients, or None; a test set need not have it.
+
+    Raises :class:`UserError` if the column that the user named is missing, or a column's name is nearly ``client``.
+    """
     if columns.client is not None:
         if name == "data":
             _require(frame, name, columns.client, "client_column")
@@ -121,9 +125,10 @@ def _client_column(frame: pd.DataFrame, name: str, columns: Columns) -> str | No
 
 
 def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, others: tuple[str, ...] = ()) -> pd.DataFrame:
-    """``test`` with its columns in the order of those of ``data``, as features are told by their places.
+    """``test`` with its columns in the order of the columns of ``data``, because a model knows features by their order.
 
-    Columns ``others`` are no features, and need not be in both.
+    The columns ``others`` are no features, and need not be in both. Raises :class:`UserError` if a feature is missing
+    in one of the two.
     """
     wanted = [column for column in data.columns if column not in others]
     there = [column for column in test.columns if column not in others]
@@ -138,7 +143,8 @@ def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, others: tuple[str, ...]
 
 
 def _dataset(dataset: Sequence[Any], name: str) -> tuple[Any, ...]:
-    """The items of a Dataset; the global generators that its transforms may use are afterwards as they were."""
+    """Reads all items of a Dataset. The global random generators, which its transforms may use, are restored
+    afterwards."""
     if len(dataset) == 0:
         raise UserError(f"{name} is an empty data set")
     with global_generators():
@@ -163,8 +169,10 @@ def _item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, Any]:
 
 
 def _refuse_random(dataset: Sequence[Any], name: str, items: Sequence[tuple[np.ndarray, Any]]) -> None:
-    """Reads some items again, from other states of the global generators: a random transform would be frozen at one
-    draw."""
+    """Raises :class:`UserError` if the items of a Dataset are random, because they are read only once for all rounds.
+
+    For that some items are read again with other states of the global random generators.
+    """
     for seed in (1, 2):
         with global_generators(seed):
             for i in np.unique(np.linspace(0, len(items) - 1, READ_TWICE).astype(int)).tolist():
