@@ -1,4 +1,4 @@
-"""All algorithms on the terms of one configuration: what a table that compares them has in its rows."""
+"""Gathers what a table needs that compares the costs of all algorithms under one configuration."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from fedray.tracking.cost_tables import Candidate, Scenario
 
 
 def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]:
-    """Every algorithm with the model that it needs, what they have in common, and why others can't be compared.
+    """Every algorithm with the model that it needs, and what all of them have in common.
 
-    All get the data of ``config``'s own algorithm, and a server that trains the public set that it would have.
+    The third value says for each algorithm that can't be compared why that is so. All algorithms get the data of
+    ``config``'s own algorithm, and those that train on a public set the one that they would have.
     """
     own = Own(load_source(config.data.source, config.data.root, config.data.normalization), preloaded=True)
     chosen, data = resolve(config, own)
@@ -30,7 +31,8 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     alike: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
 
     def resolved_with(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
-        """The experiment with another algorithm, and its server: one for all that need the same head and data."""
+        """The experiment and the server of another algorithm. Algorithms that need the same head and data share
+        them."""
         asked, need = config.model.head, cls.needs_head
         head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]
         if (head, cls.needs_public) not in alike:
@@ -64,7 +66,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
 
 
 def _with_algorithm(config: Config, name: str, head: str) -> Config:
-    """``config`` with the algorithm ``name`` at its defaults, without what another algorithm may not take."""
+    """``config`` with the algorithm ``name`` at its defaults, and without keys that not every algorithm accepts."""
     return config.model_copy(
         update={
             "algorithm": type(config.algorithm)(name=name),

@@ -1,4 +1,4 @@
-"""What there is: the keys, algorithms, models, data sources and partitions, as lines to print."""
+"""Lists the keys, algorithms, models, data sources and partitions that exist, as lines to print."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
 
 INDENT = 40
-"""Columns of a key and its default, before its description."""
+"""The column in which the description of a key begins."""
 
 
 def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
-    """A line for each key of a section (of the whole configuration): default, description, what it takes.
+    """A line for each key of a section, or of the whole configuration: its default, description and type.
 
-    On a terminal that is too narrow for a line, the description goes on below itself; what is piped has whole lines.
+    On a terminal that is too narrow, the description goes on in the next line. Output into a pipe is not wrapped.
     """
     from fedray.config import Config, documented_keys
 
@@ -30,7 +30,7 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
 
 
 def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
-    """The algorithms with their hyper-parameters: all of fedray's, or those named."""
+    """The algorithms of these names, or all that come with fedray, with their hyper-parameters."""
     from fedray.algorithms import find_algorithm, known_algorithms
 
     for name in names or known_algorithms():
@@ -41,7 +41,7 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
-    """The models with their options: all of fedray's, or those named."""
+    """The models of these names, or all that come with fedray, with their options."""
     from fedray.models import MODELS, find_model, options_of
 
     for name in names or MODELS:
@@ -55,7 +55,7 @@ def models(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def datasets(names: Sequence[str] = ()) -> Iterator[str]:
-    """The data sources and the ways to spread data over clients: all of fedray's, or those named."""
+    """The data sources and partitions of these names, or all that come with fedray."""
     from fedray.data.partition import PARTITIONERS
     from fedray.data.source import SOURCES
 
@@ -87,7 +87,7 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _facts(cls: type[Algorithm]) -> str:
-    """Where an algorithm is from, and what it needs."""
+    """An algorithm's paper and what it needs, as a text."""
     from fedray.models.heads import DEFAULT
 
     facts = [cls.paper] if cls.paper else []
@@ -99,7 +99,7 @@ def _facts(cls: type[Algorithm]) -> str:
 
 
 def paragraph(text: str, indent: int = 0) -> list[str]:
-    """A sentence or more as lines that a terminal, and a reader, can take in."""
+    """A text as lines that fit into the terminal, and of at most 120 characters."""
     first = " " * indent
     width = min(_width(), 120)
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=first, break_long_words=False)
@@ -110,7 +110,7 @@ def _first_paragraph(thing: Any) -> Iterable[str]:
 
 
 def _wrapped(start: str, text: str, indent: int = INDENT) -> list[str]:
-    """``start``, and ``text`` from column ``indent`` on, in as many lines as the width of the terminal asks for."""
+    """``start``, and then ``text`` from column ``indent`` on, in as many lines as the terminal needs."""
     first = f"  {start}  ".ljust(indent) if indent else start
     return textwrap.wrap(
         first + text,
@@ -122,10 +122,10 @@ def _wrapped(start: str, text: str, indent: int = INDENT) -> list[str]:
 
 
 def _width() -> int:
-    """The terminal's columns; what is piped is wrapped nowhere, so that grep finds whole lines."""
+    """The width of the terminal in characters. For a pipe it is huge, so that grep finds whole lines."""
     return shutil.get_terminal_size((10**6, 0)).columns
 
 
 def _value(default: Any) -> str:
-    """A default as it stands in YAML."""
+    """A default as one writes it in YAML."""
     return {"None": "", "True": "true", "False": "false"}.get(str(default), str(default))

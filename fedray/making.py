@@ -1,4 +1,7 @@
-"""Makes the model of an experiment: by name, from the user's class, or as a copy of the user's module; with a head."""
+"""Makes the model of an experiment: by name, from the user's class, or as a copy of the user's module.
+
+Also puts a head in the place of its last layer, and loads initial weights.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,16 @@ from fedray.models import build, find_model, options_of
 from fedray.models.heads import Head, add_head, find_head
 
 Maker = Callable[..., nn.Module]
-"""Makes the model with its initial weights; called with a client, with others that are drawn for the client."""
+"""Makes the model with its initial weights. Called with a client's number, it draws other weights for that client."""
 
 
 def maker_of(
     section: ModelConfig, given: Any, shape: tuple[int, ...], classes: int, head: str, seed: int
 ) -> tuple[str, Maker]:
-    """The name of the model and what makes it, drawing its initial weights from ``seed`` (``run.seed``).
+    """The name of the model, and the function that makes it with initial weights drawn from ``seed`` (``run.seed``).
 
-    ``given``: the class or module that the user gave instead of a name, None for none. Inputs are ``[b, *shape]``.
+    ``given`` is the class or module that the user handed over instead of a name, or None. Inputs are ``[b, *shape]``.
+    Raises :class:`UserError` for an unknown model, head or option.
     """
     options = dict(section.model_extra or {})
     make: Maker
@@ -52,8 +56,10 @@ def maker_of(
 
 @dataclass(frozen=True)
 class CopyMaker:
-    """Makes copies of a module that the user gave; for a client, with the layers that are trained and can be drawn anew
-    (by ``reset_parameters``) drawn anew."""
+    """Makes copies of a module that the user handed over.
+
+    For a client the layers that are trained and have a method ``reset_parameters`` draw their weights anew.
+    """
 
     module: nn.Module
     seed: int
@@ -73,7 +79,7 @@ class CopyMaker:
 
 @dataclass(frozen=True)
 class SeededMaker:
-    """Makes a model whose initial weights depend on the seed alone, or on seed and client."""
+    """Makes a model from its class. Its initial weights depend only on the seed, and on the client if there is one."""
 
     model: Callable[..., nn.Module]
     name: str
@@ -90,7 +96,7 @@ class SeededMaker:
 
 @dataclass(frozen=True)
 class HeadMaker:
-    """Makes a model with a head, whose initial weights are drawn likewise."""
+    """Makes a model with a head. The head's initial weights, too, depend only on the seed and the client."""
 
     make: Callable[..., nn.Module]
     name: str
@@ -109,7 +115,11 @@ class HeadMaker:
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Initial weights from a safetensors or pt file, names and shapes checked."""
+    """Loads initial weights into ``module`` from a safetensors or pt file.
+
+    Raises :class:`UserError` if the file can't be read, or lacks a tensor of the right name, shape and finite numbers.
+    A file without the tensors of the model's head is accepted; the head then keeps the weights that were drawn.
+    """
     try:
         tensors: dict[str, Tensor] = (
             load_file(path)
@@ -126,7 +136,6 @@ def load_weights(module: nn.Module, path: Path) -> None:
     heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
     of_head = {name for name in wanted if name.startswith(tuple(heads))}
     if not of_head & tensors.keys():
-        # weights of a backbone: the head keeps what was drawn for it
         wanted = {name: shape for name, shape in wanted.items() if name not in of_head}
     for name, shape in wanted.items():
         if name not in tensors:

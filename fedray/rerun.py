@@ -1,4 +1,4 @@
-"""A run once more, alone, from what it left on disk: a trial of a sweep, or any other."""
+"""Repeats a run, or the runs of a sweep's trial, from what they left on disk, and compares the results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rerun:
-    """A run and its repetition. ``differ``: the columns of metrics.csv, or ``model``, that are not the same to the bit
-    in the ``rounds`` that both have."""
+    """A run and its repetition.
+
+    ``differ`` names what is not the same to the bit in the ``rounds`` that both have: columns of metrics.csv,
+    ``model``.
+    """
 
     original: Path
     result: RunResult
@@ -29,8 +32,11 @@ class Rerun:
 
 
 def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
-    """Repeat the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``; ``verbose``
-    shows their progress."""
+    """Repeats the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``.
+
+    ``overrides`` are ``key=value`` texts on top of the run's configuration. With ``verbose`` progress is shown.
+    Raises :class:`UserError` if there is no run in the folder, or it made no round.
+    """
     from fedray.simulation import simulate
 
     done = []
@@ -58,7 +64,10 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
 
 
 def _parts_outside_sweep(run: Path) -> int:
-    """How many parts of a run's path are not its sweep's, whose name may be one of several folders."""
+    """The number of parts of a run's path before its sweep's name; the name may itself be of several folders.
+
+    For a run that belongs to no sweep it is -1, so that of its path only the last part is left.
+    """
     for parent in run.absolute().parents:
         if (parent / RECORD).is_file():
             return len(parent.parts) - len(Path(read_record(parent)["tune"]["name"]).parts)
@@ -74,7 +83,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
-    """How many rounds both have, and what is not the same in them."""
+    """The number of rounds that both runs have, and the names of what differs in them."""
     one, other = (_rows(folder) for folder in (original, again))
     common = sorted(one.keys() & other.keys(), key=int)
     differ = {

@@ -1,4 +1,4 @@
-"""A whole experiment from a configuration: every section checked against the layer that declares it."""
+"""Makes a whole experiment from a configuration, and checks every section against the layer that declares its keys."""
 
 from __future__ import annotations
 
@@ -33,24 +33,30 @@ from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
 
 VMAP_CHUNK = 64
-"""The most clients of a batched stack under ``engine.chunk: auto``; fewer, so that a cohort makes at least two stacks.
-A CPU trains 1.25 times as many of a logistic regression's clients in a second as in stacks of 32, of an MLP's 1.1."""
+"""The clients of a batched stack under ``engine.chunk: auto``. Where a cohort would not make two stacks there are
+fewer.
+
+In stacks of 64 a CPU trains 1.25 times as many clients in a second as in stacks of 32, with logistic regression as the
+model; with an MLP it is 1.1 times as many.
+"""
 
 LEAST_VMAP_CHUNK = 8
-"""Smaller stacks gain nothing on a CPU."""
+"""The fewest clients for which a batched stack is faster on a CPU."""
 
 VMAP_FLOPS = 2e5
-"""Forward FLOPs of one client's batch, for each client of a stack, up to which a CPU trains the stack faster than one
-client after another: below it a step is bound by the dispatch of operations (logistic regression, small MLPs), above it
-by arithmetic. Measured by analysis/benchmarks/chunks.py."""
+"""A CPU trains a batched stack faster than one client after another if one client's batch takes at most this number of
+forward FLOPs, times the clients of the stack. A step of a smaller model (logistic regression, small MLPs) spends most
+of its time starting operations, which a stack starts only once; a step of a larger one computes. Measured by
+analysis/benchmarks/chunks.py."""
 
 
 def resolve(
     config: Config, own: Own | None = None, auto_device: AutoDevice = device_here
 ) -> tuple[Experiment, FederatedData]:
-    """The experiment of ``config``, and its data, partitioned. ``auto_device`` says what ``engine.device: auto`` is.
+    """The experiment that ``config`` describes, and its data, spread over the clients.
 
-    Raises :class:`UserError` for whatever in the sections doesn't fit together or doesn't exist.
+    ``own`` holds what the user handed over from Python. ``auto_device`` gives the device that ``engine.device: auto``
+    stands for. Raises :class:`UserError` for whatever in the sections doesn't exist or doesn't fit together.
     """
     own = own or Own()
     _check_given(config, own)
@@ -107,7 +113,7 @@ def resolve(
 
 
 class _Model(NamedTuple):
-    """A model as it is trained and measured: what makes it, and the module that it made to be looked at."""
+    """A model with its loss and metrics: the function that makes it, one module that it made, and facts about that."""
 
     name: str
     make: Maker
@@ -129,7 +135,7 @@ def _model(config: Config, own: Own, data: FederatedData, head: str) -> _Model:
 
 
 def _with_sections(config: Config, **sections: Mapping[str, Any]) -> Config:
-    """``config`` with other values in its sections."""
+    """``config`` with new values for some keys of its sections."""
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     )
@@ -140,7 +146,7 @@ def _data_seed(config: Config) -> int:
 
 
 def _data(config: Config, algorithm: Algorithm, source: Source) -> tuple[FederatedData, tuple[str, ...]]:
-    """``source`` spread over the clients, with what is evaluated; and lines worth telling about it."""
+    """``source`` spread over the clients, with the samples that are evaluated; and lines that the user should know."""
     seed = _data_seed(config)
     data = federate(source, config.data, seed, _public_samples(config, algorithm, source))
     if config.data.public_to == "clients":
@@ -166,7 +172,7 @@ def _check_given(config: Config, own: Own) -> None:
 
 
 def dump(config: Config) -> str:
-    """A resolved configuration as YAML."""
+    """A resolved configuration as the text of a YAML file."""
     return dump_yaml(config.model_dump(mode="json"))
 
 
@@ -209,7 +215,7 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
 def _with_test_shares(
     config: Config, algorithm: Algorithm, data: FederatedData, seed: int
 ) -> tuple[FederatedData, list[str]]:
-    """``data`` with the clients' test shares if anything is scored on them, and what is worth saying about that."""
+    """``data`` with the clients' test shares, if anything is scored on them, and lines that the user should know."""
     run, least, notes = config.run, config.data.least_test_samples, []
     if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
         if least:
@@ -251,7 +257,8 @@ def _head(config: Config, algorithm: Algorithm) -> str:
 
 
 def _per_sample(loss: Any) -> Loss:
-    """torch's loss modules average by themselves; fedray needs each sample's loss."""
+    """``loss`` as a function that gives each sample's loss: torch's loss modules average unless they are told not
+    to."""
     if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
         loss = copy.deepcopy(loss)
         loss.reduction = "none"  # type: ignore[assignment]
@@ -275,10 +282,11 @@ def _training(config: Config) -> LocalTraining:
 def _stacks(
     config: Config, device: str, model: _Model, data: FederatedData, size: int, cohort_size: int
 ) -> tuple[bool, int | None]:
-    """Whether clients are trained in batched stacks, and how many make one (if not: how many stay together, if given).
+    """Whether clients are trained in batched stacks, and ``engine.chunk``.
 
-    It depends on nothing but the configuration and the model, as it changes bits. ``size``: samples of the largest
-    batch.
+    The second is the number of clients in a stack, or that stay together where there are no stacks; it is then None if
+    the configuration does not set it. Both depend only on the configuration and the model, and not on the machine,
+    because they change bits. ``size`` is the number of samples in the largest batch.
     """
 
     def obstacle() -> str | None:
