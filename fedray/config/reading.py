@@ -1,4 +1,4 @@
-"""Reading a configuration: YAML files, ``key=value`` overrides, and what is wrong with them in one line.
+"""Reads a configuration from YAML files and ``key=value`` overrides, and says in one line what is wrong with it.
 
 The keys themselves are in :mod:`fedray.config.sections`.
 """
@@ -21,13 +21,14 @@ from fedray.errors import UserError, closest, near_miss
 from fedray.importing import short_name
 
 OPTION = r"(algorithm|model)\.\w+"
-"""A key that an algorithm or a model may have; which do is not known here."""
+"""The form of a key that some algorithm or model may have; which one has it is not known here."""
 
 
 def check_words(words: list[str], keys: Sequence[str]) -> None:
-    """Refuse a key without its ``=`` among the words of a command line, as in ``train.lr 0.1`` or ``--train.lr=0.1``.
+    """Raises :class:`UserError` for a key that is not written as key=value: ``train.lr 0.1``, ``--train.lr=0.1``.
 
-    ``keys`` are all keys of the command; algorithms and models have more.
+    ``words`` are those of a command line, and ``keys`` all keys of the command, to which algorithms and models add
+    more.
     """
     for number, word in enumerate(words):
         key, sign, value = word.lstrip("-").partition("=")
@@ -42,14 +43,15 @@ def check_words(words: list[str], keys: Sequence[str]) -> None:
 
 
 def _value_after(words: list[str]) -> str:
-    """The value behind a key without its sign: ``0.1``, ``= 0.1`` or ``=0.1``; empty if what follows is none."""
+    """The value that ``words``, which follow a key, begin with: ``0.1``, ``= 0.1`` or ``=0.1``; empty if it is no
+    value."""
     text = "".join(words[1:2]) if words[:1] == ["="] else "".join(words[:1]).removeprefix("=")
     is_none = "=" in text or text.startswith("--") or text.endswith((".yaml", ".yml")) or Path(text).is_file()
     return "" if is_none else text
 
 
 def _meant(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
-    """The keys that ``key`` may be; one that is not exactly a key is only taken for one where a value follows."""
+    """The keys that the user may have meant by ``key``. A word that is not exactly a key is one only before a value."""
     if key in keys:
         return [key]
     if not has_value:
@@ -63,7 +65,7 @@ def _meant(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
-    """``config`` as nested sections, and what begins a message about it: the file's name."""
+    """``config`` as nested sections, and the beginning of messages about it, which names the file if there is one."""
     if config is None:
         return {}, ""
     if isinstance(config, Mapping):
@@ -76,13 +78,13 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
 
 
 ASIDE = "x-"
-"""What begins the name of a section of a file that holds anchors for others: ``x-common: &common {train.lr: 0.1}``."""
+"""The beginning of the names of sections that only hold anchors for others: ``x-common: &common {train.lr: 0.1}``."""
 
 
 def read_file(path: Path) -> dict[str, Any]:
     """The sections of a YAML file, without those that only hold anchors for others (``x-...``).
 
-    Raises :class:`UserError` in one line if it can't be read.
+    Raises :class:`UserError` if the file can't be read, or is no YAML.
     """
     try:
         loaded = parse_yaml(path.read_text(encoding="utf-8"))
@@ -100,7 +102,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """A nested plain copy in which dotted keys (``train.lr``) have become sections."""
+    """A copy of nested mappings in which dotted keys (``train.lr``) have become sections."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         value = expand(value) if isinstance(value, Mapping) else value
@@ -120,12 +122,12 @@ def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """``name`` without what may not be in a file's name, or is awkward there."""
+    """``name`` with an underscore for each character that is forbidden or awkward in the name of a file."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Sections within sections as one mapping with dotted keys (``train.lr``)."""
+    """Nested sections as one mapping with dotted keys (``train.lr``)."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -133,7 +135,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def assign(values: dict[str, Any], override: str) -> None:
-    """Set a ``key=value`` in nested sections."""
+    """Sets one ``key=value`` in the nested sections ``values``. Raises :class:`UserError` if it has no such form."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")
@@ -156,9 +158,10 @@ def assign(values: dict[str, Any], override: str) -> None:
 
 
 def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: str = "") -> Any:
-    """``model`` made from ``values``; :class:`UserError` in one line if they don't fit.
+    """Makes the section ``model`` from ``values``.
 
-    ``where`` (a file) and ``prefix`` (a section, as in ``algorithm.``) begin the message.
+    Raises :class:`UserError` in one line if they do not fit. The line begins with ``where`` (a file) and ``prefix``
+    (the section, as in ``algorithm.``).
     """
     try:
         return model.model_validate(dict(values))
@@ -188,7 +191,7 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
 
 
 def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """(key, default, what it takes, description) of every key of ``model``."""
+    """Every key of ``model``, as a tuple of the key, its default, the values that it takes, and its description."""
     for name, field in model.model_fields.items():
         if is_section(field.annotation):
             yield from documented_keys(field.annotation, f"{prefix}{name}.")
@@ -197,7 +200,7 @@ def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterat
 
 
 def _takes(field: Any) -> str:
-    """What a key takes, with its range: ``a whole number >= 1``."""
+    """The type and the range of a key in words: ``a whole number >= 1``."""
     bounds = [
         f"{symbol} {getattr(limit, word):g}"
         for word, symbol in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
@@ -272,7 +275,7 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def _choices(annotation: Any) -> str:
-    """What a key takes, in words: ``a whole number or 'full'``."""
+    """The type of a key in words: ``a whole number or 'full'``."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     words = []
     for member in _members(annotation):

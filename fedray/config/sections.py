@@ -15,7 +15,7 @@ Auto = Literal["auto"]
 
 
 def _whole(value: Any) -> Any:
-    """1000.0 and 1e3 mean the whole number 1000."""
+    """Turns a float without a fraction into a whole number, because 1000.0 and 1e3 mean 1000."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -30,26 +30,26 @@ Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_not_bool)]
 
 
 def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    """Whether a key's type is a section, which has keys of its own."""
+    """Whether the type of a key is a section, which has keys of its own."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it."""
+    """A value as a message shows it: in YAML's words, and shortened if it is long."""
     text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
     text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
     return text if len(text) <= 60 else text[:60] + "..."
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys are errors."""
+    """A section of the configuration. A key that it does not have is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     @model_validator(mode="before")
     @classmethod
     def _without_empty_sections(cls, values: Any) -> Any:
-        """`train:` with nothing below it is an empty section."""
+        """Leaves out sections that are null, because `train:` with nothing below it is an empty section."""
         if not isinstance(values, Mapping):
             return values
         sections = {key for key, field in cls.model_fields.items() if is_section(field.annotation)}
@@ -64,7 +64,7 @@ ALPHA, CLUSTERS, MIN_SAMPLES = 0.5, 5, 1
 
 
 class RunConfig(Section):
-    """What is run, for how long, and where its results go."""
+    """The length of a run, what is evaluated in it, and where its results go."""
 
     name: str | None = Field(None, description="name of the run folder; <algorithm>-<source> unless set")
     seed: Whole = Field(0, ge=0, lt=2**63, description="seed of everything but the partition")
@@ -72,8 +72,10 @@ class RunConfig(Section):
     rounds: Whole | None = Field(None, ge=1, description=f"rounds R ({ROUNDS} unless run.iterations is set)")
     iterations: Whole | None = Field(None, ge=1, description="local iterations T: rounds = T // train.local_steps")
     eval_every: Whole = Field(1, ge=0, description="rounds between evaluations; 0 evaluates after the last round only")
-    eval_test: bool = Field(True, description="evaluate the test set; sweeps do without, and touch it for winners only")
-    eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on that many training samples")
+    eval_test: bool = Field(
+        True, description="evaluate the test set; the trials of a sweep do not, only the winners' runs do"
+    )
+    eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on so many training samples")
     eval_clients: Whole | Literal["all"] = Field(
         0, description="score the global model on the own test share of so many clients, the same in every evaluation"
     )
@@ -91,7 +93,7 @@ class RunConfig(Section):
     log_clients: bool = Field(True, description="write per-client rows to clients.parquet and evaluation.parquet")
     given: list[Literal["data", "model", "loss", "metrics"]] = Field(
         [],
-        description="what simulate() or tune() was given from Python, without which this is another run; set by them",
+        description="what was handed to simulate() or tune() in Python; they set it, as without that it is another run",
     )
 
     @field_validator("name")
@@ -118,14 +120,14 @@ class RunConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """Which algorithm; its hyper-parameters stand beside its name."""
+    """The algorithm. Its hyper-parameters are further keys of this section."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = Field("pfedmo", description="see `fedray algorithms`, or your own: file.py:Class or module:Class")
 
 
 class PartitionConfig(Section):
-    """How the training set is divided among the clients (fedray.data.partition says what each option does)."""
+    """How the training set is divided among the clients; fedray.data.partition says what each option does."""
 
     kind: str = Field(
         "auto",
@@ -154,10 +156,12 @@ class PartitionConfig(Section):
 
 
 class DataConfig(Section):
-    """Which data, and how it is spread over the clients."""
+    """The data, and how they are spread over the clients."""
 
     source: str = Field("sample", description="see `fedray datasets`, or your own: file.py:function or module:function")
-    root: str | None = Field(None, description="where the files are ($FEDRAY_DATA and the usual places else)")
+    root: str | None = Field(
+        None, description="folder of the files; unless set, $FEDRAY_DATA and the usual places are searched"
+    )
     normalization: str = Field("default", description="mean and deviation of the inputs; see `fedray datasets`")
     clients: Whole = Field(20, ge=1, description="number of registered clients N")
     samples_per_client: Whole | None = Field(None, ge=1, description="fixed local size; all samples unless set")
@@ -183,7 +187,7 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which model; a model's own options stand beside its name."""
+    """The model. Its own options are further keys of this section."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
     name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")
@@ -198,7 +202,7 @@ class ModelConfig(Section):
 
 
 class TrainConfig(Section):
-    """Local training and the sampling of clients."""
+    """The clients' local training, and how many of them take part in a round."""
 
     local_steps: Whole | None = Field(
         None, ge=1, description=f"local steps tau (J); {LOCAL_STEPS} unless local_epochs is set"
@@ -236,7 +240,7 @@ class TrainConfig(Section):
 
 
 class EngineConfig(Section):
-    """Where and how the clients are simulated. None of it changes a result, but where said."""
+    """Where and how the clients are simulated. Only the keys that say so change a result."""
 
     kind: Literal["ray", "local"] = Field("ray", description="ray, or local: one process without Ray, the same bits")
     actors: Whole | Literal["auto", "per_client"] = Field("auto", description="client actors; auto fills the cluster")
