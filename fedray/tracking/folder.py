@@ -1,4 +1,4 @@
-"""The run folder: what is in it, and whether a run may start, resume, or is done already."""
+"""The folder of a run: its files, and whether a run may start in it, go on in it, or has ended in it."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PART_ROUNDS, PART_ROWS = 500, 200_000
-"""A part of a parquet folder is written at the latest when it has so many rounds, or rows."""
+"""A part of a parquet folder is written at the latest when it has so many rounds or so many rows."""
 
 WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
 RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "vectorize")
 IGNORED = (
     "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds",
-    # what these lead to is compared itself
+    # the data, model and weights that these lead to are compared themselves
     "run.given", "data.root", "model.weights",
 )  # fmt: skip
 
 INPUTS = "inputs.json"
-"""What a run was made from beside its configuration: digests by name (see :mod:`fedray.inputs`)."""
+"""The file with the digests of what a run depends on beside its configuration (see :mod:`fedray.inputs`)."""
 
 Status = Literal["new", "unfinished", "finished"]
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """What lies in a run folder: ``rounds`` it was configured for, its ``summary`` if it ended."""
+    """The run that lies in a folder: the number of rounds that it was configured for, and its summary if it ended."""
 
     status: Status
     rounds: int = 0
@@ -53,10 +53,10 @@ class FoundRun:
 
 
 class RunFolder:
-    """``run.output/run.name``.
+    """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``.
 
-    ``inputs``: digests of what the run is made from beside ``config``, by name; ``implied``: what null stands for in a
-    configuration of this run, by dotted key.
+    ``inputs`` are the digests, by name, of what the run depends on beside ``config``. ``implied`` is what null stands
+    for in the configuration, by dotted key.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class RunFolder:
         self.evaluation = self.path / "evaluation.parquet"
 
     def look(self) -> FoundRun:
-        """What is there already, without changing anything.
+        """Finds out which run is in the folder, and changes nothing.
 
-        Raises :class:`UserError` if it holds a run of another configuration, data, model or code, or does not fit
-        ``run.resume``.
+        Raises :class:`UserError` if it is a run of another configuration, data, model or code, or if ``run.resume``
+        says otherwise.
         """
         resume = self.config.run.resume
         settings = self.path / "config.yaml"
@@ -145,7 +145,7 @@ class RunFolder:
             yield
 
     def prepare(self) -> None:
-        """Make the folder; with ``run.resume: false``, an old one is moved to NAME.bak-K first."""
+        """Makes the folder. With ``run.resume: false`` an old folder is renamed to NAME.bak-K first."""
         try:
             if self.config.run.resume is False and self.path.exists():
                 number = 1
@@ -165,16 +165,17 @@ class RunFolder:
 
 
 def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The names under which two mappings have different values, or one has none."""
+    """The names under which two mappings have different values, or one of them has no value."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 def keys_that_differ(
     old: Mapping[str, Any], new: Mapping[str, Any], implied: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
-    """The dotted keys whose values differ, of those that can change a result.
+    """The dotted keys whose values differ in two configurations, of those keys that can change a result.
 
-    A key that did not exist when ``old`` was written had its default; ``implied`` says what null stands for.
+    A key that ``old`` lacks, because it did not exist when ``old`` was written, counts as its default. ``implied`` says
+    what null stands for.
     """
     defaults = {key: default for key, default, *_ in documented_keys()}
     a, b = (_without_nulls(defaults | flat(each), implied) for each in (old, new))
@@ -194,7 +195,7 @@ def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dic
 
 
 def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
-    """The device of the run in ``folder``; None if there is none, or one that :meth:`RunFolder.look` refuses."""
+    """The device of the run in ``folder``; None if there is no run, or its configuration is damaged."""
     try:
         device = parse_yaml((folder / "config.yaml").read_text())["engine"]["device"]
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
@@ -213,10 +214,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 class RoundsFile:
-    """A CSV file with a row per round, appended. ``lost``: how many earlier rows should be there and are not."""
+    """A CSV file to which each round appends a row.
+
+    ``lost`` is the number of rows of earlier rounds that should be there and are not.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
-        """Keep the rows of rounds up to ``after`` and drop the rest."""
+        """Opens the file; rows of rounds after ``after`` are removed."""
         self.columns = columns
         kept: list[dict[str, str]] = []
         if after and path.exists():
@@ -243,11 +247,13 @@ class RoundsFile:
 
 
 class ParquetRows:
-    """A folder of parquet parts, each the rows of some consecutive rounds, several in a round: clients.parquet and
-    evaluation.parquet."""
+    """A folder of parquet files, to which each round appends several rows: clients.parquet and evaluation.parquet.
+
+    Each file holds the rows of some consecutive rounds.
+    """
 
     def __init__(self, path: Path, after: int) -> None:
-        """Drop the rounds after ``after``."""
+        """Opens the folder; rows of rounds after ``after`` are removed."""
         self.path = path
         self._rows: list[dict[str, Any]] = []
         self._held = 0
@@ -262,14 +268,15 @@ class ParquetRows:
                 part.unlink()
 
     def append(self, rows: Mapping[str, Any]) -> None:
-        """The rows of one round, as equally long lists by column (``round`` a number)."""
+        """Appends the rows of one round: for each column a list, all of the same length, and ``round`` as one
+        number."""
         self._rows.append(dict(rows))
         self._held += len(rows["client"])
         if len(self._rows) >= PART_ROUNDS or self._held >= PART_ROWS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has come since the last part as a part of its own."""
+        """Writes the rows that were appended since the last time, as a file of its own."""
         if not self._rows:
             return
         tables = [
@@ -287,7 +294,7 @@ class ParquetRows:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """metrics.csv of a run folder; the numbers are read back to the bit, and what was not evaluated is NaN."""
+    """The table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
     with (path / "metrics.csv").open() as file:
         names = next(csv.reader(file))
     kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}

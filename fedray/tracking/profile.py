@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 def profile_table(profile: pd.DataFrame) -> Table:
-    """What a round's time goes into, from the rows of profile.csv: means over all rounds but the first, which also
-    holds what only happens once."""
+    """A table of the mean seconds that a round takes for each purpose, from the rows of profile.csv.
+
+    The first round is left out, because it also holds what happens only once.
+    """
     rows = profile.iloc[1:] if len(profile) > 1 else profile
     means = rows[list(PURPOSES)].mean()
     table = Table(title=f"seconds per round, mean of {len(rows)}")

@@ -1,4 +1,4 @@
-"""TensorBoard events of a run, under our own names and without TensorFlow."""
+"""Writes the TensorBoard events of a run, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ SKIPPED = ("round", "iterations", "cohort_size")
 
 
 def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -> None:
-    """Say once, above the folders of many runs, which hyper-parameters and which columns of metrics.csv TensorBoard's
-    HParams table shows."""
+    """Writes an event file that says which hyper-parameters and metrics TensorBoard's HParams table shows.
+
+    ``folder`` holds the folders of many runs. ``keys`` are the hyper-parameters, and ``columns`` are those of
+    metrics.csv. A folder that has such a file already stays as it is.
+    """
     if any(folder.glob("events.out.tfevents.*")):
         return
     _without_tensorflow()
@@ -37,7 +40,7 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
     value = Summary.Value(
         tag=metadata.EXPERIMENT_TAG, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
     )
-    # the name of a file that is there says that it is whole
+    # it is written elsewhere and then renamed, so that a file that is there is whole
     with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
         writer: Any = FileWriter(scratch)
         writer.add_summary(Summary(value=[value]))
@@ -47,12 +50,15 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
 
 
 def _without_tensorflow() -> None:
-    """tensorboard takes its own file layer if this name can be imported, and TensorFlow's (seconds to load) if not."""
+    """Keeps tensorboard from importing TensorFlow, which takes seconds.
+
+    It uses its own functions for files if a module of this name can be imported, and TensorFlow's otherwise.
+    """
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
 
 
 class Events:
-    """The event file of a run, written from round ``after`` + 1 on: later events of an earlier try are purged."""
+    """The event file of a run that has made the rounds up to ``after`` before. Events of later rounds are removed."""
 
     def __init__(self, folder: Path, after: int) -> None:
         _without_tensorflow()
@@ -61,7 +67,7 @@ class Events:
         self._writer = SummaryWriter(str(folder), purge_step=after + 1 if after else None, flush_secs=10)
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any], histograms: bool) -> None:
-        """The scalars of a round, and histograms over its clients."""
+        """Writes the scalars of a round and, with ``histograms``, those of its clients' scores."""
         step = int(row["round"])
         for name, value in row.items():
             if name not in SKIPPED and value is not None and math.isfinite(value):
@@ -70,25 +76,25 @@ class Events:
             import numpy as np
 
             for name, values in clients.items():
-                # the bins of a histogram end at 1e20
+                # TensorBoard's histograms end at 1e20
                 drawn = np.asarray([v for v in values if v is not None and abs(v) < 1e20], dtype=np.float64)
                 if len(drawn):
                     self._writer.add_histogram(f"clients/{name}", drawn, step)
 
     def profile(self, step: int, seconds: Mapping[str, float]) -> None:
-        """What the time of a round went into."""
+        """Writes the seconds of a round by purpose."""
         for purpose, value in seconds.items():
             self._writer.add_scalar(f"profile/{purpose}", value, step)
 
     def hyper_parameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """The HParams entry of the run: its settings, typed, and its final metrics."""
+        """Writes the run's row of the HParams table: its settings, and its final metrics."""
         from torch.utils.tensorboard.summary import hparams
 
         typed = {
             name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
         }
         writer: Any = self._writer.file_writer
-        # without the first one, by which each run would say what the columns of all are
+        # the first summary is left out: it declares the columns, which declare_columns does once for all runs
         for summary in hparams(typed, dict(metrics))[1:]:
             writer.add_summary(summary)
         for name, value in metrics.items():
