@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from fedray.experiment import Own
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tracking import columns
 from fedray.tracking.columns import PURPOSES, TAGS
 
 PACKAGE = Path(fedray.__file__).parent
@@ -105,6 +107,22 @@ def test_metrics_columns(finished):
     for name in ("iterations", "bytes_down", "bytes_up", "flops", "wall_seconds"):
         assert (metrics[name].diff().dropna() > 0).all(), name
     assert metrics["train_loss"].notna().all()
+
+
+def test_everything_that_is_recorded_is_described(finished, events):
+    """With its unit, in :mod:`fedray.tracking.columns`, of which the glossary is made."""
+
+    def lacking(names: Any, *described: Any) -> list[str]:
+        forms = [re.sub(r"<\w+>", r"\\w+", name) for each in described for name in each]
+        return [name for name in names if not any(re.fullmatch(form, name) for form in forms)]
+
+    assert list(columns.METRICS) == COLUMNS
+    assert not lacking(finished.metrics, columns.METRICS, columns.FURTHER_METRICS)
+    assert not lacking(finished.clients, columns.CLIENT_FACTS, columns.CLIENT_SCORES)
+    assert not lacking(finished.evaluation, columns.EVALUATION)
+    assert not lacking(finished.summary, columns.SUMMARY)
+    tags = [tag for kind in ("scalars", "histograms") for tag in events.Tags()[kind]]
+    assert not lacking(tags, columns.TAGS.values(), columns.FURTHER_TAGS)
 
 
 def test_evaluations_come_every_so_many_rounds_and_at_the_end(finished):
