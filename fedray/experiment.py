@@ -101,9 +101,9 @@ class Experiment:
         """What distinguishes the run from others, by dotted key: what the user set, and the algorithm's
         hyper-parameters."""
         resolved = flat(self.config.model_dump(mode="json"))
-        shown = {key for key in resolved if key in self.asked or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
+        keys = {key for key in resolved if key in self.asked or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
         # a key that is resolved into another one, as run.iterations is into run.rounds, is null in the config
-        return {key: self.asked.get(key) if resolved[key] is None else resolved[key] for key in sorted(shown)}
+        return {key: self.asked.get(key) if resolved[key] is None else resolved[key] for key in sorted(keys)}
 
     def build_model(self, client: int | None = None) -> nn.Module:
         """Makes the module with its initial weights, which depend on ``run.seed`` alone.

@@ -26,7 +26,7 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
     from fedray.config import Config, documented_keys
 
     for key, default, takes, description in documented_keys(model or Config, prefix):
-        yield from _wrapped(f"{key} = {_value(default)}", f"{description}  [{takes}]" if takes else description)
+        yield from _wrap(f"{key} = {_value(default)}", f"{description}  [{takes}]" if takes else description)
 
 
 def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
@@ -35,7 +35,7 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
     for name in names or known_algorithms():
         cls = find_algorithm(name)
-        yield from _wrapped(f"{name}  ({_facts(cls)})", "", indent=0)
+        yield from _wrap(f"{name}  ({_facts(cls)})", "", indent=0)
         yield from _first_paragraph(cls)
         yield from keys(cls.Hyper, "algorithm.") if cls.Hyper.model_fields else ["    no hyper-parameters of its own"]
 
@@ -51,7 +51,7 @@ def models(names: Sequence[str] = ()) -> Iterator[str]:
         for option, parameter in options_of(model).items():
             default = "" if parameter.default is parameter.empty else _value(parameter.default)
             kind = "" if parameter.annotation is parameter.empty else f"[{parameter.annotation}]"
-            yield from _wrapped(f"model.{option} = {default}", kind)
+            yield from _wrap(f"model.{option} = {default}", kind)
 
 
 def datasets(names: Sequence[str] = ()) -> Iterator[str]:
@@ -70,20 +70,20 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
             yield f"  {name}"
             yield from _first_paragraph(import_object(name, "data.source"))
         elif name in SOURCES:
-            yield from _wrapped(name, SOURCES[name].about, indent=20)
-            yield from _wrapped("", f"licence: {SOURCES[name].licence}", indent=20)
+            yield from _wrap(name, SOURCES[name].about, indent=20)
+            yield from _wrap("", f"licence: {SOURCES[name].licence}", indent=20)
             if len(SOURCES[name].normalizations) > 1:
                 for value, what in SOURCES[name].normalizations.items():
-                    yield from _wrapped("", f"data.normalization={value}: {what}", indent=20)
+                    yield from _wrap("", f"data.normalization={value}: {what}", indent=20)
     if not names or any(name in PARTITIONERS for name in names):
         yield from paragraph(
             "partitions (data.partition.kind); auto: natural if the data say whose each sample is, else dirichlet"
         )
     for name in names or PARTITIONERS:
         if name in PARTITIONERS:
-            yield from _wrapped(name, PARTITIONERS[name].about, indent=20)
+            yield from _wrap(name, PARTITIONERS[name].about, indent=20)
             options = ", ".join(f"data.{option}" for option in PARTITIONERS[name].options)
-            yield from _wrapped("", f"keys: {options}", indent=20)
+            yield from _wrap("", f"keys: {options}", indent=20)
 
 
 def _facts(cls: type[Algorithm]) -> str:
@@ -109,7 +109,7 @@ def _first_paragraph(thing: Any) -> Iterable[str]:
     return paragraph(" ".join(cleandoc(thing.__doc__ or "").split("\n\n")[0].split()), indent=4)
 
 
-def _wrapped(start: str, text: str, indent: int = INDENT) -> list[str]:
+def _wrap(start: str, text: str, indent: int = INDENT) -> list[str]:
     """``start``, and then ``text`` from column ``indent`` on, in as many lines as the terminal needs."""
     first = f"  {start}  ".ljust(indent) if indent else start
     return textwrap.wrap(

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from fedray.config.sections import Config, is_section, shown
+from fedray.config.sections import Config, in_message, is_section
 from fedray.config.yaml_text import parse_yaml, problem_of
 from fedray.errors import UserError, closest, near_miss
 from fedray.importing import short_name
@@ -36,7 +36,7 @@ def check_words(words: list[str], keys: Sequence[str]) -> None:
         if sign and not is_option and value:
             continue
         value = value or _value_after(words[number + 1 :])
-        meant = [] if Path(word).exists() or (is_option and "." not in key) else _meant(key, keys, bool(value))
+        meant = [] if Path(word).exists() or (is_option and "." not in key) else _probable_keys(key, keys, bool(value))
         if meant and (value or not sign):
             choice = " or ".join(f"{each}={value or '...'}" for each in meant)
             raise UserError(f"{word}: a key and its value are one word, key=value (did you mean {choice}?)")
@@ -50,7 +50,7 @@ def _value_after(words: list[str]) -> str:
     return "" if is_none else text
 
 
-def _meant(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
+def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
     """The keys that the user may have meant by ``key``. A word that is not exactly a key is one only before a value."""
     if key in keys:
         return [key]
@@ -97,7 +97,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{path} is nested too deeply for a config") from None
     if loaded is not None and not isinstance(loaded, dict):
-        raise UserError(f"{path} must hold sections (run, data, ...), not {shown(loaded)}")
+        raise UserError(f"{path} must hold sections (run, data, ...), not {in_message(loaded)}")
     return {key: value for key, value in (loaded or {}).items() if not str(key).startswith(ASIDE)}
 
 
@@ -170,7 +170,7 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
         for problem in error.errors():
             of_a_key = problem["type"] != "extra_forbidden"
             # the members of a union have a problem each, with one value
-            value = _located(model, problem["loc"])[0] if of_a_key else problem["loc"]
+            value = _key_of(model, problem["loc"])[0] if of_a_key else problem["loc"]
             lines.setdefault(value, _explain(model, problem, prefix))
         first, *others = dict.fromkeys(lines.values())
         raise UserError(where + first + (f" (and {len(others)} more)" if others else "")) from None
@@ -214,7 +214,7 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
-    key, annotation = _located(model, problem["loc"])
+    key, annotation = _key_of(model, problem["loc"])
     given = problem.get("input")
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if problem["type"] == "extra_forbidden":
@@ -222,7 +222,7 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     if is_section(annotation):
         # a validator of the section speaks in whole sentences
         example = next(iter(annotation.model_fields), "...")
-        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {shown(given)}"
+        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {in_message(given)}"
         return kind if problem["type"] in ("model_type", "model_attributes_type") else message
     key = prefix + key
     if problem["type"] == "missing":
@@ -239,10 +239,10 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
         text = f"must be {_choices(annotation) or message.removeprefix('Input should be ')}"
     hint = closest(given, _literals(annotation)) if isinstance(given, str) else None
     quote = ": put it in quotes" if problem["type"] == "string_type" and isinstance(given, (int, float)) else ""
-    return f"{key} {text}, not {shown(given)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
+    return f"{key} {text}, not {in_message(given)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
 
 
-def _located(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
+def _key_of(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
     """The dotted key of a pydantic location, and its annotation (of the section, for a key that does not exist).
 
     The location of a union ends with the name of the member that failed, which is no key of the user's.

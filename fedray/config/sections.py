@@ -34,7 +34,7 @@ def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def shown(value: Any) -> str:
+def in_message(value: Any) -> str:
     """A value as a message shows it: in YAML's words, and shortened if it is long."""
     text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
     text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
@@ -48,7 +48,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty_sections(cls, values: Any) -> Any:
+    def _drop_empty_sections(cls, values: Any) -> Any:
         """Leaves out sections that are null, because `train:` with nothing below it is an empty section."""
         if not isinstance(values, Mapping):
             return values
@@ -98,20 +98,22 @@ class RunConfig(Section):
 
     @field_validator("name")
     @classmethod
-    def _one_folder(cls, name: str | None) -> str | None:
+    def _check_name(cls, name: str | None) -> str | None:
         if name and (name in (".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > 200):
-            raise ValueError(f"must be the name of one folder, not {shown(name)}; run.output says where it is made")
+            raise ValueError(
+                f"must be the name of one folder, not {in_message(name)}; run.output says where it is made"
+            )
         return name
 
     @field_validator("output")
     @classmethod
-    def _local_folder(cls, output: str) -> str:
+    def _check_output(cls, output: str) -> str:
         if "://" in output:
-            raise ValueError(f"must be a local folder, not {shown(output)}; copy the run folder there afterwards")
+            raise ValueError(f"must be a local folder, not {in_message(output)}; copy the run folder there afterwards")
         return output
 
     @model_validator(mode="after")
-    def _one_length(self) -> RunConfig:
+    def _check_lengths(self) -> RunConfig:
         if isinstance(self.eval_clients, int) and self.eval_clients < 0:
             raise ValueError(f"run.eval_clients must be 'all' or at least 0, not {self.eval_clients}")
         if self.rounds is not None and self.iterations is not None:
@@ -180,7 +182,7 @@ class DataConfig(Section):
     augment: Literal["none", "crop_flip"] = Field("none", description="crop_flip: random crop (pad 4) and mirror")
 
     @model_validator(mode="after")
-    def _ranges(self) -> DataConfig:
+    def _check_ranges(self) -> DataConfig:
         if self.public_samples != "auto" and self.public_samples < 0:
             raise ValueError(f"data.public_samples must be 'auto' or at least 0, not {self.public_samples}")
         return self
@@ -229,7 +231,7 @@ class TrainConfig(Section):
         return None if self.local_epochs is not None else self.local_steps or LOCAL_STEPS
 
     @model_validator(mode="after")
-    def _exclusive(self) -> TrainConfig:
+    def _check_alternatives(self) -> TrainConfig:
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError("give train.local_steps or train.local_epochs, not both")
         if self.cohort_size is not None and self.participation is not None:
@@ -272,7 +274,7 @@ class EngineConfig(Section):
     profile: bool = Field(False, description="record what each round's time went into (profile.csv, TensorBoard)")
 
     @model_validator(mode="after")
-    def _ranges(self) -> EngineConfig:
+    def _check_ranges(self) -> EngineConfig:
         if isinstance(self.actors, int) and self.actors < 1:
             raise ValueError(f"engine.actors must be auto, per_client or at least 1, not {self.actors}")
         if isinstance(self.chunk, int) and (self.chunk < 1 or self.chunk & (self.chunk - 1)):
@@ -309,7 +311,7 @@ class Config(Section):
         return self.run.rounds or ROUNDS
 
     @model_validator(mode="after")
-    def _iterations_need_steps(self) -> Config:
+    def _check_iterations(self) -> Config:
         if self.run.iterations is not None:
             steps = self.train.steps
             if steps is None:

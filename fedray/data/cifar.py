@@ -84,7 +84,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"can't read {path}: {error.strerror or error}") from None
-    x, labels = (_binary if path.suffix == ".bin" else _pickled)(path, content)
+    x, labels = (_read_binary if path.suffix == ".bin" else _read_pickled)(path, content)
     if not len(x):
         raise UserError(f"{path} holds no images")
     for row, label in enumerate(labels):
@@ -93,7 +93,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return x.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
 
 
-def _binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
+def _read_binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
     """Reads the binary layout: records of one byte for the label and 3072 for the image."""
     record = 1 + PIXELS
     if len(content) % record:
@@ -126,7 +126,7 @@ class _Unpickler(pickle.Unpickler):
         return _Call
 
 
-def _pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
+def _read_pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
     """Reads the python layout: a dict, pickled by Python 2, with an array ``data`` and a list ``labels``."""
     try:
         stream = io.BytesIO(content)

@@ -55,24 +55,24 @@ def own_source(
     columns = Columns(label_column, client_column)
     if columns != Columns() and not isinstance(data, pd.DataFrame):
         raise UserError("client_column and label_column name columns of a DataFrame, but data is none")
-    given = _fields(data, "data", "train", columns)
+    given = _read_fields(data, "data", "train", columns)
     if isinstance(data, pd.DataFrame) and isinstance(test, pd.DataFrame):
         _require(test, "test", columns.label, "label_column")
         test = _in_order_of(data, test, others=(columns.label, columns.client or CLIENT))
     elif _is_arrays(data) and _is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
         test = (_in_order_of(data[0], test[0]), *test[1:])
-    return from_fields("own", given | _fields(test, "test", "test", columns), where="data")
+    return from_fields("own", given | _read_fields(test, "test", "test", columns), where="data")
 
 
-def _fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]:
+def _read_fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]:
     """The fields ``x_<part>``, ``y_<part>`` and, where there are clients, ``client_<part>`` of ``data``, not yet
     checked."""
     if isinstance(data, pd.DataFrame):
-        found = _frame(data, name, columns)
+        found = _read_frame(data, name, columns)
     elif _is_arrays(data):
         found = tuple(data)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        found = _dataset(data, name)
+        found = _read_dataset(data, name)
     else:
         raise UserError(f"{name}=... must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}")
     return dict(zip((f"x_{part}", f"y_{part}", f"client_{part}"), found, strict=False))
@@ -84,7 +84,7 @@ def _is_arrays(data: Any) -> bool:
     return is_pair and not all(isinstance(each, (tuple, list)) and len(each) == 2 for each in data)
 
 
-def _frame(frame: pd.DataFrame, name: str, columns: Columns) -> tuple[Any, ...]:
+def _read_frame(frame: pd.DataFrame, name: str, columns: Columns) -> tuple[Any, ...]:
     _require(frame, name, columns.label, "label_column")
     client = _client_column(frame, name, columns)
     features = frame.drop(columns=[columns.label, *([client] if client is not None else [])])
@@ -142,20 +142,20 @@ def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, others: tuple[str, ...]
     return test[[*wanted, *(column for column in others if column in test.columns)]]
 
 
-def _dataset(dataset: Sequence[Any], name: str) -> tuple[Any, ...]:
+def _read_dataset(dataset: Sequence[Any], name: str) -> tuple[Any, ...]:
     """Reads all items of a Dataset. The global random generators, which its transforms may use, are restored
     afterwards."""
     if len(dataset) == 0:
         raise UserError(f"{name} is an empty data set")
     with global_generators():
-        items = [_item(dataset, name, i) for i in range(len(dataset))]
+        items = [_read_item(dataset, name, i) for i in range(len(dataset))]
     _refuse_random(dataset, name, items)
     labels = np.empty(len(items), dtype=object)
     labels[:] = [label for _, label in items]
     return stack_samples("item", name, [x for x, _ in items]), labels
 
 
-def _item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, Any]:
+def _read_item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, Any]:
     with as_user_error(f"item {i} of {name} can't be read"):
         item = dataset[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -176,7 +176,7 @@ def _refuse_random(dataset: Sequence[Any], name: str, items: Sequence[tuple[np.n
     for seed in (1, 2):
         with global_generators(seed):
             for i in np.unique(np.linspace(0, len(items) - 1, READ_TWICE).astype(int)).tolist():
-                (x, label), (again, label_again) = items[i], _item(dataset, name, i)
+                (x, label), (again, label_again) = items[i], _read_item(dataset, name, i)
                 if not np.array_equal(x, again, equal_nan=x.dtype.kind == "f") or str(label) != str(label_again):
                     raise UserError(
                         f"item {i} of {name} differs when it is read again, as with random transforms; it would stay "

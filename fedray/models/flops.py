@@ -161,20 +161,20 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     """
     aten = torch.ops.aten
     return {
-        aten.mkldnn_rnn_layer: _lstm_layer,
-        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        aten.mkldnn_rnn_layer: _lstm_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
         aten.mv: lambda matrix, vector, **_: 2 * prod(matrix),
         aten.addmv: lambda added, matrix, vector, **_: 2 * prod(matrix),
         aten.dot: lambda one, other, **_: 2 * prod(one),
     }
 
 
-def _lstm_layer(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__: Any) -> int:
+def _lstm_flops(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__: Any) -> int:
     """FLOPs of one direction of an LSTM layer for ``inputs [tokens, b, width]``; its matrices are ``[4 hidden,
     ...]``."""
     return 2 * inputs[0] * inputs[1] * (prod(of_inputs) + prod(of_hidden))
 
 
-def _attention(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
+def _attention_flops(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
     """FLOPs of Q K^T, and of its softmax times V, of ``[b, heads, tokens, width]``, as if there were no mask."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
