@@ -143,19 +143,7 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     owners = None if source.client_train is None else source.client_train[rest]
     split, notes = partition(y[rest], source.classes, data, stream(seed, Purpose.PARTITION), owners)
     places, offsets = indices_and_offsets(split)
-    indices = rest[places]
-    ids, client_names = np.arange(len(split)), None
-    test: Split | None = None
-    if owners is not None and kind_of(data, True) == "natural":
-        ids = np.unique(owners[places])
-        client_names = _names_of(ids, source.client_names)
-        assert source.client_train is not None
-        notes += _note_on_lost_clients(len(np.unique(source.client_train)), len(np.unique(owners)))
-        if source.client_test is not None:
-            test = _split_by_client(source.client_test, ids)
-            notes += _note_on_tests_of_nobody(test, len(source.y_test))
-    test_indices, test_offsets = (None, None) if test is None else indices_and_offsets(test)
-    return FederatedData(
+    federated = FederatedData(
         x=x,
         y=y,
         x_test=source.x_test,
@@ -163,17 +151,37 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         classes=source.classes,
         scale=source.scale,
         shift=source.shift,
-        indices=indices,
+        indices=rest[places],
         offsets=offsets,
         public=public,
         validation=validation,
-        ids=ids,
-        test_indices=test_indices,
-        test_offsets=test_offsets,
+        ids=np.arange(len(split)),
         notes=notes,
         class_names=source.class_names,
-        client_names=client_names,
     )
+    if owners is not None and kind_of(data, True) == "natural":
+        return _with_own_clients(federated, source, owners, places)
+    return federated
+
+
+def _with_own_clients(
+    federated: FederatedData, source: Source, owners: np.ndarray, places: np.ndarray
+) -> FederatedData:
+    """``federated`` with the numbers, names and test samples that the data's own clients have.
+
+    ``owners`` are the clients of the samples that were partitioned, and ``places`` the samples among them that the
+    clients hold.
+    """
+    assert source.client_train is not None
+    ids = np.unique(owners[places])
+    found = replace(federated, ids=ids, client_names=_names_of(ids, source.client_names))
+    notes = federated.notes + _note_on_lost_clients(len(np.unique(source.client_train)), len(np.unique(owners)))
+    if source.client_test is None:
+        return replace(found, notes=notes)
+    test = _split_by_client(source.client_test, ids)
+    test_indices, test_offsets = indices_and_offsets(test)
+    notes += _note_on_tests_of_nobody(test, len(source.y_test))
+    return replace(found, notes=notes, test_indices=test_indices, test_offsets=test_offsets)
 
 
 def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
