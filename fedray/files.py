@@ -32,7 +32,7 @@ def move_whole(source: Path, target: Path) -> None:
     """Renames a finished file or folder to ``target`` on the same disk, after all of it is on the disk."""
     sync(source)
     source.replace(target)
-    # a rename is only in the folder, which has to reach the disk too
+    # a rename changes the folder, whose new list of names has to reach the disk too
     sync(target.parent)
 
 

@@ -169,7 +169,7 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
         lines: dict[Any, str] = {}
         for problem in error.errors():
             of_a_key = problem["type"] != "extra_forbidden"
-            # the members of a union have a problem each, with one value
+            # pydantic reports a problem for each member of a union; the user gets one for the value
             value = _key_of(model, problem["loc"])[0] if of_a_key else problem["loc"]
             lines.setdefault(value, _explain(model, problem, prefix))
         first, *others = dict.fromkeys(lines.values())
@@ -220,7 +220,7 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     if problem["type"] == "extra_forbidden":
         return unknown_key(str(problem["loc"][-1]), annotation.model_fields, f"{prefix}{key}." if key else prefix)
     if is_section(annotation):
-        # a validator of the section speaks in whole sentences
+        # the section's own validators write whole messages
         example = next(iter(annotation.model_fields), "...")
         kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {in_message(given)}"
         return kind if problem["type"] in ("model_type", "model_attributes_type") else message
@@ -230,7 +230,7 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     if problem["type"] == "value_error":
         return f"{key} {message}"
     if problem["type"].startswith(("greater", "less")):
-        # pydantic's own sentence rounds large limits
+        # not pydantic's own message, which rounds large limits
         ((bound, limit),) = problem["ctx"].items()
         text = f"must be {BOUNDS[bound]} {f'{limit:g}' if isinstance(limit, float) else limit}"
     elif problem["type"].startswith("finite"):

@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
     """Makes plain values only. Booleans are those of YAML 1.1: yes, no, on and off too."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        # twice is looked for here and not when values are made of the nodes: by then, what `<<` merges stands beside a
+        # the check is made before the nodes become values, because then the keys that `<<` merges stand beside the
         # section's own keys
         node = super().compose_mapping_node(anchor)
         seen = set()

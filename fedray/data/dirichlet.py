@@ -192,7 +192,7 @@ def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Gene
 
     A uniform number is looked up in the cumulative sums of the weights.
     """
-    # 16 bits make the sort above a radix sort
+    # numpy sorts numbers of 16 bits by a radix sort, which is faster
     drawn = np.empty(len(rows), dtype=np.uint16 if len(left) < 2**16 else np.int64)
     block = max(1, 2**20 // len(left))  # bounds the memory of the functions
     for start in range(0, len(rows), block):

@@ -187,7 +187,7 @@ def quantity_skew(
     counts = largest_remainder(quotas, wanted)
     over = np.maximum(counts.sum(axis=0) - supply, 0)
     for c in np.repeat(np.arange(classes), over):
-        # rounding asked for one sample too many of c: the client most above its quota takes another class instead
+        # rounding has given out one sample of c too many: the client that is most above its quota takes another class
         i = np.argmax(counts[:, c] - quotas[:, c])
         spare = counts.sum(axis=0) < supply
         counts[i, c] -= 1

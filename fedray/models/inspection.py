@@ -158,7 +158,7 @@ def depends_on_batch(what: str, function: Loss, classes: int) -> bool:
     """Whether a sample's value of ``function(logits [b, classes], targets [b])`` changes with the rest of its batch.
 
     The first samples of random batches, half of which are predicted rightly, are given with and without the rest. For a
-    function that draws random numbers it can't be told; the answer is then False.
+    function that draws random numbers nobody can tell, and the answer is False.
     """
     for draw in range(TRIALS):
         rng = stream(0, Purpose.INIT, draw)
