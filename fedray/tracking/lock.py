@@ -27,8 +27,8 @@ def folder_lock(folder: Path, busy: str, say: Callable[[str], None], patience: f
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f".{folder.name}.lock"
-    # on a file system without locks filelock would use a file whose existence is the lock: a killed run leaves it behind,
-    # and the next run would wait for a process that has ended
+    # on a file system without locks filelock would use a file whose existence is the lock: a killed run leaves it
+    # behind, and the next run would wait for a process that has ended
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(blocking=False)
