@@ -28,10 +28,10 @@ __version__ = "0.1.0"
 
 
 def _look_for_own_modules_last() -> None:
-    """In a process that Ray has started, look for the user's own modules where the driver does: after all others.
+    """Moves the folders of the user's own modules to the end of the import path, in a process that Ray has started.
 
-    Ray puts the driver's working directory first on the import path. A file there that is called as a module of
-    Python's or of a library's, such as profile.py, would be imported in its place.
+    Ray puts the driver's working directory first. A file there with the name of a module of Python or of a library,
+    such as profile.py, would be imported instead of that module.
     """
     if "RAY_RAYLET_PID" not in os.environ:
         return

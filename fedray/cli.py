@@ -1,4 +1,4 @@
-"""The command line: parse, call, print."""
+"""The command line: reads the arguments of a command, calls what does the work, and prints the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command; returns the exit code: 0, 2 for a user's error, 3 when the loss diverged, 130 when interrupted."""
+    """Runs a command and gives the exit code.
+
+    The code is 0, 1 for a failure inside, 2 for a user's error, 3 if the loss diverged, and 130 if it was interrupted.
+    """
     parser = _parser()
     try:
         _check_words(arguments)
@@ -36,13 +39,13 @@ def main(arguments: Sequence[str]) -> int:
         if unknown:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         if left:
-            # argparse takes settings only up to the first option behind them
+            # argparse takes no settings behind the first option that follows a setting
             options.settings += left
         if options.command is None:
             parser.print_help()
             return EXIT_USER
         code = options.function(options)
-        # while a reader that has gone can still be caught
+        # here, where the error is caught if whoever reads the output has gone
         sys.stdout.flush()
         return code
     except UserError as error:
@@ -61,14 +64,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are told as all others are."""
+    """A parser whose errors are shown as all others of fedray are."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """argparse's own messages have no near-miss, and know of no keys."""
+    """Raises :class:`UserError` for an unknown command, and for keys without their ``=``.
+
+    argparse's own messages would neither name the command that was meant nor know of keys.
+    """
     if not arguments or arguments[0].startswith("-"):
         return
     name = arguments[0]
@@ -150,7 +156,9 @@ def _add_tune(commands: Any) -> None:
         "and compare them in one table; a suite file, or the name of one that comes with fedray",
     )
     tune.add_argument(
-        "--report", action="store_true", help="run nothing: tables and pictures of the trials so far, in report/"
+        "--report",
+        action="store_true",
+        help="run nothing, and write tables and pictures of the trials so far into report/",
     )
     tune.set_defaults(function=_tune)
 
@@ -194,7 +202,7 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files, and the ``key=value`` overrides."""
+    """Splits settings into files and ``key=value`` overrides."""
     return [text for text in settings if "=" not in text], [text for text in settings if "=" in text]
 
 
@@ -298,7 +306,7 @@ def _tune(options: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     lost = [str(result.folder) for result in results if not result.best]
     if lost:
-        print(f"fedray: no trial reached anything in {', '.join(lost)}", file=sys.stderr)
+        print(f"fedray: no trial ended with a result in {', '.join(lost)}", file=sys.stderr)
     return 1 if lost else 0
 
 
@@ -361,12 +369,12 @@ def _data(options: argparse.Namespace) -> int:
 def _costs(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from fedray.comparison import compared
+    from fedray.comparison import compare_algorithms
     from fedray.tracking.cost_tables import ACCOUNTINGS
 
     if options.accounting not in ACCOUNTINGS:
         raise UserError(f"--accounting: there is no {options.accounting!r}{near_miss(options.accounting, ACCOUNTINGS)}")
-    candidates, scenario, left_out = compared(_load(options))
+    candidates, scenario, left_out = compare_algorithms(_load(options))
     table = ACCOUNTINGS[options.accounting](candidates, scenario)
     table.show()
     for name, reason in left_out.items():

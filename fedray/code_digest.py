@@ -1,16 +1,18 @@
-"""A digest of a piece of the user's code: equal while it computes the same, another when it is edited.
+"""A digest of a piece of the user's code, which stays the same as long as the code computes the same.
 
-It serves to notice that a run folder was made by other code. A function counts by its bytecode and by whatever it
-refers to: defaults, closures, attributes, global helpers and values, the user's own modules. A class counts by what is
-in it, an object by its class and by what pickle would keep of it. Comments, line numbers and docstrings do not count.
-What libraries define counts by its name, and by its file where the library is not one of fedray's own dependencies,
-whose versions a run records anyway.
+By it a run notices that a run folder was made by other code. The digest of a function depends on its bytecode and on
+everything that it refers to: defaults, closures, attributes, global helpers and values, the user's own modules. That of
+a class depends on what is in it, and that of an object on its class and on what pickle would keep of it. Comments, line
+numbers and docstrings do not count. Of what a library defines only the name counts, and the library's file unless
+fedray depends on the library itself, because then a run records its version.
 
-What is not noticed: something of a library's that is replaced or given further attributes; a module that is imported by
-a name which is only computed; an object that pickle can't take apart, such as a generator, beyond its type.
+Some edits do not change the digest: something of a library's that is replaced or gets further attributes; a module that
+is imported by a name which is computed; and of an object that pickle can't take apart, such as a generator, everything
+but its type.
 
-What counts although it computes nothing: Python's minor version, as bytecode differs between them; docstrings of
-functions within functions; and whatever changes as it is used (a metric with a counter, a global cache).
+Some things change the digest although they compute nothing: Python's minor version, because bytecode differs between
+versions; docstrings of functions within functions; and objects that change as they are used, such as a metric with a
+counter or a global cache.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedray.own_modules import hashed, is_library, library_digest, possible_modules, source_digest
+from fedray.own_modules import is_library, library_digest, possible_modules, sha256_of, source_digest
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), range, slice, torch.dtype, torch.device}
 
@@ -40,20 +42,20 @@ MADE_BY_PYTHON = {
 }  # fmt: skip
 
 ONLY_TELL = {"logging.Logger", "logging.Handler", "tqdm.std.tqdm", "torch.utils.tensorboard.writer.SummaryWriter"}
-"""Classes of objects that show what happens and compute nothing: they count by their type, whatever they hold."""
+"""Classes of objects that report what happens and compute nothing. Only their type counts, not what they hold."""
 
 DEEPEST = 400
-"""Things within things beyond this depth count by their type."""
+"""Of an object that is nested more deeply than this only the type counts."""
 
 CALLS_OF_A_LEVEL = 12
-"""Python's calls within calls while a digest goes down one level, at most."""
+"""So many of Python's calls are nested at most for each level of nested objects; it decides the recursion limit."""
 
 
 def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
-    """sha256 of a function, class or object, as hexadecimal digits.
+    """The digest of a function, class or object: a sha256 as hexadecimal digits.
 
-    Of the tensors ``apart_from`` the values do not count, but only shapes and dtypes: with a model's parameters and
-    buffers it is the digest of the model's code apart from its weights.
+    Of the tensors ``apart_from`` only shapes and dtypes count. If these are a model's parameters and buffers, the
+    result is the digest of the model's code without its weights.
     """
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEEPEST * CALLS_OF_A_LEVEL + 1000))
@@ -64,36 +66,36 @@ def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
 
 
 class _Walk:
-    """One walk over everything that a thing consists of or refers to."""
+    """A walk over everything that an object consists of or refers to, which makes the digest."""
 
     def __init__(self, apart_from: frozenset[int], before: _Walk | None = None) -> None:
         self.apart_from = apart_from
-        # by id: the number of the first visit; and the things, so that the ids stay theirs
+        # when each object was first visited, by its id; the objects are kept, so that no other object gets their ids
         self.seen: ChainMap[int, int] = ChainMap({}, *([before.seen] if before else []))
         self.visited: list[Any] = []
         self.visits: int = before.visits if before else 0
         self.depth: int = before.depth if before else 0
 
     def of(self, thing: Any) -> bytes:
-        """The digest of ``thing``; of one that was visited already, where in the walk that was."""
+        """The digest of ``thing``. If the walk has been there already, the digest says only when that was."""
         if type(thing) in PLAIN:
-            return hashed(type(thing).__name__, repr(thing))
+            return sha256_of(type(thing).__name__, repr(thing))
         if id(thing) in self.seen:
-            return hashed("again", str(self.seen[id(thing)]))
+            return sha256_of("again", str(self.seen[id(thing)]))
         if self.depth >= DEEPEST:
-            return hashed("deep", type(thing).__name__)
+            return sha256_of("deep", type(thing).__name__)
         self.seen[id(thing)] = self.visits
         self.visited.append(thing)
         self.visits += 1
         self.depth += 1
         try:
-            return hashed(*self._parts(thing))
+            return sha256_of(*self._parts(thing))
         finally:
             self.depth -= 1
 
     def _parts(self, thing: Any) -> Iterator[str | bytes]:
         yield type(thing).__name__
-        # by type(), not isinstance(): a proxy passes itself off as what it stands for, which may be gone
+        # not isinstance(): a weak proxy would answer for the object behind it, which may be gone
         if issubclass(type(thing), weakref.ProxyTypes) or ONLY_TELL & set(map(_full_name, type(thing).__mro__)):
             return
         if isinstance(thing, torch.Tensor):
@@ -123,7 +125,10 @@ class _Walk:
             yield from self._object(thing)
 
     def _unordered(self, things: Collection[Any]) -> Iterator[bytes]:
-        """Of the elements of a set, each as if it were the first of them."""
+        """The digests of the elements of a set, sorted, because their order means nothing.
+
+        Each is made as if the element were the first one, so that it does not depend on that order either.
+        """
         yield from sorted(_Walk(self.apart_from, self).of(each) for each in things)
 
     def _tensor(self, tensor: torch.Tensor) -> Iterator[str | bytes]:
@@ -139,11 +144,11 @@ class _Walk:
         yield from map(self.of, code.co_consts)
 
     def _function(self, function: types.FunctionType) -> Iterator[str | bytes]:
-        # not __module__, which functools.wraps takes from what is wrapped
+        # not __module__, which functools.wraps copies from the wrapped function
         home = function.__globals__.get("__name__", "")
         if is_library(home):
             yield library_digest(home, function.__qualname__)
-            # a library's wrapper of the user's function
+            # a library's wrapper may hold the user's function
             if "__wrapped__" in vars(function):
                 yield self.of(vars(function))
             return
@@ -170,13 +175,17 @@ class _Walk:
             yield source_digest(imported)
 
     def _global(self, name: str, value: Any, attributes: set[str]) -> Iterator[bytes]:
-        """What a function refers to by a global ``name``; of the user's own module, what the function may use of it."""
+        """The digests of what a function means by the global ``name``, whose value is ``value``.
+
+        Of a module of the user's own, only what the function may use counts: the module's attributes among
+        ``attributes``, which are those that the function reads of anything.
+        """
         home = sys.modules.get(type(value).__module__)
         if home is not None and is_library(home.__name__) and getattr(home, name, None) is value:
-            # something of a library's that there is once, such as os.environ: what it holds is not the user's code
+            # a library's own object, such as os.environ: what it holds is not the user's code
             yield library_digest(home.__name__, name)
         elif issubclass(type(value), types.ModuleType) and attributes & vars(value).keys():
-            yield hashed(value.__name__)
+            yield sha256_of(value.__name__)
             if not is_library(value.__name__):
                 for attribute in sorted(attributes & vars(value).keys()):
                     yield from self._global(attribute, vars(value)[attribute], attributes)
@@ -196,7 +205,7 @@ class _Walk:
 
     def _module(self, module: nn.Module) -> Iterator[str | bytes]:
         if "_orig_mod" in module._modules:
-            # torch.compile keeps what it compiles, and things of the process beside it
+            # a compiled module holds the original one, and beside it objects that differ between processes
             yield self.of(module._modules["_orig_mod"])
             return
         if isinstance(module, torch.jit.ScriptModule):
@@ -210,15 +219,15 @@ class _Walk:
                     yield own
                     yield self.of(tensor)
             elif name.endswith("_hooks") or "_hooks_" in name:
-                # their keys are numbers that the process gives out
+                # the keys of hooks are numbers that differ between processes
                 yield from (self.of(hook) for hook in value.values()) if isinstance(value, dict) else ()
             elif name != "training":
-                # whether it was last used for training or evaluation is no part of what it computes
+                # `training` only says how the module was last used
                 yield name
                 yield self.of(value)
 
     def _object(self, thing: Any) -> Iterator[str | bytes]:
-        """Any other object, as pickle takes it apart; one that can't be pickled counts by its type."""
+        """The digests of the parts into which pickle takes any other object apart, or of its type if pickle can't."""
         if isinstance(thing, (classmethod, staticmethod, types.MethodType)):
             yield self.of(thing.__func__)
             yield self.of(getattr(thing, "__self__", None))
@@ -227,7 +236,7 @@ class _Walk:
             yield from map(self.of, (thing.fget, thing.fset, thing.fdel))
             return
         if isinstance(thing, types.MemberDescriptorType | types.GetSetDescriptorType):
-            # a slot: the name under which it stands in its class says all
+            # a slot has nothing but its name, which its class counts already
             return
         yield self.of(inspect.getattr_static(thing, "__wrapped__", None))
         yield self.of(type(thing))
@@ -240,7 +249,7 @@ class _Walk:
         except Exception:
             return
         if isinstance(parts, str):
-            # a name in its module; what the user defined under it is above
+            # pickle keeps only a name in a module; classes and functions, which users define, are handled above
             home = _module_of(thing) or ""
             yield library_digest(home, parts) if is_library(home) else parts
         else:
@@ -249,7 +258,7 @@ class _Walk:
 
 
 def _module_of(thing: Any) -> str | None:
-    """The module that something says it is from; a few classes of C code say nothing that is a text."""
+    """The name of the module that an object says it is from. For a few classes of C code it is no text, hence None."""
     module = getattr(thing, "__module__", None)
     return module if isinstance(module, str) else None
 
@@ -263,14 +272,17 @@ def _is_special(name: str) -> bool:
 
 
 def _is_made_by_pydantic(name: str) -> bool:
-    """Whether an attribute of a class is what pydantic has compiled from its fields: it holds names and addresses."""
+    """Whether pydantic has made an attribute of a class from the class's fields; it holds names and addresses."""
     return name.startswith("__pydantic_") and name != "__pydantic_fields__"
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What a function and the functions within it use by name: globals, attributes, and the modules that they import
-    when they are called: name, dots before it, and what is taken from it."""
+    """What a function, and the functions within it, use by name.
+
+    ``imports`` are the modules that they import when they are called: the name, the number of dots before it, and the
+    names that are imported from it.
+    """
 
     globals: set[str]
     attributes: set[str]

@@ -1,4 +1,4 @@
-"""All algorithms on the terms of one configuration: what a table that compares them has in its rows."""
+"""Gathers what a table needs that compares the costs of all algorithms under one configuration."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from fedray.config import Config
 from fedray.data.source import load_source
 from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
-from fedray.importing import blamed
+from fedray.importing import as_user_error
 from fedray.models.heads import DEFAULT, serves
 from fedray.resolve import resolve
 from fedray.tracking import costs
 from fedray.tracking.cost_tables import Candidate, Scenario
 
 
-def compared(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]:
-    """Every algorithm with the model that it needs, what they have in common, and why others can't be compared.
+def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]:
+    """Every algorithm with the model that it needs, and what all of them have in common.
 
-    All get the data of ``config``'s own algorithm, and a server that trains the public set that it would have.
+    The third value says for each algorithm that can't be compared why that is so. All algorithms get the data of
+    ``config``'s own algorithm, and those that train on a public set the one that they would have.
     """
     own = Own(load_source(config.data.source, config.data.root, config.data.normalization), preloaded=True)
     chosen, data = resolve(config, own)
@@ -29,8 +30,9 @@ def compared(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]
 
     alike: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
 
-    def instead(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
-        """The experiment with another algorithm, and its server: one for all that need the same head and data."""
+    def resolved_with(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
+        """The experiment and the server of another algorithm. Algorithms that need the same head and data share
+        them."""
         asked, need = config.model.head, cls.needs_head
         head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]
         if (head, cls.needs_public) not in alike:
@@ -39,18 +41,18 @@ def compared(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]
         return alike[head, cls.needs_public]
 
     # the base class asks for no head and no public set
-    plain, _ = instead(f"{Algorithm.__module__}:{Algorithm.__name__}", Algorithm)
+    plain, _ = resolved_with(f"{Algorithm.__module__}:{Algorithm.__name__}", Algorithm)
     candidates, left_out = [], {}
     for name, cls in {**known_algorithms(), name_of_chosen: type(chosen.algorithm)}.items():
         try:
             if name == name_of_chosen:
                 algorithm, (experiment, server) = chosen.algorithm, with_server(chosen, len(data.public))
             else:
-                algorithm, (experiment, server) = cls(), instead(name, cls)
+                algorithm, (experiment, server) = cls(), resolved_with(name, cls)
         except UserError as error:
             left_out[name] = str(error)
             continue
-        with blamed(f"{name} can't say its server_flops without a run"):
+        with as_user_error(f"{name} can't say its server_flops without a run"):
             flops = algorithm.server_flops(server, experiment.facts.flops)
         candidates.append(Candidate(name, algorithm, experiment.config.model.head, experiment.facts, flops))
     scenario = Scenario(
@@ -64,7 +66,7 @@ def compared(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]
 
 
 def _with_algorithm(config: Config, name: str, head: str) -> Config:
-    """``config`` with the algorithm ``name`` at its defaults, without what another algorithm may not take."""
+    """``config`` with the algorithm ``name`` at its defaults, and without keys that not every algorithm accepts."""
     return config.model_copy(
         update={
             "algorithm": type(config.algorithm)(name=name),

@@ -1,4 +1,4 @@
-"""What a run is, once its configuration is resolved; and what a user may give beside a configuration."""
+"""An experiment: everything that a run does, once its configuration is resolved."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedray.making import Maker, load_weights
 from fedray.models.inspection import ModelFacts
 
 NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
-"""Keys that a user sets and that say nothing of what is run."""
+"""Keys that a user may set and that have no influence on the result."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """What a user hands to :func:`fedray.simulate` instead of naming it in the config.
+    """The objects that a user hands to :func:`fedray.simulate` instead of naming them in the config.
 
-    ``preloaded``: ``source`` is the one that the config names all the same, read beforehand for several runs.
+    ``preloaded`` says that ``source`` is the one that the config names, which was read beforehand for several runs.
     """
 
     source: Source | None = None
@@ -37,7 +37,7 @@ class Own:
 
     @property
     def given(self) -> list[str]:
-        """The arguments of :func:`fedray.simulate` without which the config alone means another run."""
+        """The names of the arguments that were handed over from Python, without which the config means another run."""
         there = {
             "data": self.source is not None and not self.preloaded,
             "model": self.model is not None,
@@ -47,7 +47,7 @@ class Own:
         return [name for name, given in there.items() if given]
 
     def notes(self, seeds: int) -> list[str]:
-        """Lines about what is the same in runs of so many seeds, and need not be expected to be."""
+        """Warnings about runs with so many seeds: a module has the same initial weights in all of them."""
         if seeds == 1 or not isinstance(self.model, nn.Module):
             return []
         return [
@@ -58,11 +58,11 @@ class Own:
 
 @dataclass(frozen=True)
 class Experiment:
-    """All that a run does, but its data: small, and the same in every process.
+    """Everything that a run does, without its data. It is small, and every process gets a copy.
 
-    ``config`` is resolved: what a default or ``auto`` stood for has been filled in. ``notes`` are lines worth telling
-    the user before it starts. ``inputs``: digests of what else the result is made from (:mod:`fedray.inputs`).
-    ``asked``: what the user set, and ``implied``: what null stands for, by dotted key.
+    ``config`` is resolved: it has the values that defaults and ``auto`` stood for. ``notes`` are lines that the user
+    should read before the run starts. ``inputs`` are digests of what else the result depends on
+    (:mod:`fedray.inputs`). ``asked`` is what the user set, and ``implied`` what null stands for, both by dotted key.
     """
 
     config: Config
@@ -93,19 +93,23 @@ class Experiment:
 
     @property
     def server_device(self) -> str:
-        """Where the server computes: on the CPU unless it has a share of a GPU."""
+        """The device on which the server computes: the CPU, unless the server has a share of a GPU."""
         return self.device if self.config.engine.server_gpus else "cpu"
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
-        """What tells the run from others, by dotted key: what the user set, and all that its algorithm takes."""
+        """What distinguishes the run from others, by dotted key: what the user set, and the algorithm's
+        hyper-parameters."""
         resolved = flat(self.config.model_dump(mode="json"))
-        told = {key for key in resolved if key in self.asked or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
-        # what is resolved into another key, as run.iterations is into rounds, is null
-        return {key: self.asked.get(key) if resolved[key] is None else resolved[key] for key in sorted(told)}
+        keys = {key for key in resolved if key in self.asked or key.startswith("algorithm.")} - NOT_HYPER_PARAMETERS
+        # a key that is resolved into another one, as run.iterations is into run.rounds, is null in the config
+        return {key: self.asked.get(key) if resolved[key] is None else resolved[key] for key in sorted(keys)}
 
     def build_model(self, client: int | None = None) -> nn.Module:
-        """The module with its initial weights, which depend on ``run.seed`` alone; or others, drawn for a client."""
+        """Makes the module with its initial weights, which depend on ``run.seed`` alone.
+
+        With ``client`` other weights are drawn, which depend on ``run.seed`` and the client.
+        """
         module = self.module(client)
         if self.config.model.init == "zeros":
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How keys are read that do not say everything themselves: what null stands for, and what the user should know of."""
+"""The values that null stands for in a configuration, and notes on keys that may not mean what the user expects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from fedray.data.source import Source
 def implied_values(
     kind: str, algorithm: Algorithm, cohort: int, clients: int, training: LocalTraining
 ) -> dict[str, Any]:
-    """By dotted key, what the options of a partition of ``kind``, and the algorithm's hyper-parameters, stand for where
-    they are null.
+    """The values, by dotted key, of the options of a partition and of the algorithm's hyper-parameters that are null.
 
-    ``cohort`` of ``clients`` clients take part in a round.
+    The partition is of ``kind``, and ``cohort`` of ``clients`` clients take part in a round.
     """
     options = implied_options(kind)
     hyper = algorithm.implied(cohort, clients, training.local_steps)
@@ -30,14 +29,17 @@ def implied_values(
     }
 
 
-def filled(section: BaseModel, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Those of ``values``, by dotted key, that ``section`` (whose keys begin with ``prefix``) leaves null."""
+def values_for_nulls(section: BaseModel, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The values for the keys of ``section`` that are null, by name.
+
+    ``values`` has dotted keys; those of the section begin with ``prefix``.
+    """
     own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
     return {name: value for name, value in own.items() if getattr(section, name) is None}
 
 
 def notes_on(config: Config, rounds: int, steps: int, source: Source, data: FederatedData) -> Iterator[str]:
-    """Lines about keys that are not read as their owner may expect. ``steps``: local steps of each of the rounds."""
+    """Lines about keys that may not mean what the user expects. ``steps`` is the number of local steps in a round."""
     asked, made = config.run.iterations, rounds * steps
     if asked is not None and made != asked:
         yield (

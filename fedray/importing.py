@@ -1,4 +1,7 @@
-"""The user's own code: objects named ``module:Name`` or ``path/to/file.py:Name`` in a config, and calls of them."""
+"""Imports the user's own code, which a config names as ``module:Name`` or ``path/to/file.py:Name``.
+
+Also turns what this code raises into errors of one line.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ from typing import Any
 from fedray.errors import UserError, near_miss
 
 FORMS = "file.py:Name or module:Name"
-"""How a config names an object of the user's own."""
+"""The two ways in which a config can name an object of the user's own, as a message shows them."""
 
 
 def is_own(name: str) -> bool:
-    """Whether a name in a config is that of an object of the user's own, not of one that comes with fedray."""
+    """Whether a name in a config means an object of the user's own, and not one that comes with fedray."""
     return ":" in name or name.endswith(".py")
 
 
 def import_object(name: str, key: str) -> Any:
     """The object that ``module:Name`` or ``file.py:Name`` names.
 
-    A file's path is absolute or relative to the working directory. Its module can't be mistaken for another one,
-    whatever the file is called, and a file that was edited since is read again. The folder of the file is searched for
-    what it imports, after all other places. :func:`source_file` tells from which file an object came.
+    A file's path is absolute or relative to the working directory. The file may have the name of another module, and it
+    is read again if it was edited since. What the file imports is looked for in its own folder too, after all other
+    places. :func:`source_file` tells from which file an object came.
 
     Raises :class:`UserError`, which names the config's ``key``, if there is no such object or its module raises.
     """
@@ -37,7 +40,7 @@ def import_object(name: str, key: str) -> Any:
     in_file = where.endswith(".py")
     if not attribute.isidentifier() or not (in_file or all(part.isidentifier() for part in where.split("."))):
         raise UserError(f"{key}={name} is not of the form {FORMS}, for example mine.py:Mine or my_package.mine:Mine")
-    with blamed(f"{key}={name}: can't import {where!r}"):
+    with as_user_error(f"{key}={name}: can't import {where!r}"):
         module = _module_in_file(Path(where), f"{key}={name}") if in_file else _module(where, f"{key}={name}")
     try:
         return getattr(module, attribute)
@@ -48,9 +51,9 @@ def import_object(name: str, key: str) -> Any:
 
 
 def source_file(thing: Any) -> Path | None:
-    """The file whose code made a class, function or module, or the class of an object; None where there is none.
+    """The file whose code made a class, function or module, or made the class of any other object.
 
-    There is none for what was typed at a prompt or is compiled.
+    None for what was typed at a prompt, or comes from a compiled module.
     """
     owner = thing if isinstance(thing, ModuleType) or hasattr(thing, "__qualname__") else type(thing)
     module = owner if isinstance(owner, ModuleType) else sys.modules.get(owner.__module__ or "")
@@ -59,7 +62,8 @@ def source_file(thing: Any) -> Path | None:
 
 
 def short_name(name: str) -> str:
-    """A name as part of a folder's name: that of an object in a file without the folders and the ``.py``."""
+    """A name as part of a folder's name: of ``path/to/file.py:Name`` it is ``file:Name``, other names stay as they
+    are."""
     where, colon, attribute = name.rpartition(":")
     return f"{Path(where).stem}:{attribute}" if colon and where.endswith(".py") else name
 
@@ -74,7 +78,7 @@ def _module(name: str, what: str) -> ModuleType:
 
 
 def _module_in_file(given: Path, what: str) -> ModuleType:
-    """The module of a file, under a name that depends on its path and on its content, and that no other module has."""
+    """Imports a file as a module whose name depends on the file's path and content, so that no other module has it."""
     path = given.expanduser().absolute()
     try:
         code = path.read_bytes()
@@ -92,7 +96,7 @@ def _module_in_file(given: Path, what: str) -> ModuleType:
         sys.path.append(str(path.parent))
     sys.modules[name] = module
     try:
-        # not by the module's loader: the bytecode that it keeps may be older than an edit of the same second
+        # not by the module's loader, which keeps bytecode and may miss an edit within the same second
         exec(compile(code, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException:
         del sys.modules[name]
@@ -101,18 +105,21 @@ def _module_in_file(given: Path, what: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def blamed(what: str) -> Iterator[None]:
-    """Around a call of the user's code: whatever it raises becomes a :class:`UserError` of one line, with its place."""
+def as_user_error(what: str) -> Iterator[None]:
+    """Turns whatever the block raises, which calls the user's code, into a :class:`UserError` of one line.
+
+    The line is ``what``, then the error's type and message, and the place in the user's files.
+    """
     try:
         yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{what}: {_told(error)}") from error
+        raise UserError(f"{what}: {_error_line(error)}") from error
 
 
-def _told(error: BaseException) -> str:
-    """Type, message and place of an error, in one line."""
+def _error_line(error: BaseException) -> str:
+    """The type and message of an error in one line, with the last file and line of its traceback that is the user's."""
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<frozen")

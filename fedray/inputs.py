@@ -1,6 +1,6 @@
-"""What a result is made from beside its configuration: data, model, initial weights, loss, metrics and own code.
+"""Digests of what a result depends on beside its configuration: data, model, initial weights, loss, metrics, own code.
 
-A run folder keeps a digest of each, and so does a sweep: a folder is never taken for one of something else.
+The folder of a run or of a sweep keeps them. So a folder is never continued with anything else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 from fedray.code_digest import code_digest
 from fedray.core.vectors import tensors_of
-from fedray.data.contents import contents
+from fedray.data.contents import data_digests
 from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 
@@ -22,13 +22,13 @@ from fedray.data.source import Source
 def inputs_of(
     source: Source, data: FederatedData, model: Any, initial: nn.Module, code: Mapping[str, Any]
 ) -> dict[str, str]:
-    """A digest of each thing that a run is made from, by what a message calls it.
+    """The digests of what a run depends on, each under the name that a message gives it.
 
-    ``model``: what makes the model, or the module that was given; ``initial``: the model with its initial weights;
-    ``code``: the other classes and functions, by what a message calls them.
+    ``model`` is the class or function that makes the model, or the module that the user handed over. ``initial`` is the
+    model with its initial weights. ``code`` are the other classes and functions, under the names for messages.
     """
-    found = contents(source, data)
-    # "initialisation of the model" says what these are when training begins
+    found = data_digests(source, data)
+    # the weights count in "initialisation of the model"
     weights = tensors_of(model).values() if isinstance(model, nn.Module) else ()
     found["code of the model"] = code_digest(model, apart_from=list(weights))
     found["initialisation of the model"] = _of_tensors(tensors_of(initial))

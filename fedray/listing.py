@@ -1,4 +1,4 @@
-"""What there is: the keys, algorithms, models, data sources and partitions, as lines to print."""
+"""Lists the keys, algorithms, models, data sources and partitions that exist, as lines to print."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
 
 INDENT = 40
-"""Columns of a key and its default, before its description."""
+"""The column in which the description of a key begins."""
 
 
 def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
-    """A line for each key of a section (of the whole configuration): default, description, what it takes.
+    """A line for each key of a section, or of the whole configuration: its default, description and type.
 
-    On a terminal that is too narrow for a line, the description goes on below itself; what is piped has whole lines.
+    On a terminal that is too narrow, the description goes on in the next line. Output into a pipe is not wrapped.
     """
-    from fedray.config import documented_keys
+    from fedray.config import Config, documented_keys
 
-    for key, default, takes, description in documented_keys(model, prefix):
-        yield from _wrapped(f"{key} = {_value(default)}", f"{description}  [{takes}]" if takes else description)
+    for key, default, takes, description in documented_keys(model or Config, prefix):
+        yield from _wrap(f"{key} = {_value(default)}", f"{description}  [{takes}]" if takes else description)
 
 
 def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
-    """The algorithms with their hyper-parameters: all of fedray's, or those named."""
+    """The algorithms of these names, or all that come with fedray, with their hyper-parameters."""
     from fedray.algorithms import find_algorithm, known_algorithms
 
     for name in names or known_algorithms():
         cls = find_algorithm(name)
-        yield from _wrapped(f"{name}  ({_facts(cls)})", "", indent=0)
+        yield from _wrap(f"{name}  ({_facts(cls)})", "", indent=0)
         yield from _first_paragraph(cls)
         yield from keys(cls.Hyper, "algorithm.") if cls.Hyper.model_fields else ["    no hyper-parameters of its own"]
 
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
-    """The models with their options: all of fedray's, or those named."""
+    """The models of these names, or all that come with fedray, with their options."""
     from fedray.models import MODELS, find_model, options_of
 
     for name in names or MODELS:
@@ -51,11 +51,11 @@ def models(names: Sequence[str] = ()) -> Iterator[str]:
         for option, parameter in options_of(model).items():
             default = "" if parameter.default is parameter.empty else _value(parameter.default)
             kind = "" if parameter.annotation is parameter.empty else f"[{parameter.annotation}]"
-            yield from _wrapped(f"model.{option} = {default}", kind)
+            yield from _wrap(f"model.{option} = {default}", kind)
 
 
 def datasets(names: Sequence[str] = ()) -> Iterator[str]:
-    """The data sources and the ways to spread data over clients: all of fedray's, or those named."""
+    """The data sources and partitions of these names, or all that come with fedray."""
     from fedray.data.partition import PARTITIONERS
     from fedray.data.source import SOURCES
 
@@ -70,24 +70,24 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
             yield f"  {name}"
             yield from _first_paragraph(import_object(name, "data.source"))
         elif name in SOURCES:
-            yield from _wrapped(name, SOURCES[name].about, indent=20)
-            yield from _wrapped("", f"licence: {SOURCES[name].licence}", indent=20)
+            yield from _wrap(name, SOURCES[name].about, indent=20)
+            yield from _wrap("", f"licence: {SOURCES[name].licence}", indent=20)
             if len(SOURCES[name].normalizations) > 1:
                 for value, what in SOURCES[name].normalizations.items():
-                    yield from _wrapped("", f"data.normalization={value}: {what}", indent=20)
+                    yield from _wrap("", f"data.normalization={value}: {what}", indent=20)
     if not names or any(name in PARTITIONERS for name in names):
         yield from paragraph(
             "partitions (data.partition.kind); auto: natural if the data say whose each sample is, else dirichlet"
         )
     for name in names or PARTITIONERS:
         if name in PARTITIONERS:
-            yield from _wrapped(name, PARTITIONERS[name].about, indent=20)
+            yield from _wrap(name, PARTITIONERS[name].about, indent=20)
             options = ", ".join(f"data.{option}" for option in PARTITIONERS[name].options)
-            yield from _wrapped("", f"keys: {options}", indent=20)
+            yield from _wrap("", f"keys: {options}", indent=20)
 
 
 def _facts(cls: type[Algorithm]) -> str:
-    """Where an algorithm is from, and what it needs."""
+    """An algorithm's paper and what it needs, as a text."""
     from fedray.models.heads import DEFAULT
 
     facts = [cls.paper] if cls.paper else []
@@ -99,7 +99,7 @@ def _facts(cls: type[Algorithm]) -> str:
 
 
 def paragraph(text: str, indent: int = 0) -> list[str]:
-    """A sentence or more as lines that a terminal, and a reader, can take in."""
+    """A text as lines that fit into the terminal, and of at most 120 characters."""
     first = " " * indent
     width = min(_width(), 120)
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=first, break_long_words=False)
@@ -109,8 +109,8 @@ def _first_paragraph(thing: Any) -> Iterable[str]:
     return paragraph(" ".join(cleandoc(thing.__doc__ or "").split("\n\n")[0].split()), indent=4)
 
 
-def _wrapped(start: str, text: str, indent: int = INDENT) -> list[str]:
-    """``start``, and ``text`` from column ``indent`` on, in as many lines as the width of the terminal asks for."""
+def _wrap(start: str, text: str, indent: int = INDENT) -> list[str]:
+    """``start``, and then ``text`` from column ``indent`` on, in as many lines as the terminal needs."""
     first = f"  {start}  ".ljust(indent) if indent else start
     return textwrap.wrap(
         first + text,
@@ -122,10 +122,10 @@ def _wrapped(start: str, text: str, indent: int = INDENT) -> list[str]:
 
 
 def _width() -> int:
-    """The terminal's columns; what is piped is wrapped nowhere, so that grep finds whole lines."""
+    """The width of the terminal in characters. For a pipe it is huge, so that grep finds whole lines."""
     return shutil.get_terminal_size((10**6, 0)).columns
 
 
 def _value(default: Any) -> str:
-    """A default as it stands in YAML."""
+    """A default as one writes it in YAML."""
     return {"None": "", "True": "true", "False": "false"}.get(str(default), str(default))

@@ -1,4 +1,7 @@
-"""Makes the model of an experiment: by name, from the user's class, or as a copy of the user's module; with a head."""
+"""Makes the model of an experiment: by name, from the user's class, or as a copy of the user's module.
+
+Also puts a head in the place of its last layer, and loads initial weights.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ from fedray.core import seeds
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import tensors_of
 from fedray.errors import UserError, first_sentence, near_miss
-from fedray.importing import blamed
+from fedray.importing import as_user_error
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import Head, add_head, find_head
 
 
 class Maker(Protocol):
-    """Makes the model with its initial weights; called with a client, with others that are drawn for the client."""
+    """Makes the model with its initial weights. Called with a client's number, it draws other weights for that
+    client."""
 
     @property
     def code(self) -> Sequence[Any]:
@@ -35,16 +39,17 @@ class Maker(Protocol):
 def maker_of(
     section: ModelConfig, given: Any, shape: tuple[int, ...], classes: int, head: str, seed: int
 ) -> tuple[str, Maker]:
-    """The name of the model and what makes it, drawing its initial weights from ``seed`` (``run.seed``).
+    """The name of the model, and the function that makes it with initial weights drawn from ``seed`` (``run.seed``).
 
-    ``given``: the class or module that the user gave instead of a name, None for none. Inputs are ``[b, *shape]``.
+    ``given`` is the class or module that the user handed over instead of a name, or None. Inputs are ``[b, *shape]``.
+    Raises :class:`UserError` for an unknown model, head or option.
     """
     options = dict(section.model_extra or {})
     make: Maker
     if isinstance(given, nn.Module):
         if options:
             raise UserError(f"model.{next(iter(options))}: the model was given as an object, which takes no options")
-        name, make = type(given).__name__, Copied(given, seed)
+        name, make = type(given).__name__, CopyMaker(given, seed)
     else:
         chosen = find_model(section.name) if given is None else given
         name = section.name if given is None else getattr(chosen, "__name__", "model")
@@ -52,15 +57,17 @@ def maker_of(
         unknown = [key for key in options if key not in known]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
-        make = Seeded(chosen, name, shape, classes, options, seed)
+        make = SeededMaker(chosen, name, shape, classes, options, seed)
     found = find_head(head)
-    return name, make if found is None else Headed(make, name, found, head, section.proj_dim, shape, seed)
+    return name, make if found is None else HeadMaker(make, name, found, head, section.proj_dim, shape, seed)
 
 
 @dataclass(frozen=True)
-class Copied:
-    """Makes copies of a module that the user gave; for a client, with the layers that are trained and can be drawn anew
-    (by ``reset_parameters``) drawn anew."""
+class CopyMaker:
+    """Makes copies of a module that the user handed over.
+
+    For a client the layers that are trained and have a method ``reset_parameters`` draw their weights anew.
+    """
 
     module: nn.Module
     seed: int
@@ -70,7 +77,7 @@ class Copied:
         return list({type(layer) for layer in self.module.modules()})
 
     def __call__(self, client: int | None = None) -> nn.Module:
-        with blamed("model=... can't be copied"):
+        with as_user_error("model=... can't be copied"):
             module = copy.deepcopy(self.module)
         if client is not None:
             with seeds.torch_rng(self.seed, Purpose.CLIENT_INIT, client):
@@ -83,8 +90,8 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class Seeded:
-    """Makes a model whose initial weights depend on the seed alone, or on seed and client."""
+class SeededMaker:
+    """Makes a model from its class. Its initial weights depend only on the seed, and on the client if there is one."""
 
     model: Callable[..., nn.Module]
     name: str
@@ -104,8 +111,8 @@ class Seeded:
 
 
 @dataclass(frozen=True)
-class Headed:
-    """Makes a model with a head, whose initial weights are drawn likewise."""
+class HeadMaker:
+    """Makes a model with a head. The head's initial weights, too, depend only on the seed and the client."""
 
     make: Maker
     name: str
@@ -122,13 +129,17 @@ class Headed:
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)
         draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
-        with draws, blamed(f"model.head={self.kind}, model.proj_dim={self.width}: the head can't be made"):
+        with draws, as_user_error(f"model.head={self.kind}, model.proj_dim={self.width}: the head can't be made"):
             add_head(module, self.head, self.kind, self.width, self.name, torch.zeros(2, *self.shape))
         return module
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Initial weights from a safetensors or pt file, names and shapes checked."""
+    """Loads initial weights into ``module`` from a safetensors or pt file.
+
+    Raises :class:`UserError` if the file can't be read, or lacks a tensor of the right name, shape and finite numbers.
+    A file without the tensors of the model's head is accepted; the head then keeps the weights that were drawn.
+    """
     try:
         tensors: dict[str, Tensor] = (
             load_file(path)
@@ -145,7 +156,6 @@ def load_weights(module: nn.Module, path: Path) -> None:
     heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
     of_head = {name for name in wanted if name.startswith(tuple(heads))}
     if not of_head & tensors.keys():
-        # weights of a backbone: the head keeps what was drawn for it
         wanted = {name: shape for name, shape in wanted.items() if name not in of_head}
     for name, shape in wanted.items():
         if name not in tensors:

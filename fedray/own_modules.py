@@ -1,4 +1,4 @@
-"""Whose a module is, and what the files of the user's own modules say: read without importing them."""
+"""Tells the user's own modules from libraries, and makes digests of their files without importing them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 RECORDED = {"fedray", "torch", "torchvision", "numpy", "builtins", *sys.stdlib_module_names}
-"""Packages whose version belongs to a run's record."""
+"""Packages whose code does not count in a digest, because a run records their versions, or Python's."""
 
 
-def hashed(*parts: str | bytes) -> bytes:
-    """sha256 over several parts, which can't run into each other."""
+def sha256_of(*parts: str | bytes) -> bytes:
+    """The sha256 of several parts. Each counts with its length, so that ("ab", "c") and ("a", "bc") differ."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -27,16 +27,17 @@ def hashed(*parts: str | bytes) -> bytes:
 
 
 def is_library(module: str | None) -> bool:
-    """Whether a module, by name, comes from an installed package and not from the user's own files."""
+    """Whether the module of this name comes from an installed package, and not from the user's own files."""
     if module is None or module.partition(".")[0] in RECORDED:
         return True
     return _is_installed(getattr(sys.modules.get(module), "__file__", None))
 
 
 def library_digest(module: str, name: str) -> bytes:
-    """Of something that a library defines: its name, and the library's file if no version of it is recorded."""
+    """The digest of something that a library defines: of its name, and of the library's file if no run records the
+    library's version."""
     unrecorded = module.partition(".")[0] not in RECORDED and is_library(module)
-    return hashed(module, name, _content(module) if unrecorded else b"")
+    return sha256_of(module, name, _content(module) if unrecorded else b"")
 
 
 @cache
@@ -46,9 +47,9 @@ def _content(module: str) -> bytes:
 
 
 def source_digest(modules: Iterable[str]) -> bytes:
-    """Of what the files of modules say, apart from comments, and those of the user's own modules that they import.
+    """The digest of the code in the files of ``modules``, and in those of the user's own modules that they import.
 
-    Of libraries, and of names that are no modules, the name counts.
+    Comments and line breaks do not count. Of libraries, and of names that are no modules, only the name counts.
     """
     parts: list[str] = []
     left, known = sorted(modules, reverse=True), set()
@@ -59,12 +60,12 @@ def source_digest(modules: Iterable[str]) -> bytes:
         known.add(name)
         tree = None if is_library(name) else _tree(name)
         parts += [name, ast.dump(tree) if tree else ""]
-        left += sorted(_imported(name, tree), reverse=True) if tree else []
-    return hashed(*parts)
+        left += sorted(_imports_of(name, tree), reverse=True) if tree else []
+    return sha256_of(*parts)
 
 
 def possible_modules(name: str, level: int, names: Iterable[str], package: str) -> Iterator[str]:
-    """The modules that ``from name import names`` may run, with ``level`` dots before the name, in a ``package``."""
+    """The modules that ``from name import names`` may run in a ``package``, with ``level`` dots before the name."""
     with contextlib.suppress(ImportError):
         base = importlib.util.resolve_name("." * level + name, package) if level else name
         parts = base.split(".")
@@ -73,7 +74,7 @@ def possible_modules(name: str, level: int, names: Iterable[str], package: str) 
             yield from (f"{base}.{each}" for each in names if _spec(f"{base}.{each}") is not None)
 
 
-def _imported(module: str, tree: ast.Module) -> Iterator[str]:
+def _imports_of(module: str, tree: ast.Module) -> Iterator[str]:
     spec = _spec(module)
     package = module if spec and spec.submodule_search_locations is not None else module.rpartition(".")[0]
     for node in ast.walk(tree):
@@ -88,8 +89,11 @@ _first_read: dict[str, tuple[ModuleSpec | None, ast.Module | None]] = {}
 
 
 def _tree(module: str) -> ast.Module | None:
-    """The code in a module's file; of a module that is imported by now, what the file said when it was first asked for:
-    an edit after that is not what runs."""
+    """The syntax tree of a module's file, None for a library.
+
+    For a module that is imported already it is what the file said when this function first read it, because an edit
+    after the import is not what runs.
+    """
     loaded = getattr(sys.modules.get(module), "__spec__", None)
     if loaded is not None and module in _first_read:
         spec, tree = _first_read[module]
@@ -107,7 +111,7 @@ def _tree(module: str) -> ast.Module | None:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Where a module would be found. Nothing is imported, not even the packages around it."""
+    """The spec of a module, None if it can't be found. Nothing is imported for it, not even the packages around it."""
     with contextlib.suppress(Exception):
         path, parts = None, module.split(".")
         for depth in range(1, len(parts) + 1):

@@ -1,4 +1,4 @@
-"""Where clients are trained: what ``engine.device: auto`` stands for, and how client actors come to share GPUs."""
+"""Decides on which device clients are trained, and whether client actors share GPUs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from fedray.errors import UserError
 Device = Literal["cpu", "cuda"]
 
 AutoDevice = Callable[[Path], Device]
-"""Says what ``engine.device: auto`` stands for in a run whose folder is given."""
+"""Gives the device that ``engine.device: auto`` stands for, for a run in this folder."""
 
 
 def device_here(folder: Path) -> Device:
-    """``auto`` on one machine: its GPU, if torch can use it."""
+    """The device that ``auto`` stands for on one machine: its GPU, if torch can use it."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
-    """``auto`` on a Ray cluster that counts so many GPUs, on whichever nodes: only for this one can torch be asked."""
+    """The device that ``auto`` stands for on a Ray cluster that has so many GPUs.
+
+    Whether torch can use them is known only if the cluster is this machine alone.
+    """
     return "cuda" if gpus and (torch.cuda.is_available() or not is_this_machine) else "cpu"
 
 
 def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device, dict[str, Any], tuple[str, ...]]:
-    """The device that clients are trained on, the ``engine`` keys that follow from it, and what the user should know.
+    """The device that clients are trained on, the ``engine`` keys that follow from it, and lines for the user.
 
-    Client actors share the GPUs of a Ray cluster, as many on each as fit, unless the user says how many.
+    On a Ray cluster with GPUs as many client actors share each GPU as fit, unless the user says how many.
 
     Raises :class:`UserError` if the local engine is to use a GPU and there is none.
     """

@@ -1,4 +1,4 @@
-"""A run once more, alone, from what it left on disk: a trial of a sweep, or any other."""
+"""Repeats a run, or the runs of a sweep's trial, from what they left on disk, and compares the results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rerun:
-    """A run and its repetition. ``differ``: the columns of metrics.csv, or ``model``, that are not the same to the bit
-    in the ``rounds`` that both have."""
+    """A run and its repetition.
+
+    ``differ`` names what is not the same to the bit in the ``rounds`` that both have: columns of metrics.csv,
+    ``model``.
+    """
 
     original: Path
     result: RunResult
@@ -29,14 +32,19 @@ class Rerun:
 
 
 def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
-    """Repeat the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``; ``verbose``
-    shows their progress."""
+    """Repeats the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``.
+
+    ``overrides`` are ``key=value`` texts on top of the run's configuration. With ``verbose`` progress is shown.
+    Raises :class:`UserError` if there is no run in the folder, or it made no round.
+    """
     from fedray.simulation import simulate
 
     done = []
     for original in runs_in(folder):
         values = expand(flat(read_file(original / "config.yaml")))
-        name = plain("-".join(part for part in original.absolute().parts[_outside(original) :] if part != "trials"))
+        name = plain(
+            "-".join(part for part in original.absolute().parts[_parts_outside_sweep(original) :] if part != "trials")
+        )
         values["run"] |= {"output": "runs/", "name": name, "resume": "auto"}
         for override in overrides:
             assign(values, override)
@@ -49,14 +57,17 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
                 f"--from-trial {folder}: {original} can't be repeated in its own folder; leave run.output out"
             )
         result = simulate(values, verbose=verbose)
-        done.append(Rerun(original, result, *_compared(original, result.folder)))
+        done.append(Rerun(original, result, *_compare(original, result.folder)))
         if result.summary["status"] == "interrupted":
             break
     return done
 
 
-def _outside(run: Path) -> int:
-    """How many parts of a run's path are not its sweep's, whose name may be one of several folders."""
+def _parts_outside_sweep(run: Path) -> int:
+    """The number of parts of a run's path before its sweep's name; the name may itself be of several folders.
+
+    For a run that belongs to no sweep it is -1, so that of its path only the last part is left.
+    """
     for parent in run.absolute().parents:
         if (parent / RECORD).is_file():
             return len(parent.parts) - len(Path(read_record(parent)["tune"]["name"]).parts)
@@ -71,8 +82,8 @@ def runs_in(folder: Path) -> list[Path]:
     return found
 
 
-def _compared(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
-    """How many rounds both have, and what is not the same in them."""
+def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
+    """The number of rounds that both runs have, and the names of what differs in them."""
     one, other = (_rows(folder) for folder in (original, again))
     common = sorted(one.keys() & other.keys(), key=int)
     differ = {
@@ -81,7 +92,7 @@ def _compared(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
         for name, value in one[number].items()
         if not name.endswith("_seconds") and value and other[number].get(name) and value != other[number][name]
     }
-    hashes = [_sha(folder) for folder in (original, again)]
+    hashes = [_model_sha256(folder) for folder in (original, again)]
     if len(one) == len(other) and None not in hashes and hashes[0] != hashes[1]:
         differ.add("model")
     return len(common), tuple(sorted(differ))
@@ -92,6 +103,6 @@ def _rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["round"]: row for row in csv.DictReader(file)}
 
 
-def _sha(folder: Path) -> str | None:
+def _model_sha256(folder: Path) -> str | None:
     path = folder / "summary.json"
     return json.loads(path.read_text())["model_sha256"] if path.exists() else None

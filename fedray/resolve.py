@@ -1,4 +1,4 @@
-"""A whole experiment from a configuration: every section checked against the layer that declares it."""
+"""Makes a whole experiment from a configuration, and checks every section against the layer that declares its keys."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.config import LOCAL_STEPS, ROUNDS, Config, check, flat, folder_name, unknown_key
+from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import Loss, cross_entropy
 from fedray.core.rounding import whole
@@ -23,8 +22,8 @@ from fedray.data.source import Source, load_source
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
-from fedray.implied import filled, implied_values, notes_on
-from fedray.importing import blamed
+from fedray.implied import implied_values, notes_on, values_for_nulls
+from fedray.importing import as_user_error
 from fedray.inputs import inputs_of
 from fedray.making import Maker, maker_of
 from fedray.models import find_model
@@ -34,24 +33,30 @@ from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
 
 VMAP_CHUNK = 64
-"""The most clients of a batched stack under ``engine.chunk: auto``; fewer, so that a cohort makes at least two stacks.
-A CPU trains 1.25 times as many of a logistic regression's clients in a second as in stacks of 32, of an MLP's 1.1."""
+"""The clients of a batched stack under ``engine.chunk: auto``. Where a cohort would not make two stacks there are
+fewer.
+
+In stacks of 64 a CPU trains 1.25 times as many clients in a second as in stacks of 32, with logistic regression as the
+model; with an MLP it is 1.1 times as many.
+"""
 
 LEAST_VMAP_CHUNK = 8
-"""Smaller stacks gain nothing on a CPU."""
+"""The fewest clients for which a batched stack is faster on a CPU."""
 
 VMAP_FLOPS = 2e5
-"""Forward FLOPs of one client's batch, for each client of a stack, up to which a CPU trains the stack faster than one
-client after another: below it a step is bound by the dispatch of operations (logistic regression, small MLPs), above it
-by arithmetic. Measured by analysis/benchmarks/chunks.py."""
+"""A CPU trains a batched stack faster than one client after another if one client's batch takes at most this number of
+forward FLOPs, times the clients of the stack. A step of a smaller model (logistic regression, small MLPs) spends most
+of its time starting operations, which a stack starts only once; a step of a larger one computes. Measured by
+analysis/benchmarks/chunks.py."""
 
 
 def resolve(
     config: Config, own: Own | None = None, auto_device: AutoDevice = device_here
 ) -> tuple[Experiment, FederatedData]:
-    """The experiment of ``config``, and its data, partitioned. ``auto_device`` says what ``engine.device: auto`` is.
+    """The experiment that ``config`` describes, and its data, spread over the clients.
 
-    Raises :class:`UserError` for whatever in the sections doesn't fit together or doesn't exist.
+    ``own`` holds what the user handed over from Python. ``auto_device`` gives the device that ``engine.device: auto``
+    stands for. Raises :class:`UserError` for whatever in the sections doesn't exist or doesn't fit together.
     """
     own = own or Own()
     _check_given(config, own)
@@ -63,27 +68,27 @@ def resolve(
     model = _model(config, own, data, head)
     training = _training(config)
     source_name = source.name if "data" in own.given else config.data.source
-    run_name = config.run.name or folder_name(config.algorithm.name, source_name)
-    device, engine, placed = place(config.engine, Path(config.run.output) / run_name, auto_device)
+    name = run_name(config, source_name)
+    device, engine, placed = place(config.engine, Path(config.run.output) / name, auto_device)
     size = training.batch_size or int(data.sizes().max())
     vectorize, chunk = _stacks(config, device, model, data, size, cohort_size)
     kind = kind_of(config.data, source.client_train is not None)
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)
-    if left_out := filled(algorithm.hyper, implied, "algorithm."):
+    if left_out := values_for_nulls(algorithm.hyper, implied, "algorithm."):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
-    rounds = rounds_of(config)
+    rounds = config.rounds
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
-    options = filled(config.data.partition, implied, "data.partition.") | {"kind": kind}
-    resolved = _with(
+    options = values_for_nulls(config.data.partition, implied, "data.partition.") | {"kind": kind}
+    resolved = _with_sections(
         config,
-        run={"rounds": rounds, "iterations": None, "name": run_name, "given": own.given},
+        run={"rounds": rounds, "iterations": None, "name": name, "given": own.given},
         algorithm=algorithm.hyper.model_dump(),
         data={
             "seed": _data_seed(config), "public_samples": _public_samples(config, algorithm, source),
             "clients": data.clients, "source": source_name,
             "partition": config.data.partition.model_copy(update=options),
         },
-        model={"name": model.name, "head": head, **_extras(config.model)},
+        model={"name": model.name, "head": head, **_extra_keys(config.model)},
         train={
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
             "weighting": weighting,
@@ -108,7 +113,7 @@ def resolve(
 
 
 class _Model(NamedTuple):
-    """A model as it is trained and measured: what makes it, and the module that it made to be looked at."""
+    """A model with its loss and metrics: the function that makes it, one module that it made, and facts about that."""
 
     name: str
     make: Maker
@@ -122,15 +127,15 @@ def _model(config: Config, own: Own, data: FederatedData, head: str) -> _Model:
     shape = tuple(data.x.shape[1:])
     name, make = maker_of(config.model, own.model, shape, data.classes, head, config.run.seed)
     module = make()
-    loss = _unreduced(own.loss if own.loss is not None else getattr(module, "task_loss", cross_entropy))
+    loss = _per_sample(own.loss if own.loss is not None else getattr(module, "task_loss", cross_entropy))
     facts = inspect_model(module, loss, torch.zeros(2, *shape), data.classes, name)
-    metrics = {name: _unreduced(metric) for name, metric in own.metrics.items()}
+    metrics = {name: _per_sample(metric) for name, metric in own.metrics.items()}
     check_metrics(metrics, data.classes)
     return _Model(name, make, module, loss, metrics, facts)
 
 
-def _with(config: Config, **sections: Mapping[str, Any]) -> Config:
-    """``config`` with other values in its sections."""
+def _with_sections(config: Config, **sections: Mapping[str, Any]) -> Config:
+    """``config`` with new values for some keys of its sections."""
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     )
@@ -141,7 +146,7 @@ def _data_seed(config: Config) -> int:
 
 
 def _data(config: Config, algorithm: Algorithm, source: Source) -> tuple[FederatedData, tuple[str, ...]]:
-    """``source`` spread over the clients, with what is evaluated; and lines worth telling about it."""
+    """``source`` spread over the clients, with the samples that are evaluated; and lines that the user should know."""
     seed = _data_seed(config)
     data = federate(source, config.data, seed, _public_samples(config, algorithm, source))
     if config.data.public_to == "clients":
@@ -166,30 +171,23 @@ def _check_given(config: Config, own: Own) -> None:
         )
 
 
-def rounds_of(config: Config) -> int:
-    """The number of rounds R."""
-    if config.run.iterations is not None:
-        return config.run.iterations // (config.train.local_steps or LOCAL_STEPS)
-    return config.run.rounds or ROUNDS
-
-
 def dump(config: Config) -> str:
-    """A resolved configuration as YAML."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    """A resolved configuration as the text of a YAML file."""
+    return dump_yaml(config.model_dump(mode="json"))
 
 
-def _extras(section: Any) -> dict[str, Any]:
+def _extra_keys(section: Any) -> dict[str, Any]:
     return dict(section.model_extra or {})
 
 
 def _algorithm(config: Config) -> Algorithm:
     cls = find_algorithm(config.algorithm.name)
-    extras = _extras(config.algorithm)
+    extras = _extra_keys(config.algorithm)
     unknown = [key for key in extras if key not in cls.Hyper.model_fields]
     if unknown:
         raise UserError(f"{config.algorithm.name}: " + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm."))
     hyper = check(cls.Hyper, extras, prefix="algorithm.")
-    with blamed(f"algorithm.name={config.algorithm.name} can't be made"):
+    with as_user_error(f"algorithm.name={config.algorithm.name} can't be made"):
         algorithm = cls(hyper)
     if config.train.server_lr != 1 and not algorithm.uses_server_lr:
         raise UserError(
@@ -217,7 +215,7 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
 def _with_test_shares(
     config: Config, algorithm: Algorithm, data: FederatedData, seed: int
 ) -> tuple[FederatedData, list[str]]:
-    """``data`` with the clients' test shares if anything is scored on them, and what is worth saying about that."""
+    """``data`` with the clients' test shares, if anything is scored on them, and lines that the user should know."""
     run, least, notes = config.run, config.data.least_test_samples, []
     if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
         if least:
@@ -258,8 +256,9 @@ def _head(config: Config, algorithm: Algorithm) -> str:
     return asked
 
 
-def _unreduced(loss: Any) -> Loss:
-    """torch's loss modules average by themselves; fedray needs each sample's loss."""
+def _per_sample(loss: Any) -> Loss:
+    """``loss`` as a function that gives each sample's loss: torch's loss modules average unless they are told not
+    to."""
     if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
         loss = copy.deepcopy(loss)
         loss.reduction = "none"  # type: ignore[assignment]
@@ -268,12 +267,11 @@ def _unreduced(loss: Any) -> Loss:
 
 def _training(config: Config) -> LocalTraining:
     train = config.train
-    epochs = train.local_epochs
     return LocalTraining(
         seed=config.run.seed,
         batch_size=None if train.batch_size == "full" else train.batch_size,
-        local_steps=None if epochs is not None else train.local_steps or LOCAL_STEPS,
-        local_epochs=epochs,
+        local_steps=train.steps,
+        local_epochs=train.local_epochs,
         momentum=train.momentum,
         weight_decay=train.weight_decay,
         grad_clip=train.grad_clip,
@@ -284,10 +282,11 @@ def _training(config: Config) -> LocalTraining:
 def _stacks(
     config: Config, device: str, model: _Model, data: FederatedData, size: int, cohort_size: int
 ) -> tuple[bool, int | None]:
-    """Whether clients are trained in batched stacks, and how many make one (if not: how many stay together, if given).
+    """Whether clients are trained in batched stacks, and ``engine.chunk``.
 
-    It depends on nothing but the configuration and the model, as it changes bits. ``size``: samples of the largest
-    batch.
+    The second is the number of clients in a stack, or that stay together where there are no stacks; it is then None if
+    the configuration does not set it. Both depend only on the configuration and the model, and not on the machine,
+    because they change bits. ``size`` is the number of samples in the largest batch.
     """
 
     def obstacle() -> str | None:

@@ -1,6 +1,6 @@
 """The program: ``python fedray/run.py [CONFIG.yaml] [key=value ...]``, the same as ``fedray run``.
 
-It also works when this file alone is copied elsewhere and fedray is installed, as `ray submit` does it.
+It also works where fedray is installed and only this file is copied, as `ray submit` does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import sys
 
 
 def main(default: str | None = None) -> None:
-    """The console script ``fedray``; ``default`` is the command when the first argument is none."""
+    """Runs the command that the first argument names, or ``default`` if the first argument is no command."""
     if os.getcwd() not in sys.path:
-        # the user's own modules lie where the program is started; in front, a profile.py there would hide Python's
+        # the user's own modules lie in the working directory; it comes last, because in front of the others a file
+        # there such as profile.py would be imported instead of Python's own module
         sys.path.append(os.getcwd())
     from fedray.cli import COMMANDS
     from fedray.cli import main as command_line
@@ -25,6 +26,6 @@ def main(default: str | None = None) -> None:
 if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
     if os.path.exists(os.path.join(here, "__init__.py")):
-        # run as a file, Python puts this folder first, where our modules would shadow others' top-level names
+        # when Python runs a file it puts the file's folder first, where our modules would hide others of the same name
         sys.path[0] = os.path.dirname(here)
     main(default="run")

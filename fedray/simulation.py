@@ -1,4 +1,4 @@
-"""Running an experiment from Python: :func:`simulate`."""
+"""Runs an experiment from Python: :func:`simulate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.config import Config, folder_name, load
+from fedray.config import Config, load, run_name
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
 from fedray.tracking.progress import Display
@@ -32,36 +32,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run that has ended, read from its folder."""
+    """The result of a run that has ended. Everything is read from the run's folder."""
 
     folder: Path
     module: Callable[[], nn.Module]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json. Its ``model_sha256`` is of the final model's trainable parameters, then of its buffers (running
-        statistics) if it has any, as float32 bytes in the module's order."""
+        """The content of summary.json, whose keys :data:`fedray.tracking.columns.SUMMARY` explains."""
         return json.loads((self.folder / "summary.json").read_text())
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """metrics.csv: a row per round."""
+        """The table metrics.csv, with a row for each round (:data:`fedray.tracking.columns.METRICS`)."""
         from fedray.tracking.folder import read_metrics
 
         return read_metrics(self.folder)
 
     @property
     def clients(self) -> pd.DataFrame:
-        """clients.parquet: a row per round and client."""
+        """The table clients.parquet, with a row for each round and client of its cohort."""
         import pandas as pd
 
         return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
 
     @property
     def evaluation(self) -> pd.DataFrame:
-        """evaluation.parquet: a row per evaluated round and client that was scored on its own test share.
+        """The table evaluation.parquet, with a row for each evaluated round and client scored on its own test share.
 
-        UserError if ``has_evaluation`` is false.
+        Raises :class:`UserError` if ``has_evaluation`` is false.
         """
         import pandas as pd
 
@@ -71,7 +70,8 @@ class RunResult:
 
     @property
     def has_evaluation(self) -> bool:
-        """Whether single clients were scored: with personal models, ``run.finetune_steps`` or ``run.eval_clients``."""
+        """Whether single clients were scored: that needs personal models, ``run.finetune_steps`` or
+        ``run.eval_clients``."""
         return any(self._evaluation.glob("part-*.parquet"))
 
     @property
@@ -80,7 +80,7 @@ class RunResult:
 
     @property
     def profile(self) -> pd.DataFrame:
-        """profile.csv, of a run with ``engine.profile``: what each round's time went into, in seconds."""
+        """The table profile.csv of a run with ``engine.profile``: the seconds of each round by purpose."""
         import pandas as pd
 
         return pd.read_csv(self.folder / "profile.csv")
@@ -109,25 +109,30 @@ def simulate(
     verbose: bool = False,
     display: Display | None = None,
 ) -> RunResult:
-    """Run a federated learning experiment and return its :class:`RunResult`.
+    """Runs a federated learning experiment.
 
-    ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults; ``overrides`` are
-    ``key=value`` texts on top. ``data`` and ``test`` replace ``data.source``: a torch ``Dataset`` of (x, y), arrays
-    ``(x, y)`` or ``(x, y, client)``, a DataFrame with ``label_column`` (and ``client_column``; a column ``client`` is
-    taken unless another is named), or a :class:`fedray.data.Source` as ``data`` alone. Labels are whole numbers from 0,
-    or names (texts, booleans, pandas' categories), which are numbered in their order and kept. Clients given with the
-    samples are the clients of the run unless ``data.partition.kind`` says otherwise; they may have any names, which
-    ``clients.parquet`` shows. A Dataset is read once, so it must give the same item each time: random transforms are
-    refused (see ``data.augment``). ``model`` replaces ``model.name``: a class or function that makes a module from
-    ``input_shape`` and ``classes``, with initial weights drawn from ``run.seed``, or a module, which brings its own,
-    the same for every seed. Its parameters without ``requires_grad`` are not trained, and normalisation layers that
-    have no others keep their running statistics. ``loss(logits [b, classes], targets [b]) -> [b]`` and each of
-    ``metrics`` give one number per sample; a metric's mean over the test set is column ``test_<name>``. ``callbacks``
-    are called in this process after every round with a :class:`fedray.Report`; the next round waits for them, and one
-    that returns true ends the run. ``verbose`` shows what ``fedray run`` shows: what is run, its progress, its end;
-    ``display`` is shown it in any case, and may do otherwise with it.
+    * ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults. ``overrides`` are
+      ``key=value`` texts on top of it.
+    * ``data`` and ``test`` replace ``data.source``. Each is a torch ``Dataset`` of (x, y), arrays ``(x, y)`` or
+      ``(x, y, client)``, or a DataFrame with the column ``label_column`` and perhaps a column of clients, which is
+      ``client`` unless ``client_column`` names another. Or ``data`` alone is a :class:`fedray.data.Source`.
+      Labels are whole numbers from 0, or names (texts, booleans, pandas' categories), which are numbered and kept.
+      Clients that come with the samples are the clients of the run unless ``data.partition.kind`` says otherwise. They
+      may have any names, which ``clients.parquet`` shows. A Dataset is read only once, so random transforms are refused
+      (see ``data.augment``).
+    * ``model`` replaces ``model.name``. It is a class or function that makes a module from ``input_shape`` and
+      ``classes``, with initial weights drawn from ``run.seed``; or it is a module, whose weights are the same for every
+      seed. Parameters without ``requires_grad`` are not trained, and normalisation layers that have no other parameters
+      keep their running statistics.
+    * ``loss(logits [b, classes], targets [b]) -> [b]`` and each of ``metrics`` give one number for each sample. The
+      mean of a metric over the test set is the column ``test_<name>``.
+    * ``callbacks`` are called in this process after every round with a :class:`fedray.Report`. The next round waits for
+      them, and a callback that returns true ends the run.
+    * ``verbose`` shows what ``fedray run`` shows: what is run, its progress and its end. A ``display`` gets the same
+      lines whether ``verbose`` is set or not.
 
-    Raises :class:`fedray.UserError` for what can't be run as asked.
+    Raises :class:`fedray.UserError` if something can't be run as it was asked for, and :class:`fedray.ClientError` if
+    the code of a client fails.
     """
     settings = config if isinstance(config, Config) else load(config, overrides)
     if data is None and test is not None:
@@ -149,19 +154,22 @@ def simulate(
 def run_experiment(
     settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback] = (), display: Display | None = None
 ) -> RunResult:
-    """As :func:`simulate`, of what ``own`` gives: it is called, and torch imported, while Ray starts."""
+    """Runs an experiment as :func:`simulate` does, with the objects that ``own()`` gives.
+
+    ``own`` is called, and torch imported, while Ray starts, because each of these takes seconds.
+    """
     display = display or Display(quiet=True)
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
         from fedray.resolve import resolve
 
         experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start))
         result = _run(experiment, federated, callbacks, display, start)
-    display.say(_reached(result))
+    display.say(_line_about_end(result))
     return result
 
 
-def _reached(result: RunResult) -> str:
-    """A line about a run's end."""
+def _line_about_end(result: RunResult) -> str:
+    """The line that is shown at the end of a run."""
     summary = result.summary
     accuracy = summary["final_accuracy"]
     return (
@@ -172,15 +180,17 @@ def _reached(result: RunResult) -> str:
 
 
 def _will_run_on_ray(settings: Config) -> bool:
-    """Whether Ray will be needed, as far as that can be told without reading anything: a run may be finished."""
-    name = settings.run.name or folder_name(settings.algorithm.name, settings.data.source)
-    finished = Path(settings.run.output) / name / "summary.json"
+    """Whether Ray should be started at once. A run that is finished needs none."""
+    finished = Path(settings.run.output) / run_name(settings, settings.data.source) / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 
 def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
-    """What ``engine.device: auto`` stands for: where the run in ``folder`` began, as other devices give other bits; for
-    a new one a GPU, if this machine, or the Ray cluster, has any."""
+    """The device that ``engine.device: auto`` stands for.
+
+    A run that has begun in ``folder`` goes on where it began, because another device gives other bits. A new run uses a
+    GPU if this machine, or the Ray cluster, has any.
+    """
     from fedray.placement import device_here, device_of_cluster
     from fedray.tracking.folder import device_of
 
@@ -239,7 +249,8 @@ def _run(
 
 @contextlib.contextmanager
 def interruptible(say: Callable[[str], None], line: str) -> Iterator[threading.Event]:
-    """An event that Ctrl-C (or SIGTERM) sets, with ``line`` said; a second Ctrl-C interrupts at once."""
+    """Gives an event that Ctrl-C or SIGTERM sets; ``say`` is then called with ``line``. A second Ctrl-C interrupts at
+    once."""
     stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopping

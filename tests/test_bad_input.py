@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 
 from fedray import UserError, simulate
 from fedray.cli import main
-from fedray.config import load
+from fedray.config import dump_yaml, load, parse_yaml
 from fedray.data.idx import FILES
 from fedray.tracking.folder import RunFolder, read_metrics
 
@@ -82,7 +83,11 @@ KEYS = [
     ("data.seed=9223372036854775808", "data.seed must be below 9223372036854775808, not 9223372036854775808"),
     ("train.lr=0", "train.lr must be above 0, not 0"),
     ("train.lr=nan", "train.lr must be a finite number"),
-    ("train.lr=[", "is not valid YAML"),
+    ("train.lr=[", "is not valid YAML: line 1, column 2"),
+    ("run.rounds=010", "not valid YAML: line 1, column 1: 010 is a number in YAML 1.1 only: write 8, or put a text in"),
+    ("run.rounds=1_000", "1_000 is a number in YAML 1.1 only: write 1000, or"),
+    ("run.name=1:30", "1:30 is a number in YAML 1.1 only: write 90, or put a text in quotes"),
+    ("run.seed=" + "9" * 5000, "a number is too long"),
     ("train.momentum=1", "train.momentum must be below 1, not 1"),
     ("train.batch_size=all", "train.batch_size must be a whole number or 'full', not 'all'$"),
     ("train.batch_size=0", "train.batch_size must be 'full' or at least 1, not 0"),
@@ -95,6 +100,7 @@ KEYS = [
     ("run.targets=[0.5,abc]", r"run.targets\[1\] must be a number, not 'abc'"),
     ("run.resume=maybe", "run.resume must be 'auto' or true or false, not 'maybe'"),
     ("run.name=3", "run.name must be text, not 3: put it in quotes"),
+    ("run.name=1e3", "run.name must be text, not 1000.0: put it in quotes"),
     ("run.name=a/b", "run.name must be the name of one folder, not 'a/b'; run.output"),
     ("run.name=../../x", "run.name must be the name of one folder"),
     ("run.name=..", "run.name must be the name of one folder"),
@@ -160,6 +166,11 @@ def test_config_files(content, message, capsys):
     assert re.search(message, refused(capsys, "c.yaml"))
 
 
+def test_a_users_error_is_a_value_error():
+    with pytest.raises(ValueError, match=r"train\.lr must be above 0, not -1"):
+        simulate({"train.lr": -1})
+
+
 def test_more_config_files(capsys):
     Path("folder.yaml").mkdir()
     assert "Is a directory" in refused(capsys, "folder.yaml")
@@ -174,6 +185,21 @@ def test_what_yaml_may_look_like():
     config = load("c.yaml", ["train.momentum=5e-1"])
     assert (config.run.rounds, config.run.name) == (1000, "2024-01-01")
     assert (config.train.lr, config.train.momentum, config.data.partition.alpha) == (1e-3, 0.5, 1)
+
+
+NUMBERS = {
+    "1e3": 1000.0, "-1E-3": -0.001, "-.5": -0.5, "2.": 2.0, "0x1f": 31, "0o17": 15, "08": 8, "-12": -12, "1e": "1e",
+    "-0o7": "-0o7", ".inf": math.inf, "yes": True, "Off": False, "~": None, "'1e3'": "1e3", "2024-01-01": "2024-01-01",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), NUMBERS.items())
+def test_numbers_are_those_of_yaml_1_2(text, value):
+    """What is read is written so that both versions of YAML read the same again."""
+    read = parse_yaml(text)
+    assert (type(read), read) == (type(value), value)
+    written = dump_yaml({"key": value})
+    assert parse_yaml(written) == yaml.safe_load(written) == {"key": value}
 
 
 def test_commands(capsys):
@@ -525,10 +551,10 @@ def test_other_damage_in_a_run_folder(finished, capsys):
 def test_two_runs_in_one_folder():
     folder = RunFolder(load({"run.name": "run"}), {})
     said: list[str] = []
-    again = RunFolder(folder.config, {}).locked(said.append, patience=0.3)
+    again = RunFolder(folder.config, {}).lock(said.append, patience=0.3)
     ours = rf"process {os.getpid()} on .*"
     with (
-        folder.locked(said.append),
+        folder.lock(said.append),
         pytest.raises(UserError, match=rf"is being written by another run; choose another run\.name \({ours}\)"),
         again,
     ):

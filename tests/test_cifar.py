@@ -225,7 +225,7 @@ PICKLES = {
     "a list": (lambda content: b"\x80\x02]q\x01.", "holds a pickled list, not a dict"),
     "float32": (partial(changed, b"U\x02u1", b"U\x02f4"), "data is of type b'f4', not unsigned bytes"),
     "objects": (partial(changed, b"U\x02u1", b"U\x02O8"), "data is of type b'O8', not unsigned bytes"),
-    "by columns": (partial(changed, b"tb\x89T", b"tb\x88T"), "opcode NEWTRUE at byte"),
+    "by columns": (partial(changed, b"tb\x89T", b"tb\x88T"), "data is not a numpy array of bytes by rows"),
     "by columns, in numbers": (
         partial(changed, b"tb\x89T", b"tb\x4b\x01T"),
         "data is not a numpy array of bytes by rows",
@@ -247,14 +247,12 @@ PICKLES = {
     ),
     "no array": (partial(changed, b"U\x04dataq\x06", b"U\x04dataq\x06NU\x03was"), "data is not a numpy array"),
     "truncated": (lambda content: content[:-1000], "is damaged or no batch of CIFAR-10"),
-    "truncated pixels": (lambda content: content[:20000], r"expected 61440 bytes .* remain.; get the file again"),
+    "truncated pixels": (lambda content: content[:20000], "pickle data was truncated.; get the file again"),
     "extra": (lambda content: content + b"\0", "it has extra bytes at its end"),
-    "html": (lambda content: b"<!DOCTYPE html><title>404</title>", "is damaged or no batch .*opcode b'<' unknown"),
+    "html": (lambda content: b"<!DOCTYPE html><title>404</title>", "is damaged or no batch .*invalid load key, '<'"),
     "empty": (lambda content: b"", "is damaged or no batch"),
     "no stack": (lambda content: b"\x80\x02b.", "is damaged or no batch"),
-    "Python 3's": (lambda content: pickle.dumps({b"data": 0}), "its opcode FRAME at byte 2"),
-    "a far memo": (lambda content: b"\x80\x02Nr\xff\xff\xff\xff.", "holds a pickled NoneType"),
-    "a deep key": (lambda content: b"\x80\x02}(N" + b"\x85" * 100_000 + b"Nu.", "a key is no string"),
+    "Python 3's": (lambda content: pickle.dumps({"data": 0}), "lacks data: it is no batch"),
 }
 
 
@@ -313,7 +311,7 @@ OBJECTS = (
 EVIL = {
     "os.system": (pickle.dumps(Doing(os.system, ("touch done",)), 0), "names 'posix.system'"),
     "os.system, protocol 2": (pickle.dumps(Doing(os.system, ("touch done",)), 2), "names 'posix.system'"),
-    "os.system, newest": (pickle.dumps(Doing(os.system, ("touch done",))), "opcode FRAME"),
+    "os.system, newest": (pickle.dumps(Doing(os.system, ("touch done",))), "names 'posix.system'"),
     "eval": (pickle.dumps(Doing(eval, (CODE,)), 2), "names '__builtin__.eval'"),
     "exec of Python 2": (b"\x80\x02c__builtin__\nexec\n" + text(CODE) + b"\x85R.", "names '__builtin__.exec'"),
     "a chain of getattr": (
@@ -323,14 +321,14 @@ EVIL = {
     ),
     "a dotted name": (
         b"\x80\x04" + unicode(b"tempfile") + unicode(b"_os.system") + b"\x93" + text(b"touch done") + b"\x85R.",
-        "opcode BINUNICODE",
+        "names 'tempfile._os.system'",
     ),
-    "INST": (b"(S'touch done'\niposix\nsystem\n.", "opcode STRING"),
+    "INST": (b"(S'touch done'\niposix\nsystem\n.", "names 'posix.system'"),
     "OBJ": (b"\x80\x02(cposix\nsystem\n" + text(b"touch done") + b"o.", "names 'posix.system'"),
     "in an array of objects": (OBJECTS + SYSTEM + b"atb.", "names 'posix.system'"),
     "in the labels": (changed(b"]q\x05(K\x00", b"]q\x05(" + SYSTEM, SMALL), "names 'posix.system'"),
     "in a field that is not used": (changed(b"]q\r(", b"]q\r(" + SYSTEM, SMALL), "names 'posix.system'"),
-    "after the end of a right batch": (SMALL[:-1] + b"0" + SYSTEM + b".", "opcode POP at byte"),
+    "after the end of a right batch": (SMALL[:-1] + b"0" + SYSTEM + b".", "names 'posix.system'"),
 }
 
 

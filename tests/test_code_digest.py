@@ -23,7 +23,7 @@ from torch import nn
 from fedray.algorithms.scaffold import Scaffold
 from fedray.code_digest import code_digest
 from fedray.data import contents as contents_module
-from fedray.data.contents import contents
+from fedray.data.contents import data_digests
 from fedray.data.federated import federate
 from fedray.data.source import load_source
 from fedray.own_modules import is_library
@@ -249,7 +249,7 @@ def test_digests_of_files_are_remembered_until_the_files_change(
 
         config = load({"data.source": "npz", "data.root": str(path), "data.clients": 2}).data
         read = load_source("npz", str(path))
-        return contents(read, federate(read, config, 0, 0))
+        return data_digests(read, federate(read, config, 0, 0))
 
     first = found()
     hashed: list[int] = []

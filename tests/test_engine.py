@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,8 +36,8 @@ from fedray.experiment import Own
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
-from fedray.tracking.profile import PURPOSES
-from fedray.tracking.tensorboard import TAGS
+from fedray.tracking import columns
+from fedray.tracking.columns import PURPOSES, TAGS
 
 PACKAGE = Path(fedray.__file__).parent
 
@@ -106,6 +107,22 @@ def test_metrics_columns(finished):
     for name in ("iterations", "bytes_down", "bytes_up", "flops", "wall_seconds"):
         assert (metrics[name].diff().dropna() > 0).all(), name
     assert metrics["train_loss"].notna().all()
+
+
+def test_everything_that_is_recorded_is_described(finished, events):
+    """With its unit, in :mod:`fedray.tracking.columns`, of which the glossary is made."""
+
+    def lacking(names: Any, *described: Any) -> list[str]:
+        forms = [re.sub(r"<\w+>", r"\\w+", name) for each in described for name in each]
+        return [name for name in names if not any(re.fullmatch(form, name) for form in forms)]
+
+    assert list(columns.METRICS) == COLUMNS
+    assert not lacking(finished.metrics, columns.METRICS, columns.FURTHER_METRICS)
+    assert not lacking(finished.clients, columns.CLIENT_FACTS, columns.CLIENT_SCORES)
+    assert not lacking(finished.evaluation, columns.EVALUATION)
+    assert not lacking(finished.summary, columns.SUMMARY)
+    tags = [tag for kind in ("scalars", "histograms") for tag in events.Tags()[kind]]
+    assert not lacking(tags, columns.TAGS.values(), columns.FURTHER_TAGS)
 
 
 def test_evaluations_come_every_so_many_rounds_and_at_the_end(finished):
@@ -561,7 +578,7 @@ def test_torchs_global_settings_are_as_before(tmp_path):
 # ---------------------------------------------------------------- the package's own order
 
 LAYERS = [
-    ("errors",),
+    ("errors", "files"),
     ("importing", "own_modules"),
     ("config", "code_digest"),
     ("core",),
@@ -615,6 +632,40 @@ def test_imports_point_down():
             assert other == own or rank < RANK[own], f"{path} imports {name}"
     assert ("core", "core") in seen
     assert ("engine", "tracking") in seen
+
+
+def test_no_module_imports_one_that_imports_it_back():
+    """Whether at the top, for types only or in a function: what two such modules do can only be understood together."""
+    trees = {
+        f"fedray/{path}".removesuffix(".py").replace("/", ".").removesuffix(".__init__"): t for path, t in modules()
+    }
+    imported: dict[str, set[str]] = {module: set() for module in trees}
+    for module, tree in trees.items():
+        for name in imports(tree):
+            while name and name not in trees:
+                name = name.rpartition(".")[0]
+            if name and name != module:
+                imported[module].add(name)
+
+    def chain(start: str) -> list[str]:
+        """The modules from ``start`` back to it, each of which imports the next; empty if there is no such chain."""
+        before: dict[str, str] = {}
+        left = [start]
+        while left:
+            module = left.pop()
+            for name in sorted(imported[module]):
+                if name == start:
+                    found = [start, module]
+                    while found[-1] != start:
+                        found.append(before[found[-1]])
+                    return found[::-1]
+                if name not in before:
+                    before[name] = module
+                    left.append(name)
+        return []
+
+    assert "fedray.errors" in imported["fedray.tracking.lock"]
+    assert [found for found in map(chain, trees) if found] == []
 
 
 def test_ray_is_imported_by_the_engine_and_the_tuning_alone():

@@ -32,7 +32,7 @@ def test_a_folder_in_use_is_said_at_once(kind, tmp_path, ray_cluster):
          "engine.cpus_per_actor": 0.1}
     )  # fmt: skip
     with contextlib.ExitStack() as holder:
-        holder.enter_context(RunFolder(config, {}).locked(print))
+        holder.enter_context(RunFolder(config, {}).lock(print))
         display = Frees(holder)
         result = simulate(config, data=small_source(), display=display)
     assert result.summary["status"] == "completed"

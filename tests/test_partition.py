@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedray.config import DataConfig
 from fedray.data import dirichlet as dirichlet_module
-from fedray.data.contents import contents
+from fedray.data.contents import data_digests
 from fedray.data.deal import largest_remainder
 from fedray.data.dirichlet import dirichlet, dirichlet_fixed
 from fedray.data.federated import federate, with_train_subset
@@ -20,7 +20,7 @@ from fedray.data.skew import iid, label_skew, natural, orthogonal, quantity_skew
 from fedray.data.source import Source
 from fedray.data.test_shares import with_test_shares
 from fedray.errors import UserError
-from fedray.tracking.folder import differing
+from fedray.tracking.folder import names_that_differ
 
 quick = settings(max_examples=40, deadline=None)
 
@@ -301,9 +301,9 @@ def test_overlapping_dirichlet_draws_with_the_weights_of_the_classes():
     """One draw of class c has probability q_c n_c / sum; later draws flatten it (Plato's sampler)."""
     pools = [np.arange(100), np.arange(100, 300)]
     generator = rng(5)
-    ones = [dirichlet_module._weighted(pools, np.array([0.8, 0.2]), 1, generator)[0] < 100 for _ in range(4000)]
+    ones = [dirichlet_module._draw_weighted(pools, np.array([0.8, 0.2]), 1, generator)[0] < 100 for _ in range(4000)]
     assert abs(np.mean(ones) - 0.8 * 100 / (0.8 * 100 + 0.2 * 200)) < 0.04
-    everything = dirichlet_module._weighted(pools, np.array([1.0, 1e-200]), 300, generator)
+    everything = dirichlet_module._draw_weighted(pools, np.array([1.0, 1e-200]), 300, generator)
     assert np.array_equal(everything, np.arange(300))
 
 
@@ -488,13 +488,13 @@ def test_taking_everything_out_is_refused():
 def test_hashes_tell_partitions_and_data_apart():
     one, same, other = (federate(source(), config("iid", 5), seed, 0) for seed in (1, 1, 2))
     assert one.partition_hash == same.partition_hash != other.partition_hash
-    assert contents(source(), one) == contents(source(), same)
-    assert differing(contents(source(), one), contents(source(), other)) == ["partition"]
+    assert data_digests(source(), one) == data_digests(source(), same)
+    assert names_that_differ(data_digests(source(), one), data_digests(source(), other)) == ["partition"]
     changed = source()
     changed.x_test[0] += 1
     again = federate(changed, config("iid", 5), 1, 0)
     assert again.partition_hash == one.partition_hash
-    assert differing(contents(source(), one), contents(changed, again)) == ["test data"]
+    assert names_that_differ(data_digests(source(), one), data_digests(changed, again)) == ["test data"]
 
 
 def test_test_shares_follow_the_training_counts():

@@ -10,7 +10,7 @@ import pytest
 
 from fedray.data import idx
 from fedray.data.idx import FILES, read_idx, read_pair
-from fedray.data.sample.make import packed
+from fedray.data.sample.make import idx_file
 from fedray.data.source import SOURCES, Source, from_fields, load_source, validate
 from fedray.errors import UserError
 
@@ -63,7 +63,7 @@ def files(tmp_path):
 
 
 def write(path, array):
-    path.write_bytes(packed(array))
+    path.write_bytes(idx_file(array))
 
 
 @pytest.mark.parametrize("below", [".", "raw", "MNIST/raw"])

@@ -148,7 +148,7 @@ def test_large_and_small_steps():
     space = read_space({"a": {"uniform": [0, 1e6], "step": 0.01}, "b": {"int": [3, 10**17], "step": 10**10}})
     assert space.stored({"a": 543205.34, "b": 3 + 10**16}, {}) == {"a": 543205.34, "b": 3 + 10**16}
     assert space.parameters[1].high == 3 + (10**7 - 1) * 10**10
-    assert read_space({"a": {"int": [1, "1e2"]}}).parameters[0].high == 100
+    assert read_space({"a": {"int": [1, 1e2]}}).parameters[0].high == 100
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fedray.cli import main
 from fedray.config import flat, load, read_file
 from fedray.errors import UserError
 from fedray.experiment import Own
-from fedray.resolve import resolve, rounds_of
+from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.axis import STEPS, budget_of, reached, value_of
@@ -186,10 +186,10 @@ def test_the_work_stays_the_same_where_local_steps_are_searched():
     assert spec.base["run.iterations"] == 40
     assert "run.rounds" not in spec.base
     for steps in (2, 4, 8):
-        assert rounds_of(load(overridden(spec.base, {"train.local_steps": steps}))) * steps == 40
+        assert load(overridden(spec.base, {"train.local_steps": steps})).rounds * steps == 40
     (spec,) = read_sweeps(described(**space), ["run.iterations=80"])
     assert spec.base["run.iterations"] == 80
-    (spec,) = read_sweeps({**described(**space), "base": {"run.rounds": "1e1", "train.local_steps": "2"}})
+    (spec,) = read_sweeps({**described(**space), "base": {"run.rounds": 1e1, "train.local_steps": 2}})
     assert spec.base["run.iterations"] == 20
 
 
@@ -244,7 +244,7 @@ def test_a_space_file_is_of_its_algorithm_and_begins_with_the_base(name):
             defaults |= {"train.weight_decay": 0.0} | spec.base | (spec.first[0] if spec.first else {})
             if space == "wide":
                 assert set(spec.space.stored({}, defaults)) == set(spec.described)
-            assert rounds_of(load(spec.base)) >= 25
+            assert load(spec.base).rounds >= 25
 
 
 def test_papers_grids():
@@ -287,7 +287,7 @@ def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
         config = load(spec.base)
         assert (config.train.weighting, config.model.head) == ("samples", "none")
         assert (config.train.momentum, config.train.weight_decay) == (0, 0)
-        assert rounds_of(config) * (config.train.local_steps or 0) == rounds_of(load(first.base)) * 10
+        assert config.rounds * (config.train.local_steps or 0) == load(first.base).rounds * 10
 
 
 # ---------------------------------------------------------------- the axis
@@ -590,11 +590,11 @@ def test_a_suite_has_no_algorithm_of_its_own(tmp_path):
         read_suite("sample", ["algorithm.name=fedprox"])
 
 
-def test_numbers_of_numpys_and_texts_that_are_numbers():
+def test_numbers_of_numpys():
     base = {**described()["base"], "data.clients": np.int64(4)}
     choice = np.array([0.01, 0.1])
-    space = {"train.lr": {"loguniform": ["1e-3", np.float64(1)]}, "algorithm.mu": {"choice": choice}}
-    (spec,) = read_sweeps({"base": base, "spaces": {"wide": space}, "first": [{"train.lr": "1e-2"}]})
+    space = {"train.lr": {"loguniform": [1e-3, np.float64(1)]}, "algorithm.mu": {"choice": choice}}
+    (spec,) = read_sweeps({"base": base, "spaces": {"wide": space}, "first": [{"train.lr": 1e-2}]})
     assert spec.base["data.clients"] == 4
     assert [(p.low, p.high, p.values) for p in spec.space.parameters] == [(0.001, 1.0, ()), (0, 0, (0.01, 0.1))]
     assert spec.space.stored(spec.first[0], {"algorithm.mu": 0.01}) == {"train.lr": 0.01, "algorithm.mu": "0.01"}

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=16, help="the first does not count")
     args = parser.parse_args()
     from fedray import simulate
-    from fedray.tracking.profile import PURPOSES
+    from fedray.tracking.columns import PURPOSES
 
     with tempfile.TemporaryDirectory() as output:
         settings = config(WORKLOADS[args.workload], output)

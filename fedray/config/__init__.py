@@ -1,16 +1,4 @@
-"""The skeleton of a run's configuration: every key that a user can set, typed, ranged and documented.
-
-What the sections ``algorithm``, ``data`` and ``model`` may hold beyond the keys here is declared by those layers and
-checked in :mod:`fedray.resolve`. This module imports neither torch nor Ray, so that a mistake is reported at once.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+"""The configuration of a run: its keys, and how it is read and checked."""
 
 from fedray.config.reading import (
     assign,
@@ -18,324 +6,59 @@ from fedray.config.reading import (
     documented_keys,
     expand,
     flat,
-    is_section,
+    load,
     plain,
     read,
     read_file,
-    shown,
+    run_name,
     unknown_key,
 )
-from fedray.importing import short_name
+from fedray.config.sections import (
+    ALPHA,
+    CLUSTERS,
+    MIN_SAMPLES,
+    AlgorithmConfig,
+    Auto,
+    Config,
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    PartitionConfig,
+    Real,
+    RunConfig,
+    Section,
+    TrainConfig,
+    Whole,
+)
+from fedray.config.yaml_text import dump_yaml, parse_yaml
 
 __all__ = [
-    "AlgorithmConfig", "Auto", "Config", "DataConfig", "EngineConfig", "ModelConfig", "PartitionConfig", "Real",
-    "RunConfig", "Section", "TrainConfig", "Whole", "assign", "check", "documented_keys", "expand", "flat",
-    "folder_name", "load", "plain", "read", "read_file", "unknown_key",
+    "ALPHA",
+    "CLUSTERS",
+    "MIN_SAMPLES",
+    "AlgorithmConfig",
+    "Auto",
+    "Config",
+    "DataConfig",
+    "EngineConfig",
+    "ModelConfig",
+    "PartitionConfig",
+    "Real",
+    "RunConfig",
+    "Section",
+    "TrainConfig",
+    "Whole",
+    "assign",
+    "check",
+    "documented_keys",
+    "dump_yaml",
+    "expand",
+    "flat",
+    "load",
+    "parse_yaml",
+    "plain",
+    "read",
+    "read_file",
+    "run_name",
+    "unknown_key",
 ]  # fmt: skip
-
-Auto = Literal["auto"]
-
-
-def _whole(value: Any) -> Any:
-    """1e3 in YAML is a string and 1000.0 a float; both mean the whole number 1000."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            return value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _real(value: Any) -> Any:
-    """YAML 1.1 reads 1e-3 as a string."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _not_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_whole), BeforeValidator(_not_bool)]
-Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_real), BeforeValidator(_not_bool)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty_sections(cls, values: Any) -> Any:
-        """`train:` with nothing below it is an empty section."""
-        if not isinstance(values, Mapping):
-            return values
-        sections = {key for key, field in cls.model_fields.items() if is_section(field.annotation)}
-        return {key: value for key, value in values.items() if not (value is None and key in sections)}
-
-
-ROUNDS, LOCAL_STEPS = 50, 20
-"""Rounds, and local steps of each, where nothing is said of them."""
-
-
-class RunConfig(Section):
-    """What is run, for how long, and where its results go."""
-
-    name: str | None = Field(None, description="name of the run folder; <algorithm>-<source> unless set")
-    seed: Whole = Field(0, ge=0, lt=2**63, description="seed of everything but the partition")
-    output: str = Field("runs/", description="folder in which the run folder is made")
-    rounds: Whole | None = Field(None, ge=1, description=f"rounds R ({ROUNDS} unless run.iterations is set)")
-    iterations: Whole | None = Field(None, ge=1, description="local iterations T: rounds = T // train.local_steps")
-    eval_every: Whole = Field(1, ge=0, description="rounds between evaluations; 0 evaluates after the last round only")
-    eval_test: bool = Field(True, description="evaluate the test set; sweeps do without, and touch it for winners only")
-    eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on that many training samples")
-    eval_clients: Whole | Literal["all"] = Field(
-        0, description="score the global model on the own test share of so many clients, the same in every evaluation"
-    )
-    finetune_steps: Whole = Field(
-        0, ge=0, description="score the global model after so many local SGD steps on each client of the cohort"
-    )
-    targets: list[Annotated[Real, Field(gt=0, le=1)]] = Field(
-        [], description="accuracies whose first round is reported"
-    )
-    checkpoint_every: Whole = Field(10, ge=0, description="rounds between checkpoints; 0 turns them off")
-    keep_checkpoints: Whole = Field(2, ge=1, description="how many of the last checkpoints are kept")
-    resume: Literal["auto"] | bool = Field(
-        "auto", description="auto: resume if unfinished and the same; true: resume or fail; false: move the old folder"
-    )
-    log_clients: bool = Field(True, description="write per-client rows to clients.parquet and evaluation.parquet")
-    given: list[Literal["data", "model", "loss", "metrics"]] = Field(
-        [],
-        description="what simulate() or tune() was given from Python, without which this is another run; set by them",
-    )
-
-    @field_validator("name")
-    @classmethod
-    def _one_folder(cls, name: str | None) -> str | None:
-        if name and (name in (".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > 200):
-            raise ValueError(f"must be the name of one folder, not {shown(name)}; run.output says where it is made")
-        return name
-
-    @field_validator("output")
-    @classmethod
-    def _local_folder(cls, output: str) -> str:
-        if "://" in output:
-            raise ValueError(f"must be a local folder, not {shown(output)}; copy the run folder there afterwards")
-        return output
-
-    @model_validator(mode="after")
-    def _one_length(self) -> RunConfig:
-        if isinstance(self.eval_clients, int) and self.eval_clients < 0:
-            raise ValueError(f"run.eval_clients must be 'all' or at least 0, not {self.eval_clients}")
-        if self.rounds is not None and self.iterations is not None:
-            raise ValueError("give run.rounds or run.iterations, not both")
-        return self
-
-
-class AlgorithmConfig(Section):
-    """Which algorithm; its hyper-parameters stand beside its name."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = Field("pfedmo", description="see `fedray algorithms`, or your own: file.py:Class or module:Class")
-
-
-class PartitionConfig(Section):
-    """How the training set is divided among the clients (fedray.data.partition says what each option does)."""
-
-    kind: str = Field(
-        "auto",
-        description="see `fedray datasets`; auto: natural if the data say whose each sample is, else dirichlet",
-    )
-    alpha: Real | None = Field(None, gt=0, description="Dirichlet concentration (xi of pFedMo); 0.5 unless set")
-    prior: list[Annotated[Real, Field(ge=0)]] | None = Field(
-        None, description="dirichlet_fixed: prior over the classes, uniform unless set"
-    )
-    capped: bool = Field(False, description="dirichlet: full clients get no more samples")
-    rebalanced: bool = Field(False, description="dirichlet: capped, then made equal in size")
-    classes_per_client: Whole | None = Field(None, ge=1, description="label_skew: classes x of each client")
-    assign: Literal["random", "balanced"] = Field("random", description="label_skew: how class sets are chosen")
-    on_empty: Literal["shrink", "fill", "error"] = Field(
-        "shrink", description="label_skew: what happens when a class runs out"
-    )
-    sizes: list[Annotated[Whole, Field(ge=1)]] | None = Field(None, description="quantity_skew: samples per client")
-    shards_per_client: Whole = Field(1, ge=1, description="shards: shards per client")
-    clusters: Whole | None = Field(None, ge=1, description="orthogonal: clusters of clients; 5 unless set")
-    min_samples: Whole | None = Field(
-        None, ge=0, description="least samples per client (1 unless set); 0 lets clients be empty"
-    )
-    overlap: bool = Field(
-        False, description="iid, dirichlet_fixed, orthogonal: clients draw samples_per_client each, and may overlap"
-    )
-
-
-class DataConfig(Section):
-    """Which data, and how it is spread over the clients."""
-
-    source: str = Field("sample", description="see `fedray datasets`, or your own: file.py:function or module:function")
-    root: str | None = Field(None, description="where the files are ($FEDRAY_DATA and the usual places else)")
-    normalization: str = Field("default", description="mean and deviation of the inputs; see `fedray datasets`")
-    clients: Whole = Field(20, ge=1, description="number of registered clients N")
-    samples_per_client: Whole | None = Field(None, ge=1, description="fixed local size; all samples unless set")
-    seed: Whole | None = Field(None, ge=0, lt=2**63, description="seed of partition and public set; = run.seed")
-    partition: PartitionConfig = Field(default_factory=PartitionConfig)
-    public_samples: Whole | Auto = Field(
-        "auto", description="i.i.d. public set of the server; auto: 10 % if the algorithm needs it, else none"
-    )
-    public_to: Literal["server", "clients"] = Field(
-        "server", description="clients: deal the public set out to them, on top of their own samples"
-    )
-    validation_samples: Whole = Field(0, ge=0, description="held out of the training set for validation_accuracy")
-    least_test_samples: Whole = Field(
-        0, ge=0, description="least size of a client's test share; smaller ones are drawn anew, and may overlap"
-    )
-    augment: Literal["none", "crop_flip"] = Field("none", description="crop_flip: random crop (pad 4) and mirror")
-
-    @model_validator(mode="after")
-    def _ranges(self) -> DataConfig:
-        if self.public_samples != "auto" and self.public_samples < 0:
-            raise ValueError(f"data.public_samples must be 'auto' or at least 0, not {self.public_samples}")
-        return self
-
-
-class ModelConfig(Section):
-    """Which model; a model's own options stand beside its name."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
-    name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")
-    init: Literal["default", "zeros"] = Field("default", description="PyTorch's initialisation, or zeros")
-    weights: str | None = Field(None, description="a safetensors or pt file with initial weights")
-    head: str = Field(
-        "auto",
-        description="head in the place of the last layer: none, moon, siam, your own file.py:Class; auto: what the "
-        "algorithm needs",
-    )
-    proj_dim: Whole = Field(256, ge=1, description="width of the representation that the head gives")
-
-
-class TrainConfig(Section):
-    """Local training and the sampling of clients."""
-
-    local_steps: Whole | None = Field(
-        None, ge=1, description=f"local steps tau (J); {LOCAL_STEPS} unless local_epochs is set"
-    )
-    local_epochs: Whole | None = Field(None, ge=1, description="local epochs E instead of steps")
-    batch_size: Whole | Literal["full"] = Field(64, description="batch size B, or full")
-    lr: Real = Field(0.01, gt=0, description="client learning rate eta_l")
-    server_lr: Real = Field(1.0, gt=0, description="server learning rate eta_g")
-    momentum: Real = Field(0.0, ge=0, lt=1, description="momentum of the clients' SGD")
-    weight_decay: Real = Field(0.0, ge=0, description="weight decay of the clients' SGD")
-    grad_clip: Real = Field(0.0, ge=0, description="clip the update direction to this norm; 0 is off")
-    lr_decay: Real = Field(1.0, gt=0, le=1, description="factor on eta_l per round")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast on the forward pass")
-    cohort_size: Whole | None = Field(None, ge=1, description="clients per round; all unless set")
-    participation: Real | None = Field(
-        None, gt=0, le=1, description="clients per round as a fraction C of those with samples"
-    )
-    sampling: Literal["uniform", "cyclic"] = Field("uniform", description="how cohorts are drawn")
-    weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
-
-    @model_validator(mode="after")
-    def _exclusive(self) -> TrainConfig:
-        if self.local_steps is not None and self.local_epochs is not None:
-            raise ValueError("give train.local_steps or train.local_epochs, not both")
-        if self.cohort_size is not None and self.participation is not None:
-            raise ValueError("give train.cohort_size or train.participation, not both")
-        if isinstance(self.batch_size, int) and self.batch_size < 1:
-            raise ValueError(f"train.batch_size must be 'full' or at least 1, not {self.batch_size}")
-        return self
-
-
-class EngineConfig(Section):
-    """Where and how the clients are simulated. None of it changes a result, but where said."""
-
-    kind: Literal["ray", "local"] = Field("ray", description="ray, or local: one process without Ray, the same bits")
-    actors: Whole | Literal["auto", "per_client"] = Field("auto", description="client actors; auto fills the cluster")
-    cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
-    gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
-    actors_per_gpu: Whole | Auto | None = Field(
-        None, description="client actors on each GPU, instead of gpus_per_actor; auto (if none is set): as many as fit"
-    )
-    chunk: Whole | Auto = Field(
-        "auto",
-        description="clients of a batched stack, or that stay together: a power of two; changes bits if batched",
-    )
-    vectorize: bool | Auto = Field(
-        "auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits"
-    )
-    start_timeout: Real = Field(120.0, gt=0, description="seconds to wait for the cluster's resources")
-    max_retries: Whole = Field(3, ge=0, description="how often in a row an actor may be lost before the run stops")
-    address: str | None = Field(None, description="address of a running Ray cluster; `local` starts one here")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: cuda where there are GPUs, or where the run began; changes bits"
-    )
-    threads: Whole = Field(1, ge=1, le=1024, description="torch threads of every computing process; changes bits")
-    server_cpus: Real = Field(0.0, ge=0, description="CPU share of the server actor")
-    server_gpus: Real = Field(0.0, ge=0, description="GPU share of the server actor")
-    spill_dir: str | None = Field(
-        None, description="where clients' states are kept (the run folder unless set), and Ray spills if started here"
-    )
-    portable_bits: bool = Field(False, description="the same bits on different CPUs (slower); changes bits")
-    profile: bool = Field(False, description="record what each round's time went into (profile.csv, TensorBoard)")
-
-    @model_validator(mode="after")
-    def _ranges(self) -> EngineConfig:
-        if isinstance(self.actors, int) and self.actors < 1:
-            raise ValueError(f"engine.actors must be auto, per_client or at least 1, not {self.actors}")
-        if isinstance(self.chunk, int) and (self.chunk < 1 or self.chunk & (self.chunk - 1)):
-            raise ValueError(f"engine.chunk must be auto or a power of two, not {self.chunk}")
-        if isinstance(self.actors_per_gpu, int) and self.actors_per_gpu < 1:
-            raise ValueError(f"engine.actors_per_gpu must be auto or at least 1, not {self.actors_per_gpu}")
-        if self.gpus_per_actor and self.actors_per_gpu:
-            raise ValueError("give engine.gpus_per_actor or engine.actors_per_gpu, not both")
-        if 0 < self.gpus_per_actor < 1 and abs(1 / self.gpus_per_actor - round(1 / self.gpus_per_actor)) > 1e-6:
-            raise ValueError(
-                f"engine.gpus_per_actor must be 1/n or a whole number, not {self.gpus_per_actor}: "
-                f"use engine.actors_per_gpu={int(1 / self.gpus_per_actor)}"
-            )
-        if self.gpus_per_actor > 1 and self.gpus_per_actor != int(self.gpus_per_actor):
-            raise ValueError(f"engine.gpus_per_actor must be 1/n or a whole number, not {self.gpus_per_actor}")
-        return self
-
-
-class Config(Section):
-    """The whole configuration of a run."""
-
-    run: RunConfig = Field(default_factory=RunConfig)
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
-    data: DataConfig = Field(default_factory=DataConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    train: TrainConfig = Field(default_factory=TrainConfig)
-    engine: EngineConfig = Field(default_factory=EngineConfig)
-
-    @model_validator(mode="after")
-    def _iterations_need_steps(self) -> Config:
-        if self.run.iterations is not None:
-            if self.train.local_epochs is not None:
-                raise ValueError("run.iterations needs train.local_steps, not train.local_epochs")
-            steps = self.train.local_steps or LOCAL_STEPS
-            if self.run.iterations < steps:
-                raise ValueError(f"run.iterations={self.run.iterations} is less than train.local_steps={steps}")
-        return self
-
-
-def folder_name(algorithm: str, source: str) -> str:
-    """The name of a run's folder, unless ``run.name`` is set."""
-    return plain(f"{short_name(algorithm)}-{short_name(source)}")
-
-
-def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """A checked :class:`Config` from a mapping or a YAML file, with ``key=value`` overrides on top.
-
-    Raises :class:`UserError` with one line for unknown keys, wrong types and values out of range.
-    """
-    values, where = read(config)
-    for override in overrides:
-        assign(values, override)
-    return check(Config, values, where)

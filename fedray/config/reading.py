@@ -1,6 +1,6 @@
-"""Reading a configuration: YAML files, ``key=value`` overrides, and what is wrong with them in one line.
+"""Reads a configuration from YAML files and ``key=value`` overrides, and says in one line what is wrong with it.
 
-The keys themselves are in :mod:`fedray.config`.
+The keys themselves are in :mod:`fedray.config.sections`.
 """
 
 from __future__ import annotations
@@ -10,27 +10,25 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from fedray.config.sections import Config, in_message, is_section
+from fedray.config.yaml_text import parse_yaml, problem_of
 from fedray.errors import UserError, closest, near_miss
-
-
-def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    """Whether a key's type is a section, which has keys of its own."""
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
+from fedray.importing import short_name
 
 OPTION = r"(algorithm|model)\.\w+"
-"""A key that an algorithm or a model may have; which do is not known here."""
+"""The form of a key that some algorithm or model may have; which one has it is not known here."""
 
 
 def check_words(words: list[str], keys: Sequence[str]) -> None:
-    """Refuse a key without its ``=`` among the words of a command line, as in ``train.lr 0.1`` or ``--train.lr=0.1``.
+    """Raises :class:`UserError` for a key that is not written as key=value: ``train.lr 0.1``, ``--train.lr=0.1``.
 
-    ``keys`` are all keys of the command; algorithms and models have more.
+    ``words`` are those of a command line, and ``keys`` all keys of the command, to which algorithms and models add
+    more.
     """
     for number, word in enumerate(words):
         key, sign, value = word.lstrip("-").partition("=")
@@ -38,21 +36,22 @@ def check_words(words: list[str], keys: Sequence[str]) -> None:
         if sign and not is_option and value:
             continue
         value = value or _value_after(words[number + 1 :])
-        meant = [] if Path(word).exists() or (is_option and "." not in key) else _meant(key, keys, bool(value))
+        meant = [] if Path(word).exists() or (is_option and "." not in key) else _probable_keys(key, keys, bool(value))
         if meant and (value or not sign):
             choice = " or ".join(f"{each}={value or '...'}" for each in meant)
             raise UserError(f"{word}: a key and its value are one word, key=value (did you mean {choice}?)")
 
 
 def _value_after(words: list[str]) -> str:
-    """The value behind a key without its sign: ``0.1``, ``= 0.1`` or ``=0.1``; empty if what follows is none."""
+    """The value that ``words``, which follow a key, begin with: ``0.1``, ``= 0.1`` or ``=0.1``; empty if it is no
+    value."""
     text = "".join(words[1:2]) if words[:1] == ["="] else "".join(words[:1]).removeprefix("=")
     is_none = "=" in text or text.startswith("--") or text.endswith((".yaml", ".yml")) or Path(text).is_file()
     return "" if is_none else text
 
 
-def _meant(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
-    """The keys that ``key`` may be; one that is not exactly a key is only taken for one where a value follows."""
+def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
+    """The keys that the user may have meant by ``key``. A word that is not exactly a key is one only before a value."""
     if key in keys:
         return [key]
     if not has_value:
@@ -66,7 +65,7 @@ def _meant(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
-    """``config`` as nested sections, and what begins a message about it: the file's name."""
+    """``config`` as nested sections, and the beginning of messages about it, which names the file if there is one."""
     if config is None:
         return {}, ""
     if isinstance(config, Mapping):
@@ -79,64 +78,31 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
 
 
 ASIDE = "x-"
-"""What begins the name of a section of a file that holds anchors for others: ``x-common: &common {train.lr: 0.1}``."""
+"""The beginning of the names of sections that only hold anchors for others: ``x-common: &common {train.lr: 0.1}``."""
 
 
 def read_file(path: Path) -> dict[str, Any]:
     """The sections of a YAML file, without those that only hold anchors for others (``x-...``).
 
-    Raises :class:`UserError` in one line if it can't be read.
+    Raises :class:`UserError` if the file can't be read, or is no YAML.
     """
     try:
-        loaded = _yaml(path.read_text(encoding="utf-8"))
+        loaded = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"can't read the config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: a config is YAML in UTF-8") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {_yaml_problem(error)}") from None
+        raise UserError(f"{path} is not valid YAML: {problem_of(error)}") from None
     except RecursionError:
         raise UserError(f"{path} is nested too deeply for a config") from None
     if loaded is not None and not isinstance(loaded, dict):
-        raise UserError(f"{path} must hold sections (run, data, ...), not {shown(loaded)}")
+        raise UserError(f"{path} must hold sections (run, data, ...), not {in_message(loaded)}")
     return {key: value for key, value in (loaded or {}).items() if not str(key).startswith(ASIDE)}
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as a config needs it: a key given twice is an error, and nothing is a date."""
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        # here and not when values are made of the nodes: by then, what `<<` merges stands beside a node's own keys
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            name = str(key.value)
-            if name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is given twice", key.start_mark)
-            seen.add(name)
-        return node
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def _yaml(text: str) -> Any:
-    # a SafeLoader: it makes plain values only
-    return yaml.load(text, _Loader)
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    """What is wrong, and the line and column counted from 1."""
-    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return place + " ".join(str(problem or error).split())
-
-
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """A nested plain copy in which dotted keys (``train.lr``) have become sections."""
+    """A copy of nested mappings in which dotted keys (``train.lr``) have become sections."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         value = expand(value) if isinstance(value, Mapping) else value
@@ -156,12 +122,12 @@ def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """``name`` without what may not be in a file's name, or is awkward there."""
+    """``name`` with an underscore for each character that is forbidden or awkward in the name of a file."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Sections within sections as one mapping with dotted keys (``train.lr``)."""
+    """Nested sections as one mapping with dotted keys (``train.lr``)."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -169,14 +135,16 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def assign(values: dict[str, Any], override: str) -> None:
-    """Set a ``key=value`` in nested sections."""
+    """Sets one ``key=value`` in the nested sections ``values``. Raises :class:`UserError` if it has no such form."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise UserError(f"{override!r} is not of the form key=value, for example train.lr=0.1")
     try:
-        value = _yaml(text)
-    except (yaml.YAMLError, RecursionError):
-        raise UserError(f"the value of {override!r} is not valid YAML") from None
+        value = parse_yaml(text)
+    except RecursionError:
+        raise UserError(f"the value of {override!r} is nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"the value of {override!r} is not valid YAML: {problem_of(error)}") from None
     section = values
     *path, last = key.strip().split(".")
     for step in path:
@@ -190,9 +158,10 @@ def assign(values: dict[str, Any], override: str) -> None:
 
 
 def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: str = "") -> Any:
-    """``model`` made from ``values``; :class:`UserError` in one line if they don't fit.
+    """Makes the section ``model`` from ``values``.
 
-    ``where`` (a file) and ``prefix`` (a section, as in ``algorithm.``) begin the message.
+    Raises :class:`UserError` in one line if they do not fit. The line begins with ``where`` (a file) and ``prefix``
+    (the section, as in ``algorithm.``).
     """
     try:
         return model.model_validate(dict(values))
@@ -200,8 +169,8 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
         lines: dict[Any, str] = {}
         for problem in error.errors():
             of_a_key = problem["type"] != "extra_forbidden"
-            # the members of a union have a problem each, with one value
-            value = _located(model, problem["loc"])[0] if of_a_key else problem["loc"]
+            # pydantic reports a problem for each member of a union; the user gets one for the value
+            value = _key_of(model, problem["loc"])[0] if of_a_key else problem["loc"]
             lines.setdefault(value, _explain(model, problem, prefix))
         first, *others = dict.fromkeys(lines.values())
         raise UserError(where + first + (f" (and {len(others)} more)" if others else "")) from None
@@ -221,12 +190,9 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
     return f"unknown key {section}{name}{hint}"
 
 
-def documented_keys(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """(key, default, what it takes, description) of every key of ``model`` (the whole configuration)."""
-    # fedray.config imports this module, so it can't be imported at the top
-    from fedray.config import Config
-
-    for name, field in (model or Config).model_fields.items():
+def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
+    """Every key of ``model``, as a tuple of the key, its default, the values that it takes, and its description."""
+    for name, field in model.model_fields.items():
         if is_section(field.annotation):
             yield from documented_keys(field.annotation, f"{prefix}{name}.")
         else:
@@ -234,7 +200,7 @@ def documented_keys(model: type[BaseModel] | None = None, prefix: str = "") -> I
 
 
 def _takes(field: Any) -> str:
-    """What a key takes, with its range: ``a whole number >= 1``."""
+    """The type and the range of a key in words: ``a whole number >= 1``."""
     bounds = [
         f"{symbol} {getattr(limit, word):g}"
         for word, symbol in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
@@ -248,15 +214,15 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
-    key, annotation = _located(model, problem["loc"])
+    key, annotation = _key_of(model, problem["loc"])
     given = problem.get("input")
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if problem["type"] == "extra_forbidden":
         return unknown_key(str(problem["loc"][-1]), annotation.model_fields, f"{prefix}{key}." if key else prefix)
     if is_section(annotation):
-        # a validator of the section speaks in whole sentences
+        # the section's own validators write whole messages
         example = next(iter(annotation.model_fields), "...")
-        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {shown(given)}"
+        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {in_message(given)}"
         return kind if problem["type"] in ("model_type", "model_attributes_type") else message
     key = prefix + key
     if problem["type"] == "missing":
@@ -264,7 +230,7 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     if problem["type"] == "value_error":
         return f"{key} {message}"
     if problem["type"].startswith(("greater", "less")):
-        # pydantic's own sentence rounds large limits
+        # not pydantic's own message, which rounds large limits
         ((bound, limit),) = problem["ctx"].items()
         text = f"must be {BOUNDS[bound]} {f'{limit:g}' if isinstance(limit, float) else limit}"
     elif problem["type"].startswith("finite"):
@@ -273,17 +239,10 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
         text = f"must be {_choices(annotation) or message.removeprefix('Input should be ')}"
     hint = closest(given, _literals(annotation)) if isinstance(given, str) else None
     quote = ": put it in quotes" if problem["type"] == "string_type" and isinstance(given, (int, float)) else ""
-    return f"{key} {text}, not {shown(given)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
+    return f"{key} {text}, not {in_message(given)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
 
 
-def shown(value: Any) -> str:
-    """A value as a message shows it."""
-    text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
-    text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
-    return text if len(text) <= 60 else text[:60] + "..."
-
-
-def _located(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
+def _key_of(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
     """The dotted key of a pydantic location, and its annotation (of the section, for a key that does not exist).
 
     The location of a union ends with the name of the member that failed, which is no key of the user's.
@@ -316,7 +275,7 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def _choices(annotation: Any) -> str:
-    """What a key takes, in words: ``a whole number or 'full'``."""
+    """The type of a key in words: ``a whole number or 'full'``."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     words = []
     for member in _members(annotation):
@@ -327,3 +286,19 @@ def _choices(annotation: Any) -> str:
         elif member in names:
             words.append(names[member])
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def run_name(config: Config, source: str) -> str:
+    """The name of a run's folder: ``run.name``, or one made of the algorithm's name and that of the data ``source``."""
+    return config.run.name or plain(f"{short_name(config.algorithm.name)}-{short_name(source)}")
+
+
+def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """A checked :class:`Config` from a mapping or a YAML file, with ``key=value`` overrides on top.
+
+    Raises :class:`UserError` with one line for unknown keys, wrong types and values out of range.
+    """
+    values, where = read(config)
+    for override in overrides:
+        assign(values, override)
+    return check(Config, values, where)

@@ -1,4 +1,4 @@
-"""Sources, partitioners and the federated data set: numpy and pandas alone, no torch and no Ray."""
+"""Data sets, and how they are spread over the clients. Nothing here imports torch or Ray."""
 
 from fedray.data.source import Source
 

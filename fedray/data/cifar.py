@@ -5,29 +5,33 @@ Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 
 from __future__ import annotations
 
+import io
+import pickle
 import reprlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedray.data.find import download_into, find_files, stamp
+from fedray.data.find import download_into, file_stamp, find_files
 from fedray.data.source import Source
-from fedray.data.unpickle import Call, unpickle
-from fedray.errors import UserError
+from fedray.errors import UserError, first_sentence
 
 PARTS = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 BINARY, PYTHON = "cifar-10-batches-bin", "cifar-10-batches-py"
 PIXELS = 3 * 32 * 32
 MEAN = np.array([0.4914, 0.4822, 0.4465])  # of pixels/255: red, green, blue
 DEVIATIONS = {"default": np.array([0.2470, 0.2435, 0.2616]), "ghbm": np.array([0.2023, 0.1994, 0.2010])}
-"""By data.normalization. GHBM's are what many programs use: the mean over images of each one's own deviation."""
+"""The deviations of pixels/255 for each value of ``data.normalization``.
+
+Those of ``ghbm`` are the mean over the images of each image's own deviation, which many programs use.
+"""
 
 
 def cifar10(root: str | None, normalization: str = "default") -> Source:
-    """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
+    """Loads CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
     paths = find(root)
-    files = tuple(map(stamp, paths))
+    files = tuple(map(file_stamp, paths))
     *train, (x_test, y_test) = map(read_batch, paths)
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
     deviation = DEVIATIONS[normalization]
@@ -36,7 +40,7 @@ def cifar10(root: str | None, normalization: str = "default") -> Source:
 
 
 def find(root: str | None) -> list[Path]:
-    """Where the six files are, those of training first; the places are those of :func:`find_files`."""
+    """The paths of the six files, training first, in one of the places in which :func:`find_files` looks."""
     return find_files(
         "cifar10",
         root,
@@ -59,7 +63,7 @@ def _look(place: Path) -> list[Path]:
 
 
 def _download(cache: Path) -> None:
-    """Has torchvision download and checksum the files."""
+    """Downloads the files through torchvision, which also checks their checksums."""
 
     def fetch(scratch: Path) -> list[Path]:
         from torchvision.datasets import CIFAR10, utils
@@ -72,12 +76,15 @@ def _download(cache: Path) -> None:
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, 3, 32, 32] and labels int64 [n] in 0..9 from a file of either layout; UserError naming it."""
+    """Reads images uint8 [n, 3, 32, 32] and labels int64 [n] in 0..9 from a file of either layout.
+
+    Raises :class:`UserError`, which names the file, if it can't be read or holds anything else.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"can't read {path}: {error.strerror or error}") from None
-    x, labels = (_binary if path.suffix == ".bin" else _pickled)(path, content)
+    x, labels = (_read_binary if path.suffix == ".bin" else _read_pickled)(path, content)
     if not len(x):
         raise UserError(f"{path} holds no images")
     for row, label in enumerate(labels):
@@ -86,8 +93,8 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return x.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
 
 
-def _binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
-    """Records of a label and an image."""
+def _read_binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
+    """Reads the binary layout: records of one byte for the label and 3072 for the image."""
     record = 1 + PIXELS
     if len(content) % record:
         raise UserError(
@@ -98,12 +105,36 @@ def _binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
     return records[:, 1:], records[:, 0].tolist()
 
 
-def _pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
-    """A dict of a numpy array and a list, among other things, pickled by Python 2."""
+class _Call:
+    """Stands for something of numpy that a pickle asks for, and keeps what numpy would have been given."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments, self.state = arguments, None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes plain values, and a :class:`_Call` for each numpy array. A file that names anything else is refused,
+    because a pickle may name any function to be called.
+    """
+
+    def find_class(self, module: str, name: str) -> type[_Call]:
+        if f"{module}.{name}" not in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
+            raise pickle.UnpicklingError(f"it names {f'{module}.{name}'[:100]!r}, which no published file does")
+        return _Call
+
+
+def _read_pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
+    """Reads the python layout: a dict, pickled by Python 2, with an array ``data`` and a list ``labels``."""
     try:
-        batch = unpickle(content)
+        stream = io.BytesIO(content)
+        batch = _Unpickler(stream, encoding="bytes").load()
+        if stream.read(1):
+            raise ValueError("it has extra bytes at its end")
     except Exception as error:  # a damaged pickle can lead to any
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = first_sentence(error)
         raise UserError(f"{path} is damaged or no batch of CIFAR-10 ({reason}); get the file again") from None
     if not isinstance(batch, dict):
         raise UserError(f"{path} holds a pickled {type(batch).__name__}, not a dict of data and labels")
@@ -114,7 +145,7 @@ def _pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
     if not isinstance(labels, list):
         raise UserError(f"{path}: labels is of type {type(labels).__name__}, not a list")
     match batch[b"data"]:
-        case Call(state=(_, shape, Call(args=(code, *_)), False, bytes(pixels))):
+        case _Call(state=(_, shape, _Call(arguments=(code, *_)), False, bytes(pixels))):
             pass
         case _:
             raise UserError(f"{path}: data is not a numpy array of bytes by rows")

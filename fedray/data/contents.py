@@ -1,7 +1,7 @@
-"""What a data set holds, as digests: a run folder made from other data is recognised by them.
+"""Digests of a data set, by which a run folder that was made from other data is recognised.
 
 Samples are hashed as they are in memory, at 1.8 GB a second (SHA-256, measured). For a source that was read from
-files, the digests are remembered by the files' sizes and times, so that samples are hashed once.
+files, the digests are kept in a cache under the files' sizes and times, so that samples are hashed only once.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from fedray.data.federated import FederatedData, array_digest
 from fedray.data.find import cache_folder
 from fedray.data.source import Source
+from fedray.files import write_whole
 
 PARTS = {
     "training data": ("x_train", "y_train"),
@@ -23,14 +23,17 @@ PARTS = {
     "public data": ("x_public", "y_public"),
     "client assignment": ("client_train", "client_test"),
 }
-"""The arrays of a source by what they are to its user."""
+"""The arrays of a source, under the name that a message gives them."""
 
 REMEMBERED = 1000
-"""Data sets whose digests are remembered."""
+"""The number of data sets whose digests the cache keeps."""
 
 
-def contents(source: Source, data: FederatedData) -> dict[str, str]:
-    """sha256 of each part of ``source``, of how its inputs are scaled, its names, and who holds what in ``data``."""
+def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
+    """The sha256, as hexadecimal digits, of each part of ``source`` and of the partition in ``data``.
+
+    The parts are the arrays (:data:`PARTS`), how the inputs are scaled, and the names of classes and clients.
+    """
     found = dict(_of_files(source) if source.files else _of_arrays(source))
     found["normalisation"] = array_digest(source.scale, source.shift)
     if source.class_names is not None or source.client_names is not None:
@@ -49,7 +52,7 @@ def _of_arrays(source: Source) -> dict[str, str]:
 
 
 def _of_files(source: Source) -> Mapping[str, str]:
-    """The same, from the cache if these files have been hashed before."""
+    """The digests of a source's arrays, from the cache if its files have been hashed before."""
     memory = cache_folder() / "contents.json"
     key = hashlib.sha256(json.dumps([source.name, source.files]).encode()).hexdigest()
     try:
@@ -60,10 +63,8 @@ def _of_files(source: Source) -> Mapping[str, str]:
         return known[key]
     found = _of_arrays(source)
     kept = dict(list(known.items())[-REMEMBERED:]) if isinstance(known, dict) else {}
-    # a cache that can't be written costs time and nothing else
+    # without a cache the samples are hashed again the next time, and nothing else is lost
     with contextlib.suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
-        staging = memory.with_name(f".{memory.name}.{os.getpid()}")
-        staging.write_text(json.dumps({**kept, key: found}))
-        staging.replace(memory)
+        write_whole(memory, json.dumps({**kept, key: found}))
     return found

@@ -1,4 +1,4 @@
-"""What the partitioners share: dealing out samples by counts, rounding shares, and draws that may overlap."""
+"""Functions that several partitioners use: they deal out samples by counts, round shares, and draw with overlap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 Split = list[np.ndarray]
-"""One sorted int64 index array per client."""
+"""For each client the sorted indices of its samples, as an int64 array."""
 
 
 def class_pools(labels: np.ndarray, classes: int) -> Split:
@@ -17,7 +17,7 @@ def class_pools(labels: np.ndarray, classes: int) -> Split:
 
 
 def by_owner(owner: np.ndarray, clients: int) -> Split:
-    """The split in which sample j belongs to client ``owner[j]``, or to nobody if that is negative."""
+    """The split in which sample j belongs to client ``owner[j]``, or to nobody if ``owner[j]`` is negative."""
     # a stable sort leaves each client's indices in order
     order = np.argsort(owner, kind="stable")
     ends = np.searchsorted(owner, np.arange(clients + 1), sorter=order)
@@ -25,7 +25,10 @@ def by_owner(owner: np.ndarray, clients: int) -> Split:
 
 
 def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Split:
-    """Client i gets ``counts[i, c]`` random samples of class c; counts is [clients, classes], within the supply."""
+    """Gives client i ``counts[i, c]`` random samples of class c.
+
+    ``counts`` is int64 [clients, classes]. Its columns must not sum to more than there are samples of the class.
+    """
     owner = np.full(len(labels), -1)
     for c, pool in enumerate(class_pools(labels, counts.shape[1])):
         shuffled = rng.permutation(pool)
@@ -34,8 +37,11 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Sp
 
 
 def largest_remainder(quotas: np.ndarray, totals: np.ndarray | int) -> np.ndarray:
-    """Whole numbers int64 [..., k] near ``quotas`` [..., k] whose last axis sums to ``totals`` [...] (Hamilton's
-    method): quotas rounded down, and the rest to the largest remainders, the first ones in a tie."""
+    """Rounds ``quotas`` [..., k] to whole numbers, int64 [..., k], whose last axis sums to ``totals`` [...].
+
+    This is Hamilton's method: every quota is rounded down, and what is then lacking goes to the quotas with the largest
+    remainders, one each. In a tie the first ones get it. Quotas 1.5, 1.5, 2.0 with total 5 become 2, 1, 2.
+    """
     floors = np.floor(quotas).astype(np.int64)
     order = np.argsort(floors - quotas, axis=-1, kind="stable")
     rank = np.argsort(order, axis=-1)
@@ -43,11 +49,11 @@ def largest_remainder(quotas: np.ndarray, totals: np.ndarray | int) -> np.ndarra
 
 
 def draw_each(pool: np.ndarray, clients: int, samples: int, rng: np.random.Generator) -> Split:
-    """``samples`` of ``pool`` for each client: without replacement within a client, but clients may overlap."""
+    """Draws ``samples`` of ``pool`` for each client, without replacement within a client. Clients may overlap."""
     return [np.sort(pool[rng.choice(len(pool), samples, replace=False, shuffle=False)]) for _ in range(clients)]
 
 
-def compressed(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """(indices, offsets) of a split, int64: client i's are ``indices[offsets[i]:offsets[i + 1]]``."""
+def indices_and_offsets(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """A split as two int64 arrays: client i has the samples ``indices[offsets[i]:offsets[i + 1]]``."""
     offsets = np.cumsum([0, *map(len, split)], dtype=np.int64)
     return np.concatenate([np.empty(0, np.int64), *split]), offsets

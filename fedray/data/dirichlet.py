@@ -1,4 +1,5 @@
-"""The Dirichlet partitioners: shares of the clients in each class (8.3), and of the classes in each client (8.4)."""
+"""The Dirichlet partitioners. One draws the clients' shares of each class, the other the classes' shares of each
+client."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedray.config import ALPHA, MIN_SAMPLES
 from fedray.data.deal import Split, by_owner, class_pools, deal
-from fedray.data.skew import Note, equal_share, overlap_share, silent
+from fedray.data.skew import Note, equal_share, ignore_note, overlap_share
 from fedray.errors import UserError
 
 MAX_DRAWS = 1000
-"""How often :func:`dirichlet` draws before it gives up on ``min_samples``."""
+"""So many times :func:`dirichlet` draws before it gives up because some client has fewer than ``min_samples``."""
 BALANCE_DRAWS = 100
-"""GHBM's repository: of so many capped draws the one with the least deviation of sizes is rebalanced."""
+"""With ``rebalanced``, the most even of so many capped draws is used, as in GHBM's repository."""
 
 
 def dirichlet(
@@ -22,24 +24,31 @@ def dirichlet(
     rng: np.random.Generator,
     *,
     classes: int,
-    alpha: float = 0.5,
+    alpha: float = ALPHA,
     capped: bool = False,
     rebalanced: bool = False,
-    min_samples: int = 1,
-    note: Note = silent,
+    min_samples: int = MIN_SAMPLES,
+    note: Note = ignore_note,
 ) -> Split:
-    """8.3: the samples of each class are cut among the clients in shares q ~ Dir(alpha 1_N); sizes vary too.
+    """Cuts the samples of each class among the clients in shares q ~ Dir(alpha 1_N). Sizes vary too.
 
-    Plain is pFedMo's and FL-bench's. ``capped`` (MOON, NIID-Bench): clients that have n/N samples get no more, class
-    after class. Both are drawn again until every client has ``min_samples``, :data:`MAX_DRAWS` times at most.
-    ``rebalanced`` (GHBM's code): the most even of :data:`BALANCE_DRAWS` capped draws; clients above floor(n/N) then
-    return random samples, which those below take, so that all are equal.
+    There are three variants, for n samples and N clients:
+
+    * Neither ``capped`` nor ``rebalanced``: as in pFedMo and FL-bench.
+    * ``capped``, as in MOON and NIID-Bench: the classes are cut one after another, and a client that has n/N samples
+      gets none of the later classes.
+    * ``rebalanced``, as in GHBM's code: of :data:`BALANCE_DRAWS` capped draws the one with the least deviation of sizes
+      is taken. Clients with more than floor(n/N) samples then return random ones, which those with fewer get, so that
+      all clients have equally many.
+
+    The first two are drawn again until every client has ``min_samples``, at most :data:`MAX_DRAWS` times.
+    Raises :class:`UserError` if that never happened.
     """
     supply = np.bincount(labels, minlength=classes)
     if rebalanced:
         draws = (_counts(supply, clients, alpha, True, rng) for _ in range(BALANCE_DRAWS))
         counts = min(draws, key=lambda counts: counts.sum(axis=1).std())
-        return _rebalanced(deal(labels, counts, rng), len(labels), rng, note)
+        return _rebalance(deal(labels, counts, rng), len(labels), rng, note)
     if clients * min_samples > len(labels):
         raise UserError(
             f"dirichlet: {len(labels)} samples can't give data.clients={clients} at least {min_samples} each: lower "
@@ -59,7 +68,7 @@ def dirichlet(
 
 
 def _counts(supply: np.ndarray, clients: int, alpha: float, capped: bool, rng: np.random.Generator) -> np.ndarray:
-    """One draw of counts [clients, classes]: class c cut at floor(cumsum(q) * supply[c])."""
+    """Draws counts [clients, classes]: the samples of class c are cut at floor(cumsum(q) * supply[c])."""
     counts = np.zeros((clients, len(supply)), dtype=np.int64)
     sizes = np.zeros(clients, dtype=np.int64)
     cap = supply.sum() / clients
@@ -67,7 +76,7 @@ def _counts(supply: np.ndarray, clients: int, alpha: float, capped: bool, rng: n
         q = _shares(np.full(clients, alpha), rng)
         if capped:
             open_ = q * (sizes < cap)
-            # every client with a share is full: 0/0 in the reference, plain here
+            # every client with a share is full: the papers' code divides 0 by 0 here, and we cap nobody
             q = open_ if open_.any() else q
         ends = np.cumsum(q)
         counts[:, c] = np.diff(np.floor(ends / ends[-1] * size), prepend=0)
@@ -76,7 +85,11 @@ def _counts(supply: np.ndarray, clients: int, alpha: float, capped: bool, rng: n
 
 
 def _shares(alpha: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """q ~ Dir(alpha); one-hot at random, the limit of small alpha, where all its gamma draws underflow."""
+    """Draws q ~ Dir(alpha).
+
+    Where alpha is so small that all the gamma draws behind q underflow, q is the limit for small alpha: one random
+    entry is 1, all others are 0.
+    """
     q = rng.dirichlet(alpha)
     if not np.isfinite(q).all() or not q.any():
         q = np.zeros(len(alpha))
@@ -84,7 +97,7 @@ def _shares(alpha: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return q
 
 
-def _rebalanced(split: Split, total: int, rng: np.random.Generator, note: Note) -> Split:
+def _rebalance(split: Split, total: int, rng: np.random.Generator, note: Note) -> Split:
     clients = len(split)
     n = total // clients
     owner = np.full(total, -1)
@@ -104,25 +117,28 @@ def dirichlet_fixed(
     rng: np.random.Generator,
     *,
     classes: int,
-    alpha: float = 0.5,
+    alpha: float = ALPHA,
     prior: Sequence[float] | None = None,
     samples_per_client: int | None = None,
     overlap: bool = False,
 ) -> Split:
-    """8.4 (Hsu et al. 2019): client i draws q_i ~ Dir(alpha * prior) and takes its n samples by class from q_i.
+    """Client i draws shares of the classes, q_i ~ Dir(alpha * prior), and takes equally many samples by them.
 
-    ``prior`` is scaled to mean 1, so that a uniform one gives Dir(alpha 1_C), as in FedDyn's and Plato's code. Samples
-    are dealt in rounds, the clients in random order; a client whose class has run out redraws among the others by
-    q_i, or uniformly if q_i has none of them (FedDyn's repository redraws for ever there). With ``overlap`` (Plato,
-    hence FedTrip) every client draws from the whole set without replacement, a sample of class c with weight q_i[c].
+    The method is that of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
+    gives Dir(alpha 1_C), as in FedDyn's and Plato's code. Samples are dealt one to each client in turn, the clients in
+    random order. Where the class that a client draws has run out, it draws another one by q_i, or uniformly if q_i is 0
+    for all classes that are left (FedDyn's repository redraws for ever there).
+
+    With ``overlap``, as in Plato and hence in FedTrip, every client draws from the whole set without replacement, a
+    sample of class c with weight q_i[c].
     """
     q = _profiles(clients, classes, alpha, prior, rng)
     if overlap:
         n = overlap_share(len(labels), samples_per_client)
         pools = class_pools(labels, classes)
-        return [_weighted(pools, shares, n, rng) for shares in q]
+        return [_draw_weighted(pools, shares, n, rng) for shares in q]
     n = equal_share(len(labels), clients, samples_per_client)
-    # slot s is the s-th sample to be dealt
+    # samples are dealt one after another: `client[s]` gets the s-th of them, which is of class `chosen[s]`
     client = rng.permuted(np.tile(np.arange(clients), (n, 1)), axis=1).ravel()
     chosen = _choose(q, client, np.bincount(labels, minlength=classes), rng)
     counts = np.bincount(client * classes + chosen, minlength=clients * classes).reshape(clients, classes)
@@ -132,9 +148,10 @@ def dirichlet_fixed(
 def _profiles(
     clients: int, classes: int, alpha: float, prior: Sequence[float] | None, rng: np.random.Generator
 ) -> np.ndarray:
-    """q [clients, classes], every row one draw; classes of prior 0 (or underflow) keep 1e-200.
+    """Draws q [clients, classes], one row for each client.
 
-    So they serve, uniformly, when a client's other classes have run out, and no sum of weights is 0.
+    Entries that are 0, because the prior is or because they underflow, become 1e-200. So these classes are drawn,
+    uniformly, when a client's other classes have run out, and no sum of weights is 0.
     """
     weights = np.ones(classes) if prior is None else np.asarray(prior, dtype=np.float64)
     if len(weights) != classes:
@@ -151,15 +168,15 @@ def _profiles(
 
 
 def _choose(q: np.ndarray, client: np.ndarray, supply: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The class of each slot, drawn from q[client of the slot] among the classes that then have samples left.
+    """The class of each sample that is dealt, drawn by the shares q of its ``client`` among the classes that are left.
 
-    The same as drawing slot after slot, but all at once: a class is struck out where it runs out, earliest first, and
-    only the slots that it would have served from there on are drawn again.
+    The result has the distribution of drawing one sample after another, but all are drawn at once. Then the class that
+    runs out first is struck out, the samples that it lacks are drawn again from the other classes, and so on.
     """
     left = supply > 0
     chosen = _draw(q, left, client, rng)
     while len(over := np.flatnonzero(np.bincount(chosen, minlength=len(supply)) > supply)):
-        # the slots by class, and in each class in the order in which they are dealt
+        # the samples by class, and within a class in the order in which they are dealt
         order = np.argsort(chosen, kind="stable")
         starts = np.searchsorted(chosen, over, sorter=order)
         first = np.argmin(order[starts + supply[over]])
@@ -171,8 +188,11 @@ def _choose(q: np.ndarray, client: np.ndarray, supply: np.ndarray, rng: np.rando
 
 
 def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One class for each of ``rows``: by q[row] among those ``left``, inverting the distribution function."""
-    # 16 bits make the sort above a radix sort
+    """Draws a class for each of ``rows`` by the weights q[row] of the classes that are ``left``.
+
+    A uniform number is looked up in the cumulative sums of the weights.
+    """
+    # numpy sorts numbers of 16 bits by a radix sort, which is faster
     drawn = np.empty(len(rows), dtype=np.uint16 if len(left) < 2**16 else np.int64)
     block = max(1, 2**20 // len(left))  # bounds the memory of the functions
     for start in range(0, len(rows), block):
@@ -183,12 +203,13 @@ def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Gene
     return drawn
 
 
-def _weighted(pools: Split, q: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """``n`` indices without replacement, one of class c with weight q[c] each.
+def _draw_weighted(pools: Split, q: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws ``n`` indices without replacement, where each sample of class c has the weight q[c].
 
-    Successive weighted draws are the n earliest arrivals of exponential clocks with the weights as rates (Efraimidis
-    and Spirakis 2006). Of k clocks of equal rate the gaps between arrivals are exponential with rate q k, q (k-1), ...
-    so that only the first n of each class are needed, and no clock per sample.
+    Give each sample a waiting time that is exponential with its weight as rate: the n samples whose times are the
+    shortest are such a draw (Efraimidis and Spirakis 2006). Samples of one class have equal rates q, so the gaps
+    between their sorted times are exponential with rates q k, q (k-1), ... for k samples. That gives the n shortest
+    times of each class without a draw for every sample.
     """
     supply = np.array([len(pool) for pool in pools])
     waiting = supply[:, None] - np.arange(min(n, supply.max()))

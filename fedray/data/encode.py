@@ -1,4 +1,4 @@
-"""Labels and clients as whole numbers. Names (texts, categories, false and true) are numbered here, and kept."""
+"""Turns labels and clients into whole numbers: names (texts, categories, false and true) are numbered, and kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedray.errors import UserError, near_miss
 Names = tuple[str, ...]
 
 LISTED = 20
-"""Up to so many names are listed in a message where none is close."""
+"""A message lists all names, where none is close to the unknown one, if there are no more than these."""
 
 
 def encode_labels(
@@ -21,9 +21,12 @@ def encode_labels(
 ) -> tuple[dict[str, np.ndarray], Names | None]:
     """The labels of each array of ``given`` (``y_train`` first) as int64 [n], and the names of the classes.
 
-    Whole numbers stay what they are, and have names only if ``names`` gives them. Names are numbered in the order of
-    ``names`` if that is given, else of their categories (pandas) or sorted; those of the first array hold for all.
-    UserError naming array and row for a missing label, a fraction, and a name that the first array does not have.
+    Labels that are whole numbers stay what they are, and the classes have names only if ``names`` has them. Labels that
+    are names are numbered in the order of ``names``; without it, in the order of pandas' categories, else sorted. The
+    names of the first array are those of all arrays.
+
+    Raises :class:`UserError`, which names array and row, for a missing label, a fraction, and a name that the first
+    array does not have.
     """
     first = next(iter(given))
     _refuse_mixture(where, given)
@@ -39,7 +42,7 @@ def encode_clients(
 ) -> tuple[np.ndarray, np.ndarray | None, Names | None]:
     """``client_train`` and ``client_test`` as int64 [n], and the clients' names if they are not just numbers.
 
-    They are numbered as labels are (:func:`encode_labels`). A test sample whose client has no training samples gets -1.
+    They are numbered as labels are (:func:`encode_labels`). Test samples of clients without training samples get -1.
     """
     _refuse_mixture(where, {"client_train": train} | ({} if test is None else {"client_test": test}))
     if _are_names(train):
@@ -59,7 +62,7 @@ def encode_clients(
 
 
 def _refuse_mixture(where: str, given: Mapping[str, Any]) -> None:
-    """All arrays must hold names, or all numbers."""
+    """Raises :class:`UserError` if some arrays hold names and others numbers."""
     first = next(iter(given))
     kinds = {key: "names" if _are_names(values) else "numbers" for key, values in given.items()}
     for key, kind in kinds.items():
@@ -85,7 +88,10 @@ def _texts(names: Sequence[Any] | None) -> Names | None:
 
 
 def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
-    """``values`` as int64 [n]; UserError naming the row of whatever that would change (a fraction, a missing value)."""
+    """``values`` as int64 [n].
+
+    Raises :class:`UserError`, which names the row, for a value that this would change, such as a fraction.
+    """
     values = _column(where, key, values)
     if values.dtype.kind == "O":
         _refuse_missing(where, key, values)
@@ -103,7 +109,11 @@ def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
 
 
 def names_of(where: str, key: str, values: Any) -> list[Any]:
-    """The different names among ``values``: in the order of pandas' categories, else false before true, else sorted."""
+    """The different names among ``values``.
+
+    They are in the order of pandas' categories if there are such. Otherwise false comes before true, and all other
+    names are sorted.
+    """
     categories = _categories(values)
     if categories is not None:
         (text, count), *_ = Counter(map(str, categories)).most_common(1) or [("", 0)]
@@ -117,7 +127,10 @@ def names_of(where: str, key: str, values: Any) -> list[Any]:
 
 
 def codes_of(where: str, key: str, values: Any, known: Sequence[Any]) -> np.ndarray:
-    """The place of each of ``values`` among ``known``, int64 [n], -1 where it is not among them; texts are compared."""
+    """The position of each of ``values`` in ``known``, int64 [n]; -1 for a value that is not there.
+
+    Values are compared as texts.
+    """
     column = _column(where, key, values)
     _refuse_missing(where, key, column)
     place = {str(name): position for position, name in enumerate(known)}
@@ -125,12 +138,12 @@ def codes_of(where: str, key: str, values: Any, known: Sequence[Any]) -> np.ndar
 
 
 def _categories(values: Any) -> Any:
-    """Those that pandas declares for a categorical column; None for all other values."""
+    """The categories of a categorical column of pandas; None for all other values."""
     return getattr(getattr(values, "dtype", None), "categories", None)
 
 
 def _are_names(values: Any) -> bool:
-    """Whether values must be numbered: texts, dates, booleans and pandas' categories, but not numbers."""
+    """Whether values have to be numbered, as texts, dates, booleans and pandas' categories have to be."""
     if _categories(values) is not None:
         return True
     values = np.asarray(values)

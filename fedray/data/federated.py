@@ -11,28 +11,29 @@ import numpy as np
 
 from fedray.config import DataConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.data.deal import Split, by_owner, compressed
+from fedray.data.deal import Split, by_owner, indices_and_offsets
 from fedray.data.partition import kind_of, partition
 from fedray.data.source import Source
 from fedray.errors import UserError
 
 
-def _none() -> np.ndarray:
+def _no_indices() -> np.ndarray:
     return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Samples, and who holds which. Per client there is nothing but its indices.
+    """All samples, and which client holds which of them. A client takes no more memory than the indices of its samples.
 
-    ``x`` [n, ...] uint8 or float32 and ``y`` int64 [n] are all training samples, with a source's own public set at
-    their end; a model's input is float32(x) * scale + shift along axis 1 (float32 [channels], or None). Client i holds
-    ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted) of them; ``public`` and ``validation`` are indices into x
-    too, of nobody's samples; ``train_subset`` are those on which train_accuracy is evaluated. ``ids`` int64 [N] are the
-    clients' numbers in the data, 0..N-1 unless the partition is natural. ``class_names`` and ``client_names`` (one for
-    each class and client) are what the data call them, None where those are just 0, 1, ... ``test_indices`` and
-    ``test_offsets`` give each client's share of the test set, where it is known. ``notes`` are lines about the
-    partition worth logging.
+    * ``x`` [n, ...] uint8 or float32 and ``y`` int64 [n]: all training samples. A source's own public set is at their
+      end. A model's input is float32(x) * ``scale`` + ``shift`` along axis 1; both are float32 [channels], or None.
+    * ``indices`` and ``offsets``: client i holds the samples ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted).
+    * ``public``, ``validation``: indices into x of samples that no client holds. ``train_subset``: indices of the
+      samples on which train_accuracy is evaluated.
+    * ``test_indices``, ``test_offsets``: each client's share of the test set in the same form, None where unknown.
+    * ``ids`` int64 [N]: the clients' numbers in the data, 0..N-1 unless the partition is natural.
+    * ``class_names``, ``client_names``: what the data call classes and clients, None where that is just 0, 1, ...
+    * ``notes``: lines about the partition that the user should know.
     """
 
     x: np.ndarray
@@ -47,7 +48,7 @@ class FederatedData:
     public: np.ndarray
     validation: np.ndarray
     ids: np.ndarray
-    train_subset: np.ndarray = field(default_factory=_none)
+    train_subset: np.ndarray = field(default_factory=_no_indices)
     test_indices: np.ndarray | None = None
     test_offsets: np.ndarray | None = None
     notes: tuple[str, ...] = ()
@@ -61,15 +62,16 @@ class FederatedData:
 
     @cached_property
     def active(self) -> int:
-        """The number of clients that hold samples: the others never take part."""
+        """The number of clients that hold samples. The others never take part in a round."""
         return int((self.sizes() > 0).sum())
 
     def names_of(self, clients: Sequence[int]) -> dict[str, list[str]]:
-        """The column ``client_name`` of a table with a row for each of ``clients``; none where they have no names."""
+        """The column ``client_name`` of a table with a row for each of ``clients``, as a dict that is empty where they
+        have no names."""
         return {} if self.client_names is None else {"client_name": [self.client_names[each] for each in clients]}
 
     def sizes(self) -> np.ndarray:
-        """n_i, int64 [N]."""
+        """The number of samples n_i of each client, int64 [N]."""
         return np.diff(self.offsets)
 
     def client(self, i: int) -> np.ndarray:
@@ -93,12 +95,12 @@ class FederatedData:
 
     @cached_property
     def partition_hash(self) -> str:
-        """sha256 over offsets and indices: equal for equal partitions."""
+        """The sha256 of the partition, as hexadecimal digits: over ``offsets`` and ``indices``."""
         return array_digest(self.offsets, self.indices)
 
 
 def array_digest(*arrays: np.ndarray | None) -> str:
-    """sha256 over the dtypes, shapes and values of ``arrays``, the same on every machine."""
+    """The sha256 of the dtypes, shapes and values of ``arrays``, the same on machines of either byte order."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is None:
@@ -111,11 +113,13 @@ def array_digest(*arrays: np.ndarray | None) -> str:
 
 
 def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -> FederatedData:
-    """``source`` divided as ``data`` says, all draws from ``seed``; UserError if it can't be.
+    """Spreads ``source`` over the clients as ``data`` says, with all random draws from ``seed``.
 
-    ``public_samples`` is data.public_samples resolved: 0 where the algorithm needs none. The public set and the
-    validation set are i.i.d. draws that are taken out of the training set before it is partitioned. A source's own
-    public set is used instead where there is one: all of it for `auto`, else a draw of the size asked for.
+    The public set, of ``public_samples`` samples, and the validation set are i.i.d. draws that are taken out of the
+    training set before it is partitioned. Where a source has a public set of its own, that is used instead: all of it
+    if ``data.public_samples`` is ``auto``, else a draw of the size that is asked for.
+
+    Raises :class:`UserError` if the data can't give what ``data`` asks for.
     """
     x, y, total = source.x_train, source.y_train, len(source.y_train)
     own = source.x_public is not None and public_samples > 0
@@ -125,7 +129,7 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
             f"data.public_samples={taken - data.validation_samples} and data.validation_samples="
             f"{data.validation_samples} leave none of the {total} training samples of {source.name} to the clients"
         )
-    # from either end of one order, so that each set stays the same when the other's size changes
+    # the two sets are taken from the two ends of one order: each stays the same when the other's size changes
     order = stream(seed, Purpose.PUBLIC).permutation(total)
     validation = np.sort(order[total - data.validation_samples :])
     if own:
@@ -138,20 +142,8 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     rest = np.setdiff1d(np.arange(total), np.concatenate([public, validation]), assume_unique=True)
     owners = None if source.client_train is None else source.client_train[rest]
     split, notes = partition(y[rest], source.classes, data, stream(seed, Purpose.PARTITION), owners)
-    places, offsets = compressed(split)
-    indices = rest[places]
-    ids, client_names = np.arange(len(split)), None
-    test: Split | None = None
-    if owners is not None and kind_of(data, True) == "natural":
-        ids = np.unique(owners[places])
-        client_names = _names_of(ids, source.client_names)
-        assert source.client_train is not None
-        notes += _vanished(len(np.unique(source.client_train)), len(np.unique(owners)))
-        if source.client_test is not None:
-            test = _owned(source.client_test, ids)
-            notes += _unowned(test, len(source.y_test))
-    test_indices, test_offsets = (None, None) if test is None else compressed(test)
-    return FederatedData(
+    places, offsets = indices_and_offsets(split)
+    federated = FederatedData(
         x=x,
         y=y,
         x_test=source.x_test,
@@ -159,32 +151,52 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         classes=source.classes,
         scale=source.scale,
         shift=source.shift,
-        indices=indices,
+        indices=rest[places],
         offsets=offsets,
         public=public,
         validation=validation,
-        ids=ids,
-        test_indices=test_indices,
-        test_offsets=test_offsets,
+        ids=np.arange(len(split)),
         notes=notes,
         class_names=source.class_names,
-        client_names=client_names,
     )
+    if owners is not None and kind_of(data, True) == "natural":
+        return _with_own_clients(federated, source, owners, places)
+    return federated
+
+
+def _with_own_clients(
+    federated: FederatedData, source: Source, owners: np.ndarray, places: np.ndarray
+) -> FederatedData:
+    """``federated`` with the numbers, names and test samples that the data's own clients have.
+
+    ``owners`` are the clients of the samples that were partitioned, and ``places`` the samples among them that the
+    clients hold.
+    """
+    assert source.client_train is not None
+    ids = np.unique(owners[places])
+    found = replace(federated, ids=ids, client_names=_names_of(ids, source.client_names))
+    notes = federated.notes + _note_on_lost_clients(len(np.unique(source.client_train)), len(np.unique(owners)))
+    if source.client_test is None:
+        return replace(found, notes=notes)
+    test = _split_by_client(source.client_test, ids)
+    test_indices, test_offsets = indices_and_offsets(test)
+    notes += _note_on_tests_of_nobody(test, len(source.y_test))
+    return replace(found, notes=notes, test_indices=test_indices, test_offsets=test_offsets)
 
 
 def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """What the data call the clients ``ids``: by name, else by number; None if their numbers are just 0, 1, ..."""
+    """The names of the clients ``ids`` in the data, or their numbers there; None if these are just 0, 1, ..."""
     if np.array_equal(ids, np.arange(len(ids))) and names is None:
         return None
     return tuple(str(i) if names is None else names[i] for i in ids)
 
 
-def _unowned(test: Split, samples: int) -> tuple[str, ...]:
+def _note_on_tests_of_nobody(test: Split, samples: int) -> tuple[str, ...]:
     rest = samples - sum(map(len, test))
     return (f"{rest} of {samples} test samples are those of no client that trains",) if rest else ()
 
 
-def _vanished(before: int, left: int) -> tuple[str, ...]:
+def _note_on_lost_clients(before: int, left: int) -> tuple[str, ...]:
     if before == left:
         return ()
     lost = f"{before - left} of the data's {before} clients have no samples left: they"
@@ -200,30 +212,34 @@ def _own_public(source: Source, data: DataConfig, seed: int) -> np.ndarray:
     return np.sort(stream(seed, Purpose.PUBLIC, 1).permutation(there)[: data.public_samples])
 
 
-def _owned(owners: np.ndarray, ids: np.ndarray) -> Split:
-    """The samples of each of ``ids`` (sorted); those of others are nobody's."""
+def _split_by_client(owners: np.ndarray, ids: np.ndarray) -> Split:
+    """The samples of each of the clients ``ids`` (sorted), where sample j is ``owners[j]``'s."""
     place = np.minimum(np.searchsorted(ids, owners), len(ids) - 1)
     return by_owner(np.where(ids[place] == owners, place, -1), len(ids))
 
 
 def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
-    """``data`` whose public samples belong to the clients: the same labelled samples in all, and none for the server.
+    """``data`` with its public samples dealt out to the clients.
 
-    They are dealt in random order, in parts whose sizes differ by one at most, to the clients that hold samples. What
-    these hold without them stays as it is.
+    So an algorithm without a public set trains on as many labelled samples as one whose server has them. They are dealt
+    in random order to the clients that hold samples, in parts whose sizes differ by one at most, and come on top of
+    what these hold.
     """
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
     parts = dict(zip(holders, np.array_split(order, len(holders)), strict=True))
-    indices, offsets = compressed(
-        [np.sort(np.concatenate([data.client(i), parts.get(i, _none())])) for i in range(data.clients)]
+    indices, offsets = indices_and_offsets(
+        [np.sort(np.concatenate([data.client(i), parts.get(i, _no_indices())])) for i in range(data.clients)]
     )
     note = f"the public set of {len(data.public)} samples is dealt out to the {len(holders)} clients that have samples"
-    return replace(data, indices=indices, offsets=offsets, public=_none(), notes=(*data.notes, note))
+    return replace(data, indices=indices, offsets=offsets, public=_no_indices(), notes=(*data.notes, note))
 
 
 def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:
-    """``data`` with ``samples`` of the clients' own, drawn uniformly, as its ``train_subset``."""
+    """``data`` with a uniform draw of ``samples`` of the clients' samples as its ``train_subset``.
+
+    Raises :class:`UserError` if the clients have fewer samples.
+    """
     held = np.unique(data.indices)
     if samples > len(held):
         raise UserError(f"run.eval_train_samples={samples}, but the clients have {len(held)} training samples")

@@ -1,4 +1,4 @@
-"""Where a data set's files are: in a folder of the user's, elsewhere on this machine, or downloaded into a cache."""
+"""Finds the files of a data set: in the user's folder, elsewhere on this machine, or by a download into a cache."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from fedray.errors import UserError
+from fedray.errors import UserError, first_sentence
+from fedray.files import move_whole
 
 Files = TypeVar("Files")
 
 
 def cache_folder() -> Path:
-    """The folder in which fedray keeps what it can get again: in $XDG_CACHE_HOME, else in ~/.cache."""
+    """The folder for files that fedray can get again: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
 
 
-def stamp(path: Path) -> tuple[str, int, int, int, int]:
-    """What tells a file from one that takes its place: path, size, the times in nanoseconds of its content and of its
-    entry, inode. Take it before the file is read."""
+def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
+    """Path, size, time of the content and time of the entry (both in nanoseconds), and inode of a file.
+
+    They differ if another file has taken its place. Call this before reading the file, so that a change while it is
+    read shows too.
+    """
     found = path.stat()
     return str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
@@ -35,10 +39,13 @@ def find_files(
     wanted: str,
     system: Iterable[str] = (),
 ) -> Files:
-    """What ``look`` finds in ``root`` if that is given, and nowhere else.
+    """What ``look(folder)`` gives for the first folder that has the files of the data set ``name``.
 
-    Otherwise in $FEDRAY_DATA, the folders ``system``, the user's cache, or the cache after ``download`` into it.
-    ``look`` raises UserError if a folder lacks some of the files; ``wanted`` names them when they are nowhere.
+    If ``root`` is not None, only that folder is searched. Otherwise $FEDRAY_DATA, the folders ``system`` and the user's
+    cache are, and then the files are downloaded into the cache by ``download``. ``look`` raises :class:`UserError` for
+    a folder that lacks some of the files.
+
+    Raises :class:`UserError` if the files are nowhere; the message says which files are ``wanted``.
     """
     if root is not None:
         place = Path(root).expanduser()
@@ -54,25 +61,28 @@ def find_files(
         download(cache)
     except Exception as error:  # torchvision raises RuntimeError, URLError, OSError, ...
         searched = ", ".join(map(str, [*places, cache]))
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"{name} is not in {searched} and could not be downloaded ({reason}): put {wanted} into a folder and give "
-            "it as data.root or $FEDRAY_DATA"
+            f"{name} is not in {searched} and could not be downloaded ({first_sentence(error)}): put {wanted} "
+            "into a folder and give it as data.root or $FEDRAY_DATA"
         ) from None
     return look(cache)
 
 
 def download_into(cache: Path, folder: str, fetch: Callable[[Path], Iterable[Path]]) -> None:
-    """Moves the files that ``fetch`` got into a scratch folder to ``cache/folder``, so that none is ever half there."""
+    """Has ``fetch`` download files into a scratch folder, and then moves them to ``cache/folder``.
+
+    So no file is ever half there. ``fetch`` takes the scratch folder and gives the files' paths.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(30)  # torchvision sets none, and would wait for ever behind a silent firewall
+    # torchvision sets no time limit, and would wait for ever behind a firewall that answers nothing
+    socket.setdefaulttimeout(30)
     try:
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             fetched = fetch(Path(scratch))
             target = cache / folder
             target.mkdir(parents=True, exist_ok=True)
             for path in fetched:
-                os.replace(path, target / path.name)
+                move_whole(path, target / path.name)
     finally:
         socket.setdefaulttimeout(before)

@@ -1,4 +1,4 @@
-"""MNIST and its relatives: idx files, found on this machine or downloaded, and the sample inside the package."""
+"""MNIST and Fashion-MNIST, which are published as idx files, and the sample inside the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedray.data.find import download_into, find_files, stamp
+from fedray.data.find import download_into, file_stamp, find_files
 from fedray.data.source import Source
 from fedray.errors import UserError
 
@@ -23,7 +23,8 @@ FILES = (
 
 
 class IdxSet(NamedTuple):
-    """One idx data set: its folder (and torchvision class), mean and deviation of pixels/255, and system folders."""
+    """A data set of idx files: the name of its folder, which is that of its class in torchvision too, the mean and
+    deviation of its pixels/255, and folders in which a system's package puts it."""
 
     folder: str
     mean: float
@@ -39,17 +40,17 @@ SETS = {
 
 
 def mnist(root: str | None) -> Source:
-    """MNIST (LeCun et al. 1998): 60,000 + 10,000 images [1, 28, 28], 10 classes."""
+    """Loads MNIST (LeCun et al. 1998): 60,000 + 10,000 images [1, 28, 28], 10 classes."""
     return _load("mnist", find("mnist", root))
 
 
 def fashion_mnist(root: str | None) -> Source:
-    """Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 images [1, 28, 28], 10 classes."""
+    """Loads Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 images [1, 28, 28], 10 classes."""
     return _load("fashion_mnist", find("fashion_mnist", root))
 
 
 def sample() -> Source:
-    """1,000 + 200 images of each class of Fashion-MNIST, chosen by ``sample/make.py``; in the package."""
+    """Loads 1,000 + 200 images of each class of Fashion-MNIST that come with the package (see ``sample/make.py``)."""
     source = _load("fashion_mnist", _files(Path(__file__).parent / "sample"))
     return Source(**{**vars(source), "name": "sample"})
 
@@ -58,7 +59,7 @@ def _load(name: str, paths: dict[str, Path]) -> Source:
     missing = [file for file in FILES if file not in paths]
     if missing:
         raise UserError(f"{name}: the files {', '.join(missing)} are missing")
-    files = tuple(stamp(paths[file]) for file in FILES)
+    files = tuple(file_stamp(paths[file]) for file in FILES)
     x_train, y_train = read_pair(paths[FILES[0]], paths[FILES[1]])
     x_test, y_test = read_pair(paths[FILES[2]], paths[FILES[3]])
     constants = SETS[name]
@@ -68,7 +69,10 @@ def _load(name: str, paths: dict[str, Path]) -> Source:
 
 
 def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, 1, height, width] and labels int64 [n] in 0..9 from two idx files; UserError naming the file."""
+    """Reads images uint8 [n, 1, height, width] and labels int64 [n] in 0..9 from two idx files.
+
+    Raises :class:`UserError`, which names the file, if it holds anything else.
+    """
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3:
         hint = ": are the image and the label file swapped?" if x.ndim == 1 else ""
@@ -92,10 +96,15 @@ def _content(array: np.ndarray) -> str:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array in an idx file, gzipped or not whatever its name says.
+    """Reads the uint8 array in an idx file, which may be gzipped, whatever its name says.
+
+    torchvision reads idx files too, but it takes no gzipped ones, stops at a damaged file with an assertion that does
+    not say what is wrong, and needs torch, which no other source does.
 
     Format: two zero bytes, a type byte (8: unsigned byte), the number of dimensions, their sizes as big-endian 32-bit
-    numbers, then the data (LeCun, MNIST page). UserError in one line if the file is anything else.
+    numbers, then the data (LeCun, MNIST page).
+
+    Raises :class:`UserError`, which names the file, if it is anything else.
     """
     try:
         content = path.read_bytes()
@@ -123,10 +132,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def find(name: str, root: str | None) -> dict[str, Path]:
-    """Where the four files of data set ``name`` are.
-
-    In ``root`` if given, and nowhere else; else in $FEDRAY_DATA, system folders, the user's cache, or downloaded to it.
-    """
+    """The paths of the four files of the data set ``name``, in one of the places in which :func:`find_files` looks."""
     return find_files(
         name,
         root,
@@ -153,7 +159,7 @@ def _folders(name: str, place: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Those of the four files that are in ``folder``."""
+    """The paths of those of the four files that are in ``folder``, by the files' names without ``.gz``."""
     found: dict[str, Path] = {}
     for file in FILES:
         for path in (folder / f"{file}.gz", folder / file):
@@ -163,7 +169,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _download(folder: str, cache: Path) -> None:
-    """Has torchvision download and checksum the files."""
+    """Downloads the files through torchvision, which also checks their checksums."""
 
     def fetch(scratch: Path) -> list[Path]:
         from torchvision import datasets

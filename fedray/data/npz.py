@@ -1,4 +1,4 @@
-"""The source `npz`: a user's own arrays in one file written by numpy.savez."""
+"""The source ``npz``: the user's own arrays in one file that numpy.savez wrote."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedray.data.find import stamp
+from fedray.data.find import file_stamp
 from fedray.data.source import Source, from_fields
 from fedray.errors import UserError
 
@@ -18,15 +18,17 @@ ARRAYS = [field.name for field in fields(Source) if "_" in field.name]
 
 
 def npz(root: str | None) -> Source:
-    """The arrays of :class:`Source` in the file ``root``; ``scale`` and ``shift`` are not read.
+    """Reads the arrays of :class:`Source` from the file ``root``, but neither ``scale`` nor ``shift``.
 
-    Classes are 0..max(y) over train, test and public, or the labels' names; uint8 features are scaled to 0..1. Other
-    arrays are ignored.
+    The classes are 0 to the largest label of train, test and public, or the labels' names. Features of type uint8 are
+    scaled to 0..1. Other arrays in the file are ignored.
+
+    Raises :class:`UserError`, which names the file, if it can't be read or something in it is wrong.
     """
     if root is None:
         raise UserError("data.source npz needs data.root: the path of the .npz file itself")
     path = Path(root).expanduser()
-    files = (stamp(path),) if path.is_file() else ()
+    files = (file_stamp(path),) if path.is_file() else ()
     given = _read(path)
     return replace(from_fields(path.stem, given, where=str(path)), files=files)
 

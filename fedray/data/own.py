@@ -1,4 +1,4 @@
-"""A user's own data as a source: arrays, a torch Dataset, or a DataFrame."""
+"""Makes a source of the data that a user hands over from Python: arrays, a torch Dataset, or a DataFrame."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 import pandas as pd
 
 from fedray.core.seeds import global_generators
-from fedray.data.source import DEFAULT, Source, from_fields, stacked, validate
+from fedray.data.source import DEFAULT, Source, from_fields, stack_samples, validate
 from fedray.errors import UserError, closest, near_miss
-from fedray.importing import blamed
+from fedray.importing import as_user_error
 
 CLIENT = "client"
-"""The column with the clients unless the user names another."""
+"""The column that holds the clients, unless the user names another one."""
 
 READ_TWICE = 16
-"""So many items of a Dataset are read again, each twice, to see whether its transforms are random."""
+"""So many items of a Dataset are read two more times, to find out whether its transforms are random."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ def own_source(
     label_column: str = "label",
     normalization: str = DEFAULT,
 ) -> Source:
-    """A checked :class:`Source` of ``data`` (training) and ``test``, each in any form that simulate() takes.
+    """A checked :class:`Source` of ``data`` (the training set) and ``test``, in any form that simulate() takes.
 
-    Labels and clients given with the samples (a third array, a client column) may have any names, which are numbered
-    and kept.
+    Labels, and the clients that come with the samples (a third array, or a column), may have any names, which are
+    numbered and kept. Raises :class:`UserError` if something is wrong with the data.
     """
     if normalization != DEFAULT:
         raise UserError(
@@ -48,42 +48,43 @@ def own_source(
     if isinstance(data, Source):
         if test is not None:
             raise UserError("test=... must not be given with a Source, which has its own test set")
-        # what was read from files may have been changed since
+        # the user may have changed what was read from the files, so that the files say nothing about it any more
         return validate(replace(data, files=()))
     if test is None:
         raise UserError("data=... needs test=... in the same form")
     columns = Columns(label_column, client_column)
     if columns != Columns() and not isinstance(data, pd.DataFrame):
         raise UserError("client_column and label_column name columns of a DataFrame, but data is none")
-    given = _fields(data, "data", "train", columns)
+    given = _read_fields(data, "data", "train", columns)
     if isinstance(data, pd.DataFrame) and isinstance(test, pd.DataFrame):
         _require(test, "test", columns.label, "label_column")
         test = _in_order_of(data, test, others=(columns.label, columns.client or CLIENT))
     elif _is_arrays(data) and _is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
         test = (_in_order_of(data[0], test[0]), *test[1:])
-    return from_fields("own", given | _fields(test, "test", "test", columns), where="data")
+    return from_fields("own", given | _read_fields(test, "test", "test", columns), where="data")
 
 
-def _fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]:
-    """``x_<part>``, ``y_<part>`` and, where there are clients, ``client_<part>``, as they were given."""
+def _read_fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]:
+    """The fields ``x_<part>``, ``y_<part>`` and, where there are clients, ``client_<part>`` of ``data``, not yet
+    checked."""
     if isinstance(data, pd.DataFrame):
-        found = _frame(data, name, columns)
+        found = _read_frame(data, name, columns)
     elif _is_arrays(data):
         found = tuple(data)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        found = _dataset(data, name)
+        found = _read_dataset(data, name)
     else:
         raise UserError(f"{name}=... must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}")
     return dict(zip((f"x_{part}", f"y_{part}", f"client_{part}"), found, strict=False))
 
 
 def _is_arrays(data: Any) -> bool:
-    """Whether ``data`` is x, y and perhaps clients, and not a short list of items (x, y)."""
+    """Whether ``data`` consists of x, y and perhaps clients, and is not a short list of items (x, y)."""
     is_pair = isinstance(data, (tuple, list)) and len(data) in (2, 3)
     return is_pair and not all(isinstance(each, (tuple, list)) and len(each) == 2 for each in data)
 
 
-def _frame(frame: pd.DataFrame, name: str, columns: Columns) -> tuple[Any, ...]:
+def _read_frame(frame: pd.DataFrame, name: str, columns: Columns) -> tuple[Any, ...]:
     _require(frame, name, columns.label, "label_column")
     client = _client_column(frame, name, columns)
     features = frame.drop(columns=[columns.label, *([client] if client is not None else [])])
@@ -104,7 +105,10 @@ def _require(frame: pd.DataFrame, name: str, column: str, argument: str) -> None
 
 
 def _client_column(frame: pd.DataFrame, name: str, columns: Columns) -> str | None:
-    """The column with the clients, if there is one; a test set need not have it."""
+    """The name of the column with the clients, or None; a test set need not have it.
+
+    Raises :class:`UserError` if the column that the user named is missing, or a column's name is nearly ``client``.
+    """
     if columns.client is not None:
         if name == "data":
             _require(frame, name, columns.client, "client_column")
@@ -121,9 +125,10 @@ def _client_column(frame: pd.DataFrame, name: str, columns: Columns) -> str | No
 
 
 def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, others: tuple[str, ...] = ()) -> pd.DataFrame:
-    """``test`` with its columns in the order of those of ``data``, as features are told by their places.
+    """``test`` with its columns in the order of the columns of ``data``, because a model knows features by their order.
 
-    Columns ``others`` are no features, and need not be in both.
+    The columns ``others`` are no features, and need not be in both. Raises :class:`UserError` if a feature is missing
+    in one of the two.
     """
     wanted = [column for column in data.columns if column not in others]
     there = [column for column in test.columns if column not in others]
@@ -137,20 +142,21 @@ def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, others: tuple[str, ...]
     return test[[*wanted, *(column for column in others if column in test.columns)]]
 
 
-def _dataset(dataset: Sequence[Any], name: str) -> tuple[Any, ...]:
-    """The items of a Dataset; the global generators that its transforms may use are afterwards as they were."""
+def _read_dataset(dataset: Sequence[Any], name: str) -> tuple[Any, ...]:
+    """Reads all items of a Dataset. The global random generators, which its transforms may use, are restored
+    afterwards."""
     if len(dataset) == 0:
         raise UserError(f"{name} is an empty data set")
     with global_generators():
-        items = [_item(dataset, name, i) for i in range(len(dataset))]
+        items = [_read_item(dataset, name, i) for i in range(len(dataset))]
     _refuse_random(dataset, name, items)
     labels = np.empty(len(items), dtype=object)
     labels[:] = [label for _, label in items]
-    return stacked("item", name, [x for x, _ in items]), labels
+    return stack_samples("item", name, [x for x, _ in items]), labels
 
 
-def _item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, Any]:
-    with blamed(f"item {i} of {name} can't be read"):
+def _read_item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, Any]:
+    with as_user_error(f"item {i} of {name} can't be read"):
         item = dataset[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(f"item {i} of {name} is no pair (x, y), but {type(item).__name__}")
@@ -163,12 +169,14 @@ def _item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, Any]:
 
 
 def _refuse_random(dataset: Sequence[Any], name: str, items: Sequence[tuple[np.ndarray, Any]]) -> None:
-    """Reads some items again, from other states of the global generators: a random transform would be frozen at one
-    draw."""
+    """Raises :class:`UserError` if the items of a Dataset are random, because they are read only once for all rounds.
+
+    For that some items are read again with other states of the global random generators.
+    """
     for seed in (1, 2):
         with global_generators(seed):
             for i in np.unique(np.linspace(0, len(items) - 1, READ_TWICE).astype(int)).tolist():
-                (x, label), (again, label_again) = items[i], _item(dataset, name, i)
+                (x, label), (again, label_again) = items[i], _read_item(dataset, name, i)
                 if not np.array_equal(x, again, equal_nan=x.dtype.kind == "f") or str(label) != str(label_again):
                     raise UserError(
                         f"item {i} of {name} differs when it is read again, as with random transforms; it would stay "

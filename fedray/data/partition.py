@@ -1,4 +1,4 @@
-"""The registry of partitioners, and their use as the configuration asks for."""
+"""The list of partitioners, and the partition that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedray.config import DataConfig, PartitionConfig
+from fedray.config import MIN_SAMPLES, DataConfig, PartitionConfig
 from fedray.data.deal import Split
 from fedray.data.dirichlet import dirichlet, dirichlet_fixed
 from fedray.data.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
@@ -16,7 +16,7 @@ from fedray.errors import UserError, near_miss
 
 
 class Partitioner(NamedTuple):
-    """A kind of partition: its function and what it does. Its options are the function's keyword arguments."""
+    """A kind of partition: its function, and a line about it. Its options are the function's keyword arguments."""
 
     split: Callable[..., Split]
     about: str
@@ -28,7 +28,7 @@ class Partitioner(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """The config keys below ``data.`` that it takes."""
+        """The configuration keys that it takes, without ``data.`` before them."""
         return [_key(name) for name in _OPTIONS if name in self.arguments or name == "min_samples"]
 
 
@@ -46,13 +46,9 @@ PARTITIONERS = {
     "natural": Partitioner(natural, "the data's own clients, as the source says; data.clients is ignored"),
 }
 AUTO = "auto"
-"""Not a partition but the choice of one: :func:`kind_of`."""
+"""The kind that stands for ``natural`` or ``dirichlet``, whichever fits the data (:func:`kind_of`)."""
 
 _OPTIONS = ["samples_per_client", *(name for name in PartitionConfig.model_fields if name != "kind")]
-
-
-LEAST_SAMPLES = 1
-"""Samples that every client must have, unless ``min_samples`` is set."""
 
 
 def _key(name: str) -> str:
@@ -62,10 +58,12 @@ def _key(name: str) -> str:
 def partition(
     labels: np.ndarray, classes: int, data: DataConfig, rng: np.random.Generator, owners: np.ndarray | None = None
 ) -> tuple[Split, tuple[str, ...]]:
-    """The split of samples with ``labels`` int64 [n] that ``data`` asks for, and lines worth logging about it.
+    """The split that ``data`` asks for of samples with ``labels`` int64 [n], and lines that the user should know.
 
-    ``owners`` int64 [n] are the data's own clients. UserError for an unknown kind, options that the kind doesn't take,
-    and clients with fewer than ``min_samples`` samples.
+    ``owners`` int64 [n] are the data's own clients, if there are such.
+
+    Raises :class:`UserError` for an unknown kind, for options that the kind does not take, and for clients with fewer
+    than ``min_samples`` samples.
     """
     kind = kind_of(data, owners is not None)
     chosen = PARTITIONERS[kind]
@@ -78,14 +76,14 @@ def partition(
     arguments = {name: value for name, value in offered.items() if name in chosen.arguments}
     split = chosen.split(labels, data.clients, rng, **arguments)
     least = data.partition.min_samples
-    _check_sizes(split, LEAST_SAMPLES if least is None else least, kind)
+    _check_sizes(split, MIN_SAMPLES if least is None else least, kind)
     if kind == "natural" and data.clients not in (len(split), DataConfig.model_fields["clients"].default):
         notes.append(f"data.clients={data.clients} is not used: the data have {len(split)} clients of their own")
     return split, tuple(notes)
 
 
 def kind_of(data: DataConfig, has_owners: bool) -> str:
-    """The kind of partition that ``data`` asks for; ``auto`` depends on whether the data have clients of their own."""
+    """The kind of partition that ``data`` asks for; ``auto`` is natural if the data have clients of their own."""
     kind = data.partition.kind
     if kind == AUTO:
         return "natural" if has_owners else "dirichlet"
@@ -96,9 +94,10 @@ def kind_of(data: DataConfig, has_owners: bool) -> str:
 
 
 def _given(data: DataConfig, kind: str) -> dict[str, Any]:
-    """The options that differ from their defaults, all of which ``kind`` must take.
+    """The options that differ from their defaults. Raises :class:`UserError` for one that ``kind`` does not take.
 
-    Not those that were written down: a resolved configuration spells out every default and must mean the same.
+    An option that is set to its default is none of them, because a resolved configuration has all defaults in it and
+    must still be accepted.
     """
     given = {}
     for name in _OPTIONS:
@@ -117,12 +116,12 @@ def _given(data: DataConfig, kind: str) -> dict[str, Any]:
 
 
 def implied_options(kind: str) -> dict[str, Any]:
-    """What the options of ``kind`` that are null in a :class:`PartitionConfig` stand for, by name."""
+    """The values, by name, that options of ``kind`` have where they are null in a :class:`PartitionConfig`."""
     parameters = inspect.signature(PARTITIONERS[kind].split).parameters
     unset = [name for name, field in PartitionConfig.model_fields.items() if field.default is None]
     stands_for = {name: parameters[name].default for name in unset if name in parameters}
     found = {name: value for name, value in stands_for.items() if value not in (None, inspect.Parameter.empty)}
-    return {**found, "min_samples": LEAST_SAMPLES}
+    return {**found, "min_samples": MIN_SAMPLES}
 
 
 def _check_sizes(split: Split, least: int, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""A picture of who holds which labels."""
+"""Draws which client holds how many samples of which class."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fedray.data.federated import FederatedData
 
 STACKED = 40
-"""Up to so many clients are bars; beyond that they are the columns of a heat map."""
+"""Up to so many clients are drawn as bars, and more as the columns of a heat map."""
 LEGEND = 20
-"""Up to so many classes have their names or numbers in the picture; beyond that bars have a colour bar."""
+"""Up to so many classes have a name or number in the picture; with more, bars have a colour bar instead."""
 LONGEST = 20
-"""Up to so many characters of a name are drawn."""
+"""So many characters of a name are drawn at most."""
 
 
 def label_counts(data: FederatedData) -> np.ndarray:
-    """How many samples of each class each client holds, int64 [N, classes]."""
+    """The number of samples of each class that each client holds, int64 [N, classes]."""
     client = np.repeat(np.arange(data.clients), data.sizes())
     cells = client * data.classes + data.y[data.indices]
     return np.bincount(cells, minlength=data.clients * data.classes).reshape(data.clients, data.classes)
 
 
 def plot_labels(data: FederatedData, path: str | Path) -> None:
-    """Draws the samples of each client by label into the file ``path`` (its suffix says the format).
+    """Draws how many samples of each class each client holds, into the file ``path``, whose suffix says the format.
 
-    Classes and clients have the names that the data give them, where they fit. Stacked bars for few clients. For many,
-    a bar of their sizes above a heat map, classes by clients, of the share that a class has in a client; clients are
-    then in the order of their most frequent class, so that skew shows.
+    Few clients are drawn as stacked bars. Many are drawn as a heat map, classes by clients, of the share of each class
+    in the client's samples, with the clients' sizes above it; clients are sorted by their most frequent class, so that
+    skew shows. Classes and clients have the names that the data give them, where there is room.
     """
     counts = label_counts(data)
     classes = data.class_names or tuple(map(str, range(data.classes)))
     bars = len(counts) <= STACKED
     figure = Figure(figsize=(min(4 + 0.25 * len(counts), 11), 4.2) if bars else (10, 5), layout="constrained")
-    FigureCanvasAgg(figure)  # and no pyplot: no display, no global state
+    # not through pyplot, which needs a display and has global state
+    FigureCanvasAgg(figure)
     if bars:
         _bars(figure, counts, classes, data.client_names)
     else:
@@ -92,6 +93,9 @@ def _heat_map(figure: Figure, counts: np.ndarray, class_names: Sequence[str] | N
 
 
 def _short(name: str) -> str:
-    """A name as matplotlib draws it: it takes $ for mathematics, and leaves out of a legend what begins with _."""
+    """A name, shortened and changed so that matplotlib draws it as it is.
+
+    matplotlib takes $ for mathematics, and leaves names that begin with _ out of a legend.
+    """
     text = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
     return f"{' ' if text.startswith('_') else ''}{text}".replace("$", r"\$")

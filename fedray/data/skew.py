@@ -1,8 +1,9 @@
-"""The partitioners but Dirichlet's: who gets which training samples (sections 8.1 to 8.8 of the specification).
+"""The partitioners, which decide which client gets which training samples (those by Dirichlet are in dirichlet.py).
 
-Each is a pure function of labels int64 [n], the number of clients, a generator and its options, and returns one sorted
-int64 index array per client, disjoint unless ``overlap`` is asked for. An option has the name of its config key.
-``note`` receives lines worth logging. UserError if the data can't give what is asked for.
+Each is a pure function of the labels, int64 [n], the number of clients, a generator and its options. It returns for
+each client a sorted int64 array of indices. Clients share no samples unless ``overlap`` is set. An option has the name
+of its config key. ``note`` is called with lines that the user should know. All raise :class:`UserError` if the data
+can't give what is asked for.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedray.config import CLUSTERS, MIN_SAMPLES
 from fedray.data.deal import Split, by_owner, class_pools, deal, draw_each, largest_remainder
 from fedray.errors import UserError
 
 Note = Callable[[str], None]
 
 
-def silent(_: str) -> None:
-    """A note that nobody reads."""
+def ignore_note(_: str) -> None:
+    """Does nothing with a note."""
 
 
 def equal_share(total: int, clients: int, samples_per_client: int | None) -> int:
-    """The fixed local size: ``samples_per_client``, or floor(total / clients); UserError beyond the supply."""
+    """The number of samples of each client: ``samples_per_client``, or else floor(total / clients).
+
+    Raises :class:`UserError` if there are not enough samples.
+    """
     if samples_per_client is None:
         return total // clients
     if clients * samples_per_client > total:
@@ -34,7 +39,10 @@ def equal_share(total: int, clients: int, samples_per_client: int | None) -> int
 
 
 def overlap_share(total: int, samples_per_client: int | None) -> int:
-    """The local size of clients that may overlap; UserError if it isn't given or beyond ``total``."""
+    """The number of samples of each client where clients may overlap.
+
+    Raises :class:`UserError` if it is not set, or larger than ``total``.
+    """
     if samples_per_client is None:
         raise UserError("data.partition.overlap needs data.samples_per_client: how many samples each client draws")
     if samples_per_client > total:
@@ -50,9 +58,9 @@ def iid(
     samples_per_client: int | None = None,
     overlap: bool = False,
 ) -> Split:
-    """8.8: shuffled and cut into equal parts, whose sizes differ by one at most.
+    """Shuffles the samples and cuts them into parts whose sizes differ by one at most.
 
-    With ``overlap`` each client draws its samples on its own, without replacement.
+    With ``overlap`` each client draws its samples from the whole set, without replacement.
     """
     total = len(labels)
     if overlap:
@@ -74,13 +82,14 @@ def label_skew(
     samples_per_client: int | None = None,
     assign: str = "random",
     on_empty: str = "shrink",
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
-    """8.1 (pFedMo's x-class non-iid): each client holds x classes, evenly, and all clients equally many samples.
+    """Gives each client equally many samples of each of x classes (pFedMo's x-class non-i.i.d. data).
 
-    ``assign`` random draws each client's set of classes uniformly (the paper's words); balanced gives client i class
-    i mod classes and draws the rest (NIID-Bench). Where a class would run out, ``on_empty`` shrink lowers n for all,
-    fill takes more of the client's other classes, error stops. With x = classes it is the iid split, in equal parts.
+    ``assign`` says how the classes of a client are chosen: ``random`` draws them uniformly, as pFedMo's paper says;
+    ``balanced`` gives client i class i mod classes and draws the others, as NIID-Bench does. ``on_empty`` says what
+    happens where a class has too few samples: with ``shrink`` all clients get fewer samples, with ``fill`` a client
+    takes more of its other classes, and ``error`` raises. With x = classes this is the i.i.d. split in equal parts.
     """
     x = classes_per_client
     if x is None:
@@ -101,12 +110,12 @@ def label_skew(
     if (holders == 0).any():
         unused = ", ".join(map(str, np.flatnonzero(holders == 0)))
         note(f"label_skew: clients hold {np.count_nonzero(holders)} of {classes} classes; nobody holds {unused}")
-    counts = _even(held, n, classes)
+    counts = _even_counts(held, n, classes)
     short = np.flatnonzero(counts.sum(axis=0) > supply)
     if len(short):
         c = int(short[np.argmin(supply[short] / holders[short])])
         if on_empty == "fill":
-            _fill(counts, held, supply, n)
+            _fill_up(counts, held, supply, n)
             return deal(labels, counts, rng)
         shrunk = int(supply[c] // holders[c]) * x
         reason = f"class {c} has {supply[c]} samples for the {holders[c]} clients that hold it"
@@ -116,20 +125,23 @@ def label_skew(
                 f"(data.samples_per_client), or change data.partition.on_empty, assign or classes_per_client"
             )
         note(f"label_skew: {reason}; every client has {shrunk} samples instead of {n}")
-        counts = _even(held, shrunk, classes)
+        counts = _even_counts(held, shrunk, classes)
     return deal(labels, counts, rng)
 
 
-def _even(held: np.ndarray, n: int, classes: int) -> np.ndarray:
-    """Counts [clients, classes]: n samples of each client spread evenly over its classes ``held`` [clients, x]."""
+def _even_counts(held: np.ndarray, n: int, classes: int) -> np.ndarray:
+    """Counts [clients, classes] that spread n samples of each client evenly over its classes ``held`` [clients, x]."""
     x = held.shape[1]
     counts = np.zeros((len(held), classes), dtype=np.int64)
     np.put_along_axis(counts, held, (n // x + (np.arange(x) < n % x))[None, :], axis=1)
     return counts
 
 
-def _fill(counts: np.ndarray, held: np.ndarray, supply: np.ndarray, n: int) -> None:
-    """Cuts each class of ``counts`` to its supply, in equal parts, and fills clients up from their other classes."""
+def _fill_up(counts: np.ndarray, held: np.ndarray, supply: np.ndarray, n: int) -> None:
+    """Lowers the counts of each class to its supply, and makes up for it with samples of the clients' other classes.
+
+    Changes ``counts`` in place. Raises :class:`UserError` if a client's classes have too few samples.
+    """
     for c in np.flatnonzero(counts.sum(axis=0) > supply):
         counts[:, c] = largest_remainder(counts[:, c] * (supply[c] / counts[:, c].sum()), supply[c])
     spare = supply - counts.sum(axis=0)
@@ -154,11 +166,11 @@ def quantity_skew(
     *,
     classes: int,
     sizes: Sequence[int] | None = None,
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
-    """8.2 (pFedMo's figure 5): client i has exactly ``sizes[i]`` samples, in the class proportions of the whole set.
+    """Gives client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
 
-    Sizes beyond the supply are scaled down in proportion.
+    If there are not so many samples, all sizes are scaled down in proportion.
     """
     if sizes is None:
         raise UserError("data.partition.kind=quantity_skew needs data.partition.sizes: the samples of each client")
@@ -168,14 +180,14 @@ def quantity_skew(
     wanted = np.asarray(sizes, dtype=np.int64)
     if wanted.sum() > total:
         scaled = largest_remainder(wanted * (total / wanted.sum()), total)
-        note(f"quantity_skew: sizes sum to {wanted.sum()} of {total} samples, scaled to {_some(scaled)}")
+        note(f"quantity_skew: sizes sum to {wanted.sum()} of {total} samples, scaled to {_first_numbers(scaled)}")
         wanted = scaled
     supply = np.bincount(labels, minlength=classes)
     quotas = wanted[:, None] * (supply / total)
     counts = largest_remainder(quotas, wanted)
     over = np.maximum(counts.sum(axis=0) - supply, 0)
     for c in np.repeat(np.arange(classes), over):
-        # rounding asked for one sample too many of c: the client most above its quota takes another class instead
+        # rounding has given out one sample of c too many: the client that is most above its quota takes another class
         i = np.argmax(counts[:, c] - quotas[:, c])
         spare = counts.sum(axis=0) < supply
         counts[i, c] -= 1
@@ -183,7 +195,7 @@ def quantity_skew(
     return deal(labels, counts, rng)
 
 
-def _some(numbers: np.ndarray) -> str:
+def _first_numbers(numbers: np.ndarray) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return f"[{shown}, ...]" if len(numbers) > 8 else f"[{shown}]"
 
@@ -196,11 +208,12 @@ def shards(
     classes: int,
     shards_per_client: int = 1,
     samples_per_client: int | None = None,
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
-    """8.5 (GHBM's alpha = 0; McMahan et al. 2017): sorted by label and cut into equal shards, dealt out at random.
+    """Sorts the samples by label, cuts them into equal shards and deals these out at random.
 
-    Samples within a class are shuffled first. What is left over is not used.
+    The method is that of McMahan et al. (2017), and GHBM's alpha = 0. Samples within a class are shuffled first. What
+    is left over is not used.
     """
     n = equal_share(len(labels), clients, samples_per_client)
     size = n // shards_per_client
@@ -223,15 +236,16 @@ def orthogonal(
     rng: np.random.Generator,
     *,
     classes: int,
-    clusters: int = 5,
+    clusters: int = CLUSTERS,
     samples_per_client: int | None = None,
     overlap: bool = False,
-    note: Note = silent,
+    note: Note = ignore_note,
 ) -> Split:
-    """8.6 (FedTrip, Plato): client i is in cluster i mod clusters, and clusters own contiguous blocks of classes.
+    """Puts client i into cluster i mod ``clusters``, where each cluster has classes of its own (FedTrip, Plato).
 
-    Clients draw equally many samples uniformly from their cluster's: disjointly, or with ``overlap`` as in Plato each
-    on its own. Without ``samples_per_client``, as many as the tightest cluster allows.
+    The classes of a cluster are a contiguous block. Clients draw equally many samples uniformly from their cluster's:
+    without sharing any or, with ``overlap`` as in Plato, each from all of them. Without ``samples_per_client`` it is as
+    many as the cluster with the fewest samples for each client allows.
     """
     if clusters > classes:
         raise UserError(f"data.partition.clusters={clusters} is more than the {classes} classes to divide among them")
@@ -267,12 +281,12 @@ def natural(
     rng: np.random.Generator,
     *,
     owners: np.ndarray | None,
-    min_samples: int = 1,
-    note: Note = silent,
+    min_samples: int = MIN_SAMPLES,
+    note: Note = ignore_note,
 ) -> Split:
-    """8.7: the data's own clients ``owners`` int64 [n], in the order of their ids; ``clients`` and ``rng`` are ignored.
+    """Gives the samples to the data's own clients ``owners``, int64 [n], in the order of their ids.
 
-    Those with fewer than ``min_samples`` samples are left out.
+    ``clients`` and ``rng`` are not used. Clients with fewer than ``min_samples`` samples are left out.
     """
     if owners is None:
         raise UserError("data.partition.kind=natural needs a source that says whose each sample is (client_train)")

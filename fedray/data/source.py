@@ -1,4 +1,4 @@
-"""A data set before it is spread over clients, the check of a user's own, and the registry of sources."""
+"""A data set before it is spread over clients, the checks of a user's own data, and the list of sources."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ import numpy as np
 
 from fedray.data.encode import encode_clients, encode_labels
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, blamed, import_object, is_own
+from fedray.importing import FORMS, as_user_error, import_object, is_own
 
 DEFAULT = "default"
-"""data.normalization unless set."""
+"""The value of ``data.normalization`` unless it is set."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
     """Training and test samples with labels 0..classes-1.
 
-    ``x_*`` are [n, ...] uint8 or float32 (images [n, channels, height, width]), ``y_*`` [n] int64. A model's input is
-    float32(x) * scale + shift along axis 1, (x/255 - mean)/std for images; ``scale`` and ``shift`` are float32
-    [channels] or None. ``client_*`` [n] int64 say to whom a sample belongs (partition kind natural; -1 in the test set
-    is nobody); ``x_public`` is a public set of its own. ``class_names`` are the labels' names, in their order, and
-    ``client_names[k]`` is the name of client k; None where there are only numbers. ``files``: of a source of fedray's
-    own, :func:`fedray.data.find.stamp` of each file that it was read from.
+    * ``x_*`` [n, ...] uint8 or float32, where images are [n, channels, height, width]; ``y_*`` int64 [n]. * ``scale``,
+    ``shift`` float32 [channels], or None: a model's input is float32(x) * scale + shift along axis 1, which
+      for images is (x/255 - mean) / deviation.
+    * ``client_*`` int64 [n]: the client that a sample belongs to, for the partition ``natural``; -1 in the test set
+      means nobody.
+    * ``x_public``, ``y_public``: a public set of the source's own.
+    * ``class_names`` in the order of the labels, and ``client_names`` in the order of the clients' numbers; None where
+      there are only numbers.
+    * ``files``: for a source that comes with fedray, :func:`fedray.data.find.file_stamp` of each file that it was read
+      from.
 
-    Labels and clients may be given as names (texts, booleans, pandas' categories): :func:`validate` numbers them.
+    A user may set labels and clients to names (texts, booleans, pandas' categories), which :func:`validate` numbers.
     Labels that are floats must be whole.
     """
 
@@ -51,14 +55,16 @@ class Source:
 
     @property
     def public_by_default(self) -> int:
-        """How many public samples ``auto`` stands for: the source's own, else a tenth of the training samples."""
+        """The number of public samples that ``auto`` stands for: the source's own, or a tenth of the training
+        samples."""
         return len(self.y_train) // 10 if self.y_public is None else len(self.y_public)
 
 
 class SourceEntry(NamedTuple):
-    """A source by name: its loader as ``module:function`` (imported when used), what it is, and its terms.
+    """A source that comes with fedray.
 
-    ``normalizations`` are the values of data.normalization that it takes, each with what it is.
+    ``loader`` is its function as ``module:function``, which is imported when it is used. ``about`` says what the data
+    are. ``normalizations`` are the values of ``data.normalization`` that it takes, each with a line about it.
     """
 
     loader: str
@@ -101,13 +107,14 @@ SOURCES = {
 
 
 def load_source(name: str, root: str | None = None, normalization: str = DEFAULT) -> Source:
-    """The checked source called ``name``: one of :data:`SOURCES`, or the user's own, ``file.py:function`` or
+    """Loads and checks the source ``name``: one of :data:`SOURCES`, or the user's ``file.py:function`` or
     ``module:function``.
 
     The function is called with ``root`` if it takes an argument, and with ``normalization`` if it has an argument of
-    that name, as each source must that is to take other values than "default". It returns a :class:`Source` or a dict
-    of its fields (``classes`` may be left out: the largest label + 1). UserError for unknown names, failing imports and
-    bad data.
+    that name, which it needs to take other values than "default". It returns a :class:`Source` or a dict of its fields,
+    in which ``classes`` may be missing and is then the largest label + 1.
+
+    Raises :class:`UserError` for unknown names, failing imports and bad data.
     """
     if name in SOURCES:
         loader = import_object(SOURCES[name].loader, "data.source")
@@ -118,10 +125,10 @@ def load_source(name: str, root: str | None = None, normalization: str = DEFAULT
     else:
         close = near_miss(name, SOURCES)
         raise UserError(f"data.source: there is no source {name!r}{close}; your own is given as {FORMS}")
-    with blamed(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
+    with as_user_error(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
         loaded = _call(name, loader, root, normalization)
     if isinstance(loaded, Source):
-        # a function of the user's may have changed what it read from files
+        # a user's function may have changed what it read from files
         return validate(loaded if name in SOURCES else replace(loaded, files=()))
     if isinstance(loaded, Mapping):
         return from_fields(name, loaded)
@@ -130,7 +137,7 @@ def load_source(name: str, root: str | None = None, normalization: str = DEFAULT
 
 
 def _call(name: str, loader: Any, root: str | None, normalization: str) -> Any:
-    """What a loader returns, called with what it takes of the root and the normalisation."""
+    """Calls a loader with those of the root and the normalisation that it takes."""
     taken = set(inspect.signature(loader).parameters)
     entry = SOURCES.get(name)
     if entry is not None and normalization not in entry.normalizations:
@@ -143,9 +150,10 @@ def _call(name: str, loader: Any, root: str | None, normalization: str) -> Any:
 
 
 def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -> Source:
-    """A checked Source from a mapping of its fields; ``where`` (a file) begins the messages instead of ``name``.
+    """A checked :class:`Source` from a mapping of its fields. ``where`` (a file) begins messages instead of ``name``.
 
-    Bytes (uint8 features) are images as a rule, and scaled to 0..1 unless ``scale`` or ``shift`` is given.
+    Features of type uint8 are scaled to 0..1, because they are images as a rule, unless there is a ``scale`` or
+    ``shift``. Raises :class:`UserError` for whatever is wrong.
     """
     where = where or name
     known = [field.name for field in fields(Source) if field.name != "files"]
@@ -155,7 +163,7 @@ def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -
     missing = [key for key in ("x_train", "y_train", "x_test", "y_test") if given.get(key) is None]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}")
-    source = _checked(where, {"name": name, **given})
+    source = _make_source(where, {"name": name, **given})
     shape = source.x_train.shape[1:]
     if source.x_train.dtype == np.uint8 and source.scale is None and source.shift is None:
         return replace(source, **_normalisation(where, {"scale": np.full(shape[0], 1 / 255)}, shape))
@@ -163,14 +171,20 @@ def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -
 
 
 def validate(source: Source, where: str | None = None) -> Source:
-    """``source`` with its arrays in the promised dtypes; UserError, naming array and row, for whatever is wrong."""
-    return _checked(where or source.name, {field.name: getattr(source, field.name) for field in fields(Source)})
+    """``source`` with its arrays in the dtypes that :class:`Source` promises.
+
+    Raises :class:`UserError`, which names array and row, for whatever is wrong. ``where`` begins the messages.
+    """
+    return _make_source(where or source.name, {field.name: getattr(source, field.name) for field in fields(Source)})
 
 
-def _checked(where: str, given: dict[str, Any]) -> Source:
-    """A Source of ``given``, its fields by name; names are numbered, ``classes`` follow from the labels if left out."""
-    parts = [part for part in ("train", "test", "public") if _has(where, given, part)]
-    given = {**given, **_encoded(where, given, parts)}
+def _make_source(where: str, given: dict[str, Any]) -> Source:
+    """Checks the fields ``given`` and makes a Source of them.
+
+    Names are numbered. Without ``classes`` their number follows from the labels.
+    """
+    parts = [part for part in ("train", "test", "public") if _has_part(where, given, part)]
+    given = {**given, **_encode(where, given, parts)}
     if given.get("classes") is None:
         labels = {f"y_{part}": given[f"y_{part}"] for part in parts}
         given["classes"] = len(given["class_names"]) if given["class_names"] else _count_classes(where, labels)
@@ -196,15 +210,15 @@ def _checked(where: str, given: dict[str, Any]) -> Source:
     return Source(**{**given, "classes": int(classes), **_normalisation(where, given, x_train.shape[1:])})
 
 
-def _has(where: str, given: Mapping[str, Any], part: str) -> bool:
+def _has_part(where: str, given: Mapping[str, Any], part: str) -> bool:
     x, y = given.get(f"x_{part}"), given.get(f"y_{part}")
     if (x is None) != (y is None) or (x is None and part != "public"):
         raise UserError(f"{where} lacks {'x' if x is None else 'y'}_{part}")
     return x is not None
 
 
-def _encoded(where: str, given: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
-    """Labels and clients as numbers, and their names."""
+def _encode(where: str, given: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
+    """The fields of labels, clients and their names, with labels and clients as numbers."""
     names = {key: _names(where, key, given.get(key)) for key in ("class_names", "client_names")}
     found: dict[str, Any]
     found, class_names = encode_labels(where, {f"y_{part}": given[f"y_{part}"] for part in parts}, names["class_names"])
@@ -229,7 +243,11 @@ def _names(where: str, key: str, given: Any) -> tuple[str, ...] | None:
 
 
 def _count_classes(where: str, labels: Mapping[str, np.ndarray]) -> int:
-    """The largest label + 1; a stray label would make a model of as many outputs, and so would labels from 1 on."""
+    """The number of classes, which is the largest label + 1.
+
+    Raises :class:`UserError` where that is a mistake, so that the model would have too many outputs: for a label that
+    is larger than the number of samples, and for labels that begin at 1.
+    """
     for key, y in labels.items():
         _in_range(where, key, y)
     name = max(labels, key=lambda key: int(labels[key].max(initial=0)))
@@ -255,8 +273,12 @@ def _in_range(where: str, name: str, y: np.ndarray, classes: int | None = None) 
         raise UserError(f"{where}: {name} has label {y[row]} in row {row}; labels must be {known}{hint}")
 
 
-def stacked(unit: str, name: str, samples: Iterable[Any]) -> np.ndarray:
-    """The samples as one array; UserError naming the first unlike sample 0, as ``unit`` (item, row) of ``name``."""
+def stack_samples(unit: str, name: str, samples: Iterable[Any]) -> np.ndarray:
+    """The samples as one array.
+
+    Raises :class:`UserError`, which names the first sample that is unlike sample 0, as ``unit`` (item, row) of
+    ``name``.
+    """
     arrays = [np.asarray(sample) for sample in samples]
     first = arrays[0]
     for number, array in enumerate(arrays):
@@ -276,13 +298,13 @@ def _same_length(where: str, first: str, a: np.ndarray, second: str, b: np.ndarr
 
 
 def _features(where: str, name: str, x: Any) -> np.ndarray:
-    with blamed(f"{where}: {name} can't be read as an array"):
+    with as_user_error(f"{where}: {name} can't be read as an array"):
         try:
             x = np.asarray(x)
         except ValueError:  # samples of unequal shapes
-            x = stacked(f"{where}: row", name, x)
+            x = stack_samples(f"{where}: row", name, x)
     if x.dtype == np.float64 or x.dtype == np.float16:
-        # a number beyond float32 becomes inf, which is refused below
+        # a number that is too large for float32 becomes infinite, which is refused below
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
     if x.dtype not in (np.uint8, np.float32):

@@ -1,4 +1,4 @@
-"""Each client's own share of the test set, and which clients are evaluated on request."""
+"""Gives each client its own share of the test set, and draws the clients that ``run.eval_clients`` asks for."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from typing import Literal
 import numpy as np
 
 from fedray.core.seeds import Purpose, stream
-from fedray.data.deal import Split, by_owner, class_pools, compressed, largest_remainder
+from fedray.data.deal import Split, by_owner, class_pools, indices_and_offsets, largest_remainder
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
 
 
 def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> FederatedData:
-    """``data`` with a test share for each client: as the source said, else by class.
+    """``data`` with a test share for each client: what the source says is the client's, or else a share by class.
 
-    The test samples of a class go to the clients in proportion to their training samples of it (largest remainder,
-    ties at random); those of a class that no client has go to nobody. Shares are disjoint, and with many clients they
-    are small. A client with training samples whose share is smaller than ``least`` gets another one of exactly that
-    size: test samples of its classes, in proportion to its training samples, drawn without replacement, but whoever
-    else has them. A class that has too few leaves the rest to the client's other classes.
+    The test samples of a class go to the clients in proportion to their training samples of that class (by largest
+    remainder, ties at random). Those of a class that no client has go to nobody. So no two clients share a test sample,
+    and with many clients the shares are small.
+
+    A client with training samples whose share is smaller than ``least`` gets another share of exactly that size. It is
+    drawn without replacement from the test samples of the client's classes, in proportion to its training samples, and
+    other clients may have the same ones. Where a class has too few, the client's other classes give more.
 
     Raises :class:`UserError` if a client can't have ``least`` test samples.
     """
     if data.test_indices is not None:
         _check_given(data, least)
         return data
-    split = _dealt(data, seed)
+    split = _deal_by_class(data, seed)
     pools = class_pools(data.y_test, data.classes)
     for client in np.flatnonzero(data.sizes()).tolist():
         if len(split[client]) < least:
-            split[client] = _drawn(data, client, pools, seed, least)
-    indices, offsets = compressed(split)
+            split[client] = _draw_share(data, client, pools, seed, least)
+    indices, offsets = indices_and_offsets(split)
     return replace(data, test_indices=indices, test_offsets=offsets)
 
 
@@ -46,8 +48,8 @@ def _check_given(data: FederatedData, least: int) -> None:
         )
 
 
-def _dealt(data: FederatedData, seed: int) -> Split:
-    """Disjoint shares by class."""
+def _deal_by_class(data: FederatedData, seed: int) -> Split:
+    """Shares of the test samples of each class, in proportion to the clients' training samples of it."""
     rng = stream(seed, Purpose.PARTITION, 1)
     clients = data.clients
     holder = np.repeat(np.arange(clients), data.sizes())
@@ -62,8 +64,8 @@ def _dealt(data: FederatedData, seed: int) -> Split:
     return by_owner(owner, clients)
 
 
-def _drawn(data: FederatedData, client: int, pools: Split, seed: int, size: int) -> np.ndarray:
-    """A client's share of ``size`` test samples out of ``pools``, those of each class."""
+def _draw_share(data: FederatedData, client: int, pools: Split, seed: int, size: int) -> np.ndarray:
+    """Draws a share of ``size`` test samples for a client; ``pools`` are the test samples of each class."""
     rng = stream(seed, Purpose.EVALUATION, 1, client)
     counts = np.bincount(data.y[data.client(client)], minlength=data.classes)
     classes = rng.permutation(np.flatnonzero(counts))
@@ -82,7 +84,7 @@ def _drawn(data: FederatedData, client: int, pools: Split, seed: int, size: int)
 
 
 def draw_eval_clients(data: FederatedData, seed: int, wanted: int | Literal["all"]) -> np.ndarray:
-    """The sorted ids of ``wanted`` clients that hold samples, or of all such; they depend on ``seed`` alone.
+    """The sorted ids of ``wanted`` clients that hold samples, or of all that do. The draw depends on ``seed`` alone.
 
     Raises :class:`UserError` if there are not so many.
     """

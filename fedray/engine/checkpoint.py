@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedray.engine.packing import Packed
 from fedray.errors import UserError
+from fedray.files import move_whole
 
 FORMAT = 2
 """The version of a checkpoint's files. A run can't go on from a checkpoint of another version."""
@@ -96,8 +97,7 @@ def save(
     _flush(folder)
     if target.exists():
         shutil.rmtree(target)
-    staging.rename(target)
-    sync(folder)
+    move_whole(staging, target)
     for old in _rounds(folder)[:-keep]:
         shutil.rmtree(old)
     _sweep(folder)
@@ -123,15 +123,6 @@ def discard(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     if folder.exists():
         _sweep(folder)
-
-
-def sync(path: Path) -> None:
-    """Flushes a file, or the entries of a folder, to disk (fsync)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _flush(folder: Path) -> None:

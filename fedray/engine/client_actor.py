@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
 from fedray.engine.process import computing_process, describe, environment, require_device
 from fedray.engine.ray_cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
@@ -14,7 +14,7 @@ from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
 from fedray.engine.tasks import Handle, Task
 from fedray.engine.worker import Worker
-from fedray.errors import StateLost, UserError
+from fedray.errors import StateLost, UserError, first_line
 from fedray.experiment import Experiment
 
 
@@ -87,10 +87,3 @@ def get(handle: Handle) -> Any:
         return ray.get(handle)
     except RayError as error:
         raise StateLost(f"a client's state is gone with its node: {first_line(error)}") from None
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what Ray says of an error."""
-    if isinstance(error, GetTimeoutError):
-        return "no answer"
-    return str(error).strip().splitlines()[0]

@@ -18,7 +18,7 @@ from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask
 from fedray.errors import UserError
 from fedray.experiment import Experiment
-from fedray.tracking.folder import COLUMNS
+from fedray.tracking.columns import METRICS
 
 EVAL_BLOCK = 1000
 """The number of samples in an evaluation task. It is fixed, so that sums over blocks do not depend on who evaluates
@@ -129,7 +129,7 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
             )
     wanted = [f"test_{name}" for name in experiment.metrics]
     wanted += [f"{name}_accuracy" for name in further] + scoring.columns(further)
-    return [name for name in wanted if name not in COLUMNS]
+    return [name for name in wanted if name not in METRICS]
 
 
 def _blocks(

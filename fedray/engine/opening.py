@@ -21,7 +21,7 @@ from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.experiment import Experiment
 from fedray.resolve import dump
-from fedray.tracking.folder import Found, RunFolder
+from fedray.tracking.folder import FoundRun, RunFolder
 from fedray.tracking.recorder import Recorder
 
 
@@ -44,7 +44,7 @@ def open_run(
     Raises :class:`UserError` if the folder can't be used. Nothing in the folder has been changed then.
     """
     folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
-    with folder.locked(say), contextlib.ExitStack() as stack:
+    with folder.lock(say), contextlib.ExitStack() as stack:
         found = folder.look()
         if found.status == "finished":
             yield None
@@ -87,7 +87,7 @@ def open_run(
 
 
 def _last_checkpoint(
-    folder: RunFolder, found: Found, experiment: Experiment, warnings: list[str]
+    folder: RunFolder, found: FoundRun, experiment: Experiment, warnings: list[str]
 ) -> checkpoints.Checkpoint | None:
     """The checkpoint from which the run goes on, or None if the run has made no round yet. A line about each damaged
     checkpoint is added to ``warnings``.

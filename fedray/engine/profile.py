@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from fedray.tracking.profile import PURPOSES
+from fedray.tracking.columns import PURPOSES
 
 
 class Profile:

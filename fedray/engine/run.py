@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 from fedray.core.vectors import frozen
 from fedray.data.federated import FederatedData
-from fedray.engine import checkpoint as checkpoints
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.client_scores import Scoring
 from fedray.engine.dealing import Dealer
@@ -27,6 +26,7 @@ from fedray.engine.run_state import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.worker import Worker
 from fedray.experiment import Experiment
+from fedray.files import replacement_of
 from fedray.tracking.recorder import Recorder
 
 
@@ -158,10 +158,8 @@ class Run:
         model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.clients.network.layout
         named = {**frozen(self.worker.clients.network.module), **layout.named(model)}
         tensors = {name: tensor.cpu().contiguous() for name, tensor in named.items()}
-        path = self.recorder.folder.path / ".model.safetensors"
-        save_file(tensors, path)
-        checkpoints.sync(path)
-        path.rename(path.with_name("model.safetensors"))
+        with replacement_of(self.recorder.folder.path / "model.safetensors") as staging:
+            save_file(tensors, staging)
         self.recorder.withdraw_promise(nondeterministic_operations())
         self.recorder.finish(
             status,

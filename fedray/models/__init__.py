@@ -1,8 +1,8 @@
 """The papers' models.
 
-A model is a ``torch.nn.Module`` class from inputs ``[b, *input_shape]`` to logits ``[b, classes]``. Its constructor may
-ask for ``input_shape`` and ``classes``; its other arguments are options that a config sets as ``model.<option>``. A
-class may carry its own ``task_loss(logits, targets) -> [b]``; cross-entropy else.
+A model is a class of ``torch.nn.Module`` that maps inputs ``[b, *input_shape]`` to logits ``[b, classes]``. Its
+constructor may have the arguments ``input_shape`` and ``classes``. Its other arguments are options, which a config sets
+as ``model.<option>``. A class may have its own ``task_loss(logits, targets) -> [b]``; otherwise cross-entropy is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, blamed, import_object, is_own
+from fedray.importing import FORMS, as_user_error, import_object, is_own
 from fedray.models.ghbm import GHBMCNN, ResNet20
 from fedray.models.heads import Head as Head
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
@@ -31,7 +31,10 @@ MODELS: dict[str, type[nn.Module]] = {
 
 
 def find_model(name: str) -> Callable[..., nn.Module]:
-    """The class of a model's name, or what ``file.py:Class`` or ``module:Class`` of the user's names."""
+    """The class of the model ``name``, or the user's own as ``file.py:Class`` or ``module:Class``.
+
+    Raises :class:`UserError` if there is none.
+    """
     if is_own(name):
         found = import_object(name, "model.name")
         if not callable(found):
@@ -45,7 +48,7 @@ def find_model(name: str) -> Callable[..., nn.Module]:
 
 
 def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
-    """The options of a model: its constructor's arguments but ``input_shape`` and ``classes``."""
+    """The options of a model: its constructor's arguments without ``input_shape`` and ``classes``."""
     parameters = inspect.signature(model).parameters
     return {name: p for name, p in parameters.items() if name not in ("input_shape", "classes")}
 
@@ -53,10 +56,13 @@ def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
 def build(
     model: Callable[..., nn.Module], name: str, input_shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
 ) -> nn.Module:
-    """The module, and checked; what the constructor raises is the user's error."""
+    """Makes a module of ``model`` and checks it.
+
+    Raises :class:`UserError` if the constructor raises, or makes something that is no module of known sizes.
+    """
     offered = {"input_shape": input_shape, "classes": classes}
     asked = {key: value for key, value in offered.items() if key in inspect.signature(model).parameters}
-    with blamed(f"model {name} can't be made for inputs {list(input_shape)} and {classes} classes"):
+    with as_user_error(f"model {name} can't be made for inputs {list(input_shape)} and {classes} classes"):
         module = model(**asked, **options)
     if not isinstance(module, nn.Module):
         raise UserError(f"model {name} must be a torch.nn.Module, not {type(module).__name__}")

@@ -1,8 +1,8 @@
-"""FLOPs of a sample's forward pass, counted while it runs: two for each multiply-add of matrix products and
-convolutions.
+"""Counts the FLOPs of a sample's forward pass while it runs: two for each multiply-add of a matrix product or
+convolution.
 
 Elementwise layers (activations, normalisation, biases) and look-ups (embeddings) count as zero, as is customary. So
-does what is computed of the weights alone, once for a batch of any size, as by spectral normalisation.
+does what a layer computes from its weights alone, as spectral normalisation does, once for a batch of any size.
 """
 
 from __future__ import annotations
@@ -24,27 +24,31 @@ NO_PRODUCTS = {
     "add", "add_", "sub", "cat", "stack", "copy_", "clone", "_to_copy", "index", "index_select", "gather", "embedding",
     "_embedding_bag", "_embedding_bag_forward_only", "native_layer_norm",
 }  # fmt: skip
-"""Operations that add, look up or scale: what they take of a layer's parameters rightly counts as zero."""
+"""Operations that only add, look up or scale. A layer whose parameters enter nothing else needs no FLOPs."""
 
 
 @dataclass(frozen=True)
 class ForwardCount:
-    """``flops`` of one sample's forward pass, and ``uncounted``, as ``name (Class)``: the layers that own matrices,
-    multiplied with them, and did nothing that could be counted."""
+    """The FLOPs of one sample's forward pass.
+
+    ``uncounted`` are the layers, as ``name (Class)``, that multiplied with matrices of their own in a way that could
+    not be counted.
+    """
 
     flops: float
     uncounted: tuple[str, ...]
 
 
-def counted(module: nn.Module, example: Tensor) -> tuple[Any, ForwardCount]:
-    """What ``module`` gives for the batch ``example [b, ...]`` in its present mode, and what a sample's pass took.
+def count_forward_pass(module: nn.Module, example: Tensor) -> tuple[Any, ForwardCount]:
+    """Runs ``module`` in its present mode on the batch ``example [b, ...]``; gives its output and a sample's FLOPs.
 
-    It is run on the batch, and on the batch twice: what the second pass takes more is for the samples.
+    The module is run on the batch, and then on a batch that holds it twice. The difference of FLOPs is that of b
+    samples, without what is computed once for a batch of any size.
     """
     before = torch.random.get_rng_state()
     output, flops, uncounted = _pass(module, example)
     after = torch.random.get_rng_state()
-    # layers that are skipped at random are the same ones again
+    # a module that skips layers at random skips the same ones again
     torch.random.set_rng_state(before)
     _, of_both, _ = _pass(module, torch.cat([example, example]))
     torch.random.set_rng_state(after)
@@ -52,24 +56,24 @@ def counted(module: nn.Module, example: Tensor) -> tuple[Any, ForwardCount]:
 
 
 def forward_flops(module: nn.Module, example: Tensor) -> float:
-    """FLOPs of one sample's forward pass, tried on the batch ``example [b, ...]``, in the module's mode."""
-    return counted(module, example)[1].flops
+    """The FLOPs of one sample's forward pass in the module's present mode; ``example [b, ...]`` is a batch to try."""
+    return count_forward_pass(module, example)[1].flops
 
 
 def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
-    """The output of a forward pass without gradients, its FLOPs, and the layers that could not be counted."""
-    # it imports a compiler, which the processes that train do not need
+    """Runs a forward pass without gradients; gives its output, its FLOPs, and the layers that could not be counted."""
+    # imported here, as it imports a compiler, which the processes that train do not need
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     by_layer: dict[str, int] = {}
     calls: list[list[int]] = []
-    matrices = {_shown(name, layer): _matrices(layer) for name, layer in module.named_modules()}
+    matrices = {_label(name, layer): _matrices(layer) for name, layer in module.named_modules()}
     hooks = [
         hook
         for name, layer in module.named_modules()
-        if matrices[_shown(name, layer)]
-        for hook in _hooks(_shown(name, layer), layer, counter.get_total_flops, by_layer, calls)
+        if matrices[_label(name, layer)]
+        for hook in _hooks(_label(name, layer), layer, counter.get_total_flops, by_layer, calls)
     ]
     try:
         with torch.no_grad(), _plain_encoders(), counter, _Products() as products:
@@ -82,22 +86,22 @@ def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
 
 
 def _matrices(layer: nn.Module) -> set[int]:
-    """Where the layer's own parameters lie that are not vectors, which only scale or shift something.
+    """The memory addresses of the layer's own parameters, without vectors, because these only scale or shift something.
 
-    Parametrizations (weight norm) have none: they work on weights, not on samples. Nor has RMSNorm, which scales by
-    what may have several dimensions.
+    There are none for a parametrization (weight norm), because it computes with weights and not with samples, and none
+    for RMSNorm, which only scales, by a parameter that may have several dimensions.
     """
     own = () if isinstance(layer, (ParametrizationList, nn.RMSNorm)) else layer.parameters(recurse=False)
-    return {_place(each) for each in own if each.numel() > max(each.shape, default=1)}
+    return {_storage_of(each) for each in own if each.numel() > max(each.shape, default=1)}
 
 
-def _place(tensor: Tensor) -> int:
-    """The same for a tensor and all views of it."""
+def _storage_of(tensor: Tensor) -> int:
+    """The memory address of a tensor's storage, which all views of the tensor share."""
     return tensor.untyped_storage().data_ptr()
 
 
 class _Products(TorchDispatchMode):
-    """Notes the ``places`` of the tensors that are multiplied with something, or otherwise more than looked at."""
+    """Collects in ``places`` the memory addresses of tensors that enter an operation which may multiply them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,20 +110,23 @@ class _Products(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition(":")[2]
         if not func.is_view and name not in NO_PRODUCTS:
-            self.places |= {_place(each) for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, Tensor)}
+            self.places |= {
+                _storage_of(each) for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, Tensor)
+            }
         return func(*args, **(kwargs or {}))
 
 
-def _shown(name: str, layer: nn.Module) -> str:
+def _label(name: str, layer: nn.Module) -> str:
     return f"{name or 'own parameters'} ({type(layer).__name__})"
 
 
 def _hooks(
     name: str, layer: nn.Module, total: Callable[[], int], by_layer: dict[str, int], calls: list[list[int]]
 ) -> list[Any]:
-    """Hooks that note under ``name`` what the calls of ``layer`` add to the ``total`` beside its children's.
+    """Puts hooks on ``layer`` that add to ``by_layer[name]`` the FLOPs of its calls, without those of its children.
 
-    ``calls``: of each call that goes on, the total at its beginning and what its children have added.
+    ``total`` gives all FLOPs so far. ``calls`` is the stack of the calls that are running: for each the total at its
+    beginning, and what its children have added.
     """
 
     def begin(*_: Any) -> None:
@@ -137,7 +144,8 @@ def _hooks(
 
 @contextlib.contextmanager
 def _plain_encoders() -> Iterator[None]:
-    """Transformer layers in evaluation mode are otherwise run by one fused kernel, of which nothing can be counted."""
+    """Has transformer layers run their single operations: in evaluation mode one fused kernel would do all,
+    uncounted."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -147,23 +155,26 @@ def _plain_encoders() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """FLOPs of kernels that torch's counter lacks (attention on CPUs: before torch 2.9 or so), from their arguments'
-    shapes."""
+    """The functions that give the FLOPs of kernels which torch's counter does not know, from the arguments' shapes.
+
+    Attention on CPUs is one of them before torch 2.9 or so.
+    """
     aten = torch.ops.aten
     return {
-        aten.mkldnn_rnn_layer: _lstm_layer,
-        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        aten.mkldnn_rnn_layer: _lstm_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
         aten.mv: lambda matrix, vector, **_: 2 * prod(matrix),
         aten.addmv: lambda added, matrix, vector, **_: 2 * prod(matrix),
         aten.dot: lambda one, other, **_: 2 * prod(one),
     }
 
 
-def _lstm_layer(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__: Any) -> int:
-    """One direction of one layer of ``inputs [tokens, b, width]`` with its two matrices, ``[4 hidden, ...]``."""
+def _lstm_flops(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__: Any) -> int:
+    """FLOPs of one direction of an LSTM layer for ``inputs [tokens, b, width]``; its matrices are ``[4 hidden,
+    ...]``."""
     return 2 * inputs[0] * inputs[1] * (prod(of_inputs) + prod(of_hidden))
 
 
-def _attention(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
-    """Q K^T, and its softmax times V, of ``[b, heads, tokens, width]``. What a mask leaves out is counted too."""
+def _attention_flops(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
+    """FLOPs of Q K^T, and of its softmax times V, of ``[b, heads, tokens, width]``, as if there were no mask."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])

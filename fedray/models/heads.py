@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from fedray.core.network import Predicting
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, blamed, import_object, is_own
+from fedray.importing import FORMS, as_user_error, import_object, is_own
 
 
 class Head(nn.Module):
-    """What all heads are, so that they are found in a model that has one."""
+    """The base class of all heads, by which the head of a model is found."""
 
 
 class ProjectionHead(Head):
@@ -34,8 +34,10 @@ class ProjectionHead(Head):
 
 
 class SiamHead(ProjectionHead, Predicting):
-    """The same with FedSiam-DA's prediction MLP beside it: ``predictor`` (width -> width, BatchNorm, ReLU, width ->
-    width) of z, which is not on the way to the logits."""
+    """A projection head with FedSiam-DA's prediction MLP beside it, which is not on the way to the logits.
+
+    ``predictor`` takes z: Linear (width -> width), BatchNorm, ReLU, Linear (width -> width).
+    """
 
     def __init__(self, features: int, width: int, classes: int) -> None:
         super().__init__(features, width, classes)
@@ -47,11 +49,14 @@ class SiamHead(ProjectionHead, Predicting):
 HEADS: dict[str, type[Head]] = {"moon": ProjectionHead, "siam": SiamHead}
 
 DEFAULT = {"nothing": "none", "projection": "moon", "prediction": "siam"}
-"""The head that ``model.head=auto`` stands for, by what the algorithm needs of it (``Algorithm.needs_head``)."""
+"""The head that ``model.head=auto`` stands for, for each value of ``Algorithm.needs_head``."""
 
 
 def find_head(name: str) -> type[Head] | None:
-    """The class of the head ``name``, or of the user's own as ``file.py:Class``; None for ``none``."""
+    """The class of the head ``name``, or the user's own as ``file.py:Class``; None for ``none``.
+
+    Raises :class:`UserError` if there is no such head.
+    """
     if name == "none":
         return None
     if not is_own(name):
@@ -66,7 +71,7 @@ def find_head(name: str) -> type[Head] | None:
 
 
 def serves(name: str, need: str) -> bool:
-    """Whether the head ``name`` has what an algorithm needs: nothing, a projection, or a prediction beside it."""
+    """Whether the head ``name`` has what an algorithm needs: ``nothing``, a ``projection`` or a ``prediction``."""
     head = find_head(name)
     if head is None:
         return need == "nothing"
@@ -74,10 +79,11 @@ def serves(name: str, need: str) -> bool:
 
 
 def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: str, example: Tensor) -> None:
-    """Put a ``head``, called ``kind``, in the place of the Linear that ``module``, the model ``name``, calls last.
+    """Replaces the Linear layer that ``module`` calls last by a ``head``.
 
-    ``example [b, ...]``: inputs to try it with. Raises :class:`UserError` for a model that has no representation: none
-    ``[b, d]`` that enters a last Linear, or nothing trained before it.
+    ``kind`` and ``name`` are the names of head and model in messages; ``example [b, ...]`` are inputs to try. Raises
+    :class:`UserError` for a model that has no representation: if no Linear is called, its input is not ``[b, d]``, or
+    nothing is trained before it.
     """
     asked = f"model.head={kind}: model {name}"
     last, shape = _last_call(module, name, example)
@@ -97,7 +103,7 @@ def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: s
 
 
 def _last_call(module: nn.Module, name: str, example: Tensor) -> tuple[nn.Linear | None, torch.Size]:
-    """The Linear that is called last in a forward pass, and the shape of its input."""
+    """The Linear layer that is called last in a forward pass, and the shape of its input."""
     calls: list[tuple[nn.Linear, torch.Size]] = []
 
     def remember(layer: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
@@ -108,7 +114,7 @@ def _last_call(module: nn.Module, name: str, example: Tensor) -> tuple[nn.Linear
         for layer in module.modules()
         if isinstance(layer, nn.Linear)
     ]
-    takes = blamed(f"model {name} can't take inputs of shape {list(example.shape[1:])}")
+    takes = as_user_error(f"model {name} can't take inputs of shape {list(example.shape[1:])}")
     with takes, torch.random.fork_rng(devices=[]), torch.no_grad():
         module.eval()(example)
     module.train()

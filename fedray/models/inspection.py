@@ -1,4 +1,4 @@
-"""What the engine has to know of a module before it trains it: found by trying, not by asking."""
+"""Finds out, by trial passes, what the engine has to know about a model, its loss and metrics before training."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from fedray.core.network import Loss, predicting_head
 from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
-from fedray.importing import blamed
-from fedray.models.flops import counted, forward_flops
+from fedray.importing import as_user_error
+from fedray.models.flops import count_forward_pass, forward_flops
 
 OWN_FIGURES = ("accuracy", "loss", "correct")
-"""What every evaluation finds: a metric of that name would take its place."""
+"""The figures of every evaluation. A metric can't have one of these names."""
 
 NAMED = 3
-"""So many uncounted layers are named."""
+"""A message names at most so many layers that could not be counted."""
 
 TRIALS, LARGEST, SIZES = 3, 250, (2, 7, 50, 120)
-"""A loss or a metric is tried on so many batches, whole and cut to these sizes."""
+"""A loss or a metric is tried on ``TRIALS`` batches of ``LARGEST`` samples, and on their first ``SIZES`` samples."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """``parameters`` P and float ``buffers`` of a model; ``flops``: one sample's forward pass; ``draws``: whether
-    forward draws random numbers (dropout); ``prediction_flops``: a sample's pass through the head's predictor, which
-    ``flops`` leaves out; ``uncounted``: the layers whose FLOPs could not be counted, as ``name (Class)``;
-    ``loss_of_batch``: a sample's loss depends on the others of its batch."""
+    """Facts about a model and its loss.
+
+    * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in buffers of floats.
+    * ``flops``: FLOPs of one sample's forward pass in training mode, without the head's predictor;
+      ``prediction_flops``: those of the predictor.
+    * ``draws``: whether the forward pass draws random numbers, as dropout does.
+    * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
+    * ``loss_of_batch``: whether a sample's loss depends on the other samples of its batch.
+    """
 
     parameters: int
     buffers: int
@@ -44,7 +49,7 @@ class ModelFacts:
 
     @property
     def notes(self) -> list[str]:
-        """Lines that the owner of the model should know."""
+        """Lines that the user should know about the model."""
         lines = []
         if self.uncounted:
             more = f" and {len(self.uncounted) - NAMED} more" if len(self.uncounted) > NAMED else ""
@@ -61,23 +66,23 @@ class ModelFacts:
 
 
 def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, name: str) -> ModelFacts:
-    """Facts about ``module`` from trial passes over ``example [b, ...]``, in both modes, which leave its buffers as
-    they are. FLOPs are those of training. b >= 2, as some normalisation layers need that.
+    """Facts about ``module``, from trial passes over ``example [b, ...]`` in both modes.
 
-    Raises :class:`UserError` if its outputs or the loss are not of the shapes that fedray needs.
+    The module's buffers stay as they are. b must be at least 2, because some normalisation layers need two samples.
+    Raises :class:`UserError` if the outputs or the loss do not have the shapes that fedray needs.
     """
     layout = Layout(module)
     if not layout.parameters:
         raise UserError(f"model {name} has no trainable parameters")
-    with _left_alone(module):
-        with blamed(f"model {name} can't take inputs of shape {list(example.shape[1:])}"):
+    with _without_traces(module):
+        with as_user_error(f"model {name} can't take inputs of shape {list(example.shape[1:])}"):
             logits = module.eval()(example)
         _check_logits(logits, len(example), classes, name)
         check_per_sample("the loss", loss, classes, "use reduction='none'")
         loss_of_batch = depends_on_batch("the loss", loss, classes)
         before = torch.random.get_rng_state()
-        with blamed(f"model {name} failed in training mode"):
-            logits, count = counted(module.train(), example)
+        with as_user_error(f"model {name} failed in training mode"):
+            logits, count = count_forward_pass(module.train(), example)
         draws = not torch.equal(before, torch.random.get_rng_state())
         _check_logits(logits, len(example), classes, f"{name}, in training mode,")
         head = predicting_head(module)
@@ -94,9 +99,12 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
 
 
 @contextlib.contextmanager
-def _left_alone(module: nn.Module) -> Iterator[None]:
-    """Within it torch's generator draws the same whenever it is entered, for layers that are skipped at random, and no
-    gradients are taken; afterwards the module's buffers and the generator are as they were."""
+def _without_traces(module: nn.Module) -> Iterator[None]:
+    """Makes trial passes repeatable and without effect.
+
+    In the block no gradients are taken, and torch's generator always draws the same, because some models skip layers at
+    random. Afterwards the module's buffers and the generator are as they were.
+    """
     with torch_rng(0, Purpose.DROPOUT), torch.no_grad():
         before = {name: value.clone() for name, value in module.named_buffers()}
         try:
@@ -116,7 +124,10 @@ def _check_logits(logits: object, samples: int, classes: int, name: str) -> None
 
 
 def check_metrics(metrics: Mapping[str, Loss], classes: int) -> None:
-    """Raises :class:`UserError` for a metric that does not give each sample a number, or hides one of fedray's own."""
+    """Raises :class:`UserError` for a metric that can't be used.
+
+    It must give each sample a number that does not depend on other samples, and have no name of a figure of fedray's.
+    """
     for name, metric in metrics.items():
         if name in OWN_FIGURES:
             raise UserError(f"metric {name!r} has the name of a figure of fedray's own: choose another")
@@ -130,10 +141,10 @@ def check_metrics(metrics: Mapping[str, Loss], classes: int) -> None:
 
 def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> None:
     """Raises :class:`UserError` unless ``function(logits [b, classes], targets [b])`` gives a tensor ``[b]``."""
-    # of two sizes, as one of them may be the number of classes
+    # two sizes are tried, because one of them may happen to be the number of classes
     for size in (2, classes + 1):
         logits, targets = torch.zeros(size, classes), torch.zeros(size, dtype=torch.long)
-        with blamed(f"{what} failed on logits [{size}, {classes}] and targets [{size}]"):
+        with as_user_error(f"{what} failed on logits [{size}, {classes}] and targets [{size}]"):
             values = function(logits, targets)
         if not isinstance(values, Tensor):
             raise UserError(f"{what} must give one value per sample, a tensor [b], not {type(values).__name__}")
@@ -144,10 +155,10 @@ def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> No
 
 
 def depends_on_batch(what: str, function: Loss, classes: int) -> bool:
-    """Whether a sample's value of ``function(logits [b, classes], targets [b])`` changes with the rest of its batch:
-    tried on the first samples of some batches, of which half are predicted rightly.
+    """Whether a sample's value of ``function(logits [b, classes], targets [b])`` changes with the rest of its batch.
 
-    A function that draws random numbers is taken for one that does not, as nobody can tell.
+    The first samples of random batches, half of which are predicted rightly, are given with and without the rest. For a
+    function that draws random numbers nobody can tell, and the answer is False.
     """
     for draw in range(TRIALS):
         rng = stream(0, Purpose.INIT, draw)
@@ -155,7 +166,7 @@ def depends_on_batch(what: str, function: Loss, classes: int) -> bool:
         targets = torch.from_numpy(rng.integers(0, classes, LARGEST))
         targets[::2] = logits[::2].argmax(1)
         for size in SIZES:
-            with blamed(f"{what} failed on logits [{LARGEST}, {classes}] and targets [{LARGEST}]"):
+            with as_user_error(f"{what} failed on logits [{LARGEST}, {classes}] and targets [{LARGEST}]"):
                 whole, part, again = (function(logits[:b], targets[:b]).double()[:size] for b in (LARGEST, size, size))
             if not torch.allclose(part, again, equal_nan=True):
                 return False

@@ -1,14 +1,17 @@
 """Convolution, ReLU and max-pooling of small images on a CPU, in 0.5 to 0.85 of the time of torch's kernels.
 
-Those leave most of a vector register (of 16 numbers, with AVX-512) empty where there are few channels, and a LeNet has
-one, then six. With a stride, shifted copies of the kernels make two or four channels of each:
+torch's kernels put the channels of a pixel into a vector register, which with AVX-512 has room for 16 numbers. A LeNet
+has one channel, and then six, so most of the register stays empty. We fill it with neighbouring pixels: a convolution
+with stride 2 and shifted copies of its kernels gives two rows (or two columns, or both) as different channels.
 
-* Max-pooling of six channels takes longer than the convolution before it. Elementwise maxima of whole images don't, and
-  the first convolution can give them: with the four pixels of a pooling window as four channels.
-* The gradient of the next convolution's input is a convolution, too: here with two of its rows as two channels. That
-  one is fast on ordinary images (one channel after another), the gradient of the weights on channels-last ones.
+* In the first layer the four pixels of a pooling window become four channels. Max-pooling is then an elementwise
+  maximum of four images, while torch's max-pooling of six channels takes longer than the convolution before it.
+* In the second layer the gradient of the input is a convolution too, and we compute two of its rows as two channels.
+  This convolution is fast on images in ordinary layout (one channel after another), the gradient of the weights on
+  channels-last ones.
 
-Each function is a whole layer, since with batches of 20 images every operation that autograd has to record counts.
+Each autograd function is a whole layer, because with batches of 20 images recording an operation takes a relevant part
+of the time.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 REGISTER = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
-"""The channels that fill a register; 0 on processors on which torch's own kernels are the better ones."""
+"""The number of channels that fill a register, or 0 on processors on which torch's own kernels are faster."""
 
 _positive = torch.ops.aten.threshold_backward.default
-"""``_positive(y, x, 0)``: y where x > 0, else 0. A mask takes three times as long."""
+"""``_positive(y, x, 0)`` is y where x > 0, else 0. Multiplying by a mask takes three times as long."""
 _pool = torch.ops.aten.max_pool2d_with_indices.default
 _pool_backward = torch.ops.aten.max_pool2d_with_indices_backward.default
 _convolution_backward = torch.ops.aten.convolution_backward.default
@@ -33,10 +36,10 @@ _convolution_backward = torch.ops.aten.convolution_backward.default
 def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """``max_pool2d(relu(conv(x)), 2)`` of images ``[b, c, h, w]``, for a convolution of stride 1 with bias.
 
-    Of equal entries another one may get the gradient.
+    Where entries of a pooling window are equal, the gradient may go to another one of them than torch chooses.
     """
-    # ReLU comes last: it commutes with maxima, and the smaller image is less work
-    if not torch.is_grad_enabled() or not _fits(x, conv):
+    # ReLU comes last, on the smaller image: it gives the same as before the maxima
+    if not torch.is_grad_enabled() or not _is_supported(x, conv):
         return F.relu(_max_pool2(conv(x)))
     weight, bias, padding = conv.weight, conv.bias, conv.padding
     if not x.requires_grad:
@@ -44,11 +47,11 @@ def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     return _Layer.apply(x.contiguous(memory_format=torch.channels_last), weight, bias, padding)
 
 
-def _fits(x: Tensor, conv: nn.Conv2d) -> bool:
+def _is_supported(x: Tensor, conv: nn.Conv2d) -> bool:
     _, channels, height, width = x.shape
     even = height % 2 == width % 2 == 0 and conv.kernel_size[0] % 2 == conv.kernel_size[1] % 2 == 1
     ours = even and channels < REGISTER and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    # functions that torch.func can transform take 50 us more, each
+    # a function that torch.func could transform would take 50 us longer
     return ours and not torch._C._are_functorch_transforms_active()
 
 
@@ -59,32 +62,34 @@ def _max_pool2(x: Tensor) -> Tensor:
     return torch.maximum(rows[..., 0::2], rows[..., 1::2])
 
 
-def _ordinary(weight: Tensor) -> Tensor:
-    """A copy, not channels-last; ``contiguous`` makes none of a single channel's weights, whose strides would stay."""
+def _contiguous_copy(weight: Tensor) -> Tensor:
+    """A copy in ordinary layout. ``contiguous`` would not copy weights of a single channel, and keep their strides."""
     return weight.clone(memory_format=torch.contiguous_format)
 
 
-def _by_row(weight: Tensor) -> Tensor:
-    """Kernels ``[2 * out, in, k + 1, k]`` that at every second row give that row and, in other channels, the next."""
+def _kernels_of_two_rows(weight: Tensor) -> Tensor:
+    """Kernels ``[2 * out, in, k + 1, k]`` which, with stride 2, give a row and, in further channels, the row below
+    it."""
     return torch.cat((F.pad(weight, (0, 0, 0, 1)), F.pad(weight, (0, 0, 1, 0))))
 
 
-def _by_column(weight: Tensor) -> Tensor:
+def _kernels_of_two_columns(weight: Tensor) -> Tensor:
+    """The same for columns: kernels ``[2 * out, in, k, k + 1]``."""
     return torch.cat((F.pad(weight, (0, 1)), F.pad(weight, (1, 0))))
 
 
-def _of_weight(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: tuple[int, int]) -> Tensor:
-    """The gradient of a convolution's weights from that of its output."""
+def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: tuple[int, int]) -> Tensor:
+    """The gradient of a convolution's weights; ``grad`` is that of its output."""
     options = [stride, stride], padding, [1, 1], False, [0, 0], 1, [False, True, False]
     return _convolution_backward(grad, x, weight, None, *options)[1]
 
 
 class _FirstLayer(Function):
-    """Of images that need no gradient."""
+    """The layer for images that need no gradient themselves, which are the samples."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
-        kernels = _by_column(_by_row(_ordinary(weight)))
+        kernels = _kernels_of_two_columns(_kernels_of_two_rows(_contiguous_copy(weight)))
         four = F.conv2d(x, kernels, stride=2, padding=padding)
         two = torch.maximum(*four.chunk(2, 1))
         pooled = torch.maximum(*two.chunk(2, 1)).add_(bias.view(-1, 1, 1)).relu_()
@@ -101,13 +106,13 @@ class _FirstLayer(Function):
             first, second = parts.chunk(2, 1)
             of_first = _positive(grad, first - second, 0)
             grad = torch.cat((of_first, grad - of_first), 1)
-        left, right = _of_weight(grad, x, kernels, 2, ctx.padding).chunk(2)
+        left, right = _weight_gradient(grad, x, kernels, 2, ctx.padding).chunk(2)
         upper, lower = (left[..., :-1] + right[..., 1:]).chunk(2)
         return None, upper[:, :, :-1] + lower[:, :, 1:], of_bias, None
 
 
 class _Layer(Function):
-    """Of channels-last images."""
+    """The layer for channels-last images, whose gradient is computed too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
@@ -124,8 +129,8 @@ class _Layer(Function):
         grad = _positive(grad, pooled, 0)
         of_bias = grad.sum((0, 2, 3))
         grad = _pool_backward(grad, image, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
-        of_weight = _of_weight(grad, x, weight, 1, ctx.padding)
-        kernels = _by_row(_ordinary(weight.flip(2, 3).transpose(0, 1)))
+        of_weight = _weight_gradient(grad, x, weight, 1, ctx.padding)
+        kernels = _kernels_of_two_rows(_contiguous_copy(weight.flip(2, 3).transpose(0, 1)))
         padding = weight.shape[2] - 1 - ctx.padding[0], weight.shape[3] - 1 - ctx.padding[1]
         rows = F.conv2d(grad.contiguous(), kernels, stride=(2, 1), padding=padding).chunk(2, 1)
         return torch.stack(rows, 3).flatten(2, 3), of_weight, of_bias, None

@@ -1,4 +1,4 @@
-"""Whether clients can be trained in one batched stack: found by training a small one both ways."""
+"""Finds out whether clients can be trained in one batched stack, by training a small stack in both ways."""
 
 from __future__ import annotations
 
@@ -15,30 +15,41 @@ from fedray.core.vectors import Layout, Model
 from fedray.errors import first_sentence
 
 CLIENTS = 4
-"""Clients of the trial: one has a whole batch, the others less; the rest is padding. Where it begins is no multiple of
-anything, as some models (ghost batch normalisation) mix the samples of groups of 16, say."""
+"""The clients of the trial. One has a whole batch, the others have smaller ones that are padded.
+
+Their sizes are no multiples of usual numbers, because some models (ghost batch normalisation) mix only the samples
+within groups of, say, 16.
+"""
 
 LARGEST = 256
-"""Samples of the largest batch that is tried."""
+"""The number of samples in the largest batch that is tried."""
 
 TOLERANCE = 1e-3
-"""How far, relative to its length, a gradient may be off. Rounding may take a ReLU's input to the other side of zero,
-which changes gradients by 1e-4; samples that see their neighbours change them by 1e-1."""
+"""The largest difference of two gradients, relative to their length, that counts as rounding.
+
+Rounding may take a ReLU's input to the other side of zero, which changes gradients by 1e-4. Where samples depend on
+their neighbours, padding changes gradients by 1e-1.
+"""
 
 
 def samples_of_trial(batch_size: int) -> int:
-    """How many samples :func:`stacking_obstacle` takes to try batches of ``batch_size``, or of :data:`LARGEST`: some
-    models see the neighbours of a sample in large batches only."""
+    """The number of samples that :func:`stacking_obstacle` needs to try batches of ``batch_size``.
+
+    Larger batches than :data:`LARGEST` are not tried. Smaller ones would not do, because some models mix samples in
+    large batches only.
+    """
     return CLIENTS * min(batch_size, LARGEST)
 
 
 def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
-    """Why clients of ``module`` can't be trained in one batched stack, or None if they can.
+    """The reason why clients of ``module`` can't be trained in one batched stack, or None if they can.
 
     A stack pads the batches of smaller clients with samples whose losses are left out. That is right as long as no
-    sample's logits depend on the others of its batch, so the gradients of a padded stack must be those of its clients
-    one by one. ``x [n, ...]`` and ``y [n]`` are samples of the data, as inputs may be whole numbers (tokens); n is
-    :func:`samples_of_trial`. Takes a second: it imports torch's compiler.
+    sample's logits depend on the other samples of its batch. So the gradients of a padded stack are compared with those
+    of its clients one by one.
+
+    ``x [n, ...]`` and ``y [n]`` are samples of the data, because not every model takes random numbers as inputs; n is
+    :func:`samples_of_trial`. It takes a second, because it imports torch's compiler.
     """
     if Layout(module).buffers:
         return "it has buffers, such as BatchNorm's running statistics"
@@ -46,8 +57,8 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
     real = [size, *(max(1, each) for each in (size - 1, size * 2 // 3 - 1, size // 2 - 3))]
     batch = Batch(x.view(clients, size, *x.shape[1:]), y.view(clients, size), 0, real)
     stack, loop = (kind(copy.deepcopy(module), loss) for kind in (StackNetwork, LoopNetwork))
-    at = _several(stack, clients)
-    # what a failing pass has drawn leaves no trace
+    at = _models_near_the_initial_one(stack, clients)
+    # the generator is restored even if a pass fails
     with torch_rng(0, Purpose.DROPOUT):
         try:
             together = stack.gradients(at, batch).value
@@ -66,9 +77,11 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
     )
 
 
-def _several(network: Network, clients: int) -> Model:
-    """So many models near the initial one, each another, none with weights of zero, which would hide what
-    lies before them."""
+def _models_near_the_initial_one(network: Network, clients: int) -> Model:
+    """So many different models near the initial one.
+
+    None of their weights are zero, because behind weights of zero the layers before them would have no influence.
+    """
     noise = stream(0, Purpose.INIT).standard_normal((2, clients, network.layout.width), dtype=np.float32)
     scale, shift = torch.from_numpy(noise)
     return network.layout.model(network.initial.row * (1 + 0.1 * scale) + 0.02 * shift)

@@ -1,4 +1,4 @@
-"""Contract tests that every algorithm must pass, fedray's and yours."""
+"""Tests that every algorithm must pass, those that come with fedray and your own."""
 
 from fedray.testing.contracts import AlgorithmContract
 

@@ -1,4 +1,4 @@
-"""Contract tests of an algorithm: subclass :class:`AlgorithmContract` in a pytest module and name yours.
+"""Contract tests of an algorithm. Subclass :class:`AlgorithmContract` in a pytest module, and name your algorithm.
 
 from fedray.testing import AlgorithmContract
 
@@ -51,11 +51,12 @@ SETTINGS: dict[str, Any] = {
     "engine.kind": "local",
     "engine.vectorize": False,
 }
-"""The run that contracts are tried on: unequal clients, partial participation, ragged batches."""
+"""The configuration of the tests' runs: clients of unequal sizes, a part of them in each round, last batches
+smaller."""
 
 
 def small_source() -> Source:
-    """360 + 60 samples of 12 features in 4 classes, made of fixed random numbers."""
+    """A data set of 360 + 60 samples with 12 features in 4 classes, made of fixed random numbers."""
     rng = np.random.Generator(np.random.Philox(key=7))
     centres = rng.normal(size=(4, 12))
     y = rng.integers(0, 4, 420)
@@ -64,33 +65,33 @@ def small_source() -> Source:
 
 
 class AlgorithmContract:
-    """What holds for every algorithm, as pytest tests. Set the class attributes in a subclass."""
+    """Tests of what must hold for every algorithm. Set the class attributes in a subclass."""
 
     algorithm: ClassVar[str]
-    """A name, or file.py:Class or module:Class."""
+    """The value of ``algorithm.name``: a name, or file.py:Class or module:Class."""
     hyper: ClassVar[Mapping[str, Any]] = {}
     """Hyper-parameters under which the algorithm does all that it can."""
     zero: ClassVar[Mapping[str, Any] | None] = None
-    """Hyper-parameters under which it is FedAvg, if there are such."""
+    """Hyper-parameters under which the algorithm is FedAvg, if there are such."""
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Further keys of the run, for example train.local_steps for an algorithm that needs equal steps."""
+    """Further keys of the tests' runs, for example train.local_steps for an algorithm that needs equal steps."""
     actors: ClassVar[Sequence[int]] = (1, 2, 3)
-    """Numbers of Ray client actors that must give the bits of the local engine."""
+    """The numbers of Ray client actors with which the result must be that of the local engine, to the bit."""
 
     def config(self, folder: Path, **changes: Any) -> dict[str, Any]:
-        """The configuration of a contract's run below ``folder``."""
+        """The configuration of a test's run, whose folder is made in ``folder``; ``changes`` have ``__`` for dots."""
         hyper = {f"algorithm.{name}": value for name, value in self.hyper.items()}
         named = {"algorithm.name": self.algorithm, "run.output": str(folder)}
         return {**SETTINGS, **named, **hyper, **self.settings, **{k.replace("__", "."): v for k, v in changes.items()}}
 
     def simulate(self, folder: Path, **changes: Any) -> RunResult:
-        """Run it."""
+        """Runs the configuration of :meth:`config`."""
         return simulate(self.config(folder, **changes), data=small_source())
 
     def test_state_round_trip(self, tmp_path: Path) -> None:
-        """A checkpoint gives back exactly the state that was saved."""
-        experiment, data = self._resolved(tmp_path)
-        with _opened(experiment, data) as run:
+        """A checkpoint restores exactly the state that was saved."""
+        experiment, data = self._resolve(tmp_path)
+        with _open_run(experiment, data) as run:
             for report in run.rounds():
                 if report.round == 3:
                     run.checkpoints.save()
@@ -110,7 +111,7 @@ class AlgorithmContract:
             assert {client: _hashes(read(file)) for client, file in run.state.clients.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:
-        """Stopped and resumed, a run ends as if it had never been stopped."""
+        """A run that is stopped and resumed ends as one that was never stopped."""
         whole = self.simulate(tmp_path / "whole")
         config = self.config(tmp_path / "parts", run__checkpoint_every=2)
         for stop in (1, 4):
@@ -129,14 +130,14 @@ class AlgorithmContract:
             assert_same(local, ray)
 
     def test_chunk_sizes(self, tmp_path: Path) -> None:
-        """How the cohort is cut changes no bit in loop mode."""
+        """The size of the blocks into which the cohort is cut changes no bit in loop mode."""
         runs = [self.simulate(tmp_path / str(size), engine__chunk=size) for size in (1, 2, 4, 16)]
         for run in runs[1:]:
             assert_same(runs[0], run)
 
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
-        """Training clients in one batched stream gives the numbers of one after another, to float tolerance."""
-        experiment, data = self._resolved(tmp_path / "facts")
+        """Clients that are trained in one batched stack get the same numbers as one after another, but for rounding."""
+        experiment, data = self._resolve(tmp_path / "facts")
         size = experiment.training.batch_size or int(data.sizes().max())
         examples = map(torch.from_numpy, data.examples(samples_of_trial(size)))
         if obstacle := stacking_obstacle(experiment.build_model(), experiment.loss, *examples):
@@ -148,48 +149,50 @@ class AlgorithmContract:
         assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)
 
     def test_client_updates_are_pure(self, tmp_path: Path) -> None:
-        """A task run again elsewhere, its earlier phases lost, gives the same bits; nothing it was given is changed."""
-        experiment, data = self._resolved(tmp_path)
-        with _opened(experiment, data, DoublingPool) as run:
+        """A task that another worker repeats, without its earlier phases, gives the same bits, and changes no input."""
+        experiment, data = self._resolve(tmp_path)
+        with _open_run(experiment, data, DoublingPool) as run:
             doubled = list(run.rounds())
             vector = run.state.server["x"].row.clone()
         assert len(doubled) == 6
-        # nor does it matter how the cohort is dealt out, or in which order results come
-        experiment, data = self._resolved(tmp_path / "plain")
-        with _opened(experiment, data) as run:
+        # the tasks of a usual pool are fewer, and their results come in another order
+        experiment, data = self._resolve(tmp_path / "plain")
+        with _open_run(experiment, data) as run:
             assert len(list(run.rounds())) == 6
             assert torch.equal(run.state.server["x"].row, vector)
 
     def test_bytes(self, tmp_path: Path) -> None:
-        """The bytes in metrics.csv are the declared multiples of the model's size."""
+        """The bytes in metrics.csv are those multiples of the model's size that the algorithm declares."""
         run = self.simulate(tmp_path)
-        experiment, _ = self._resolved(tmp_path / "again")
+        experiment, _ = self._resolve(tmp_path / "again")
         down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
         cohorts = run.metrics["cohort_size"].cumsum()
         assert list(run.metrics["bytes_down"]) == list(cohorts * down)
         assert list(run.metrics["bytes_up"]) == list(cohorts * up)
 
     def test_reduces_to_fedavg(self, tmp_path: Path) -> None:
-        """With its coefficients at zero it is FedAvg."""
+        """With the hyper-parameters ``zero`` the algorithm gives FedAvg's model."""
         if self.zero is None:
             import pytest
 
             pytest.skip("no hyper-parameters declared under which it is FedAvg")
         zero = {f"algorithm__{name}": value for name, value in self.zero.items()}
-        resolved = self._resolved(tmp_path / "resolved")[0]
+        resolved = self._resolve(tmp_path / "resolved")[0]
         same = {"train.weighting": resolved.weighting, "model.head": resolved.config.model.head}
         mine = _vector(self.simulate(tmp_path / "mine", **zero))
         config = {k: v for k, v in self.config(tmp_path / "fedavg").items() if not k.startswith("algorithm.")}
         fedavg = simulate({**config, "algorithm.name": "fedavg", **same}, data=small_source())
         assert np.linalg.norm(mine - _vector(fedavg)) <= 1e-5 * np.linalg.norm(mine)
 
-    def _resolved(self, folder: Path) -> tuple[Experiment, FederatedData]:
+    def _resolve(self, folder: Path) -> tuple[Experiment, FederatedData]:
         return resolve(load(self.config(folder)), Own(source=small_source()))
 
 
 class DoublingPool(LocalPool):
-    """Runs every task twice, on two workers that share nothing, and compares all that they give and were given. There
-    are many, last first."""
+    """A pool that runs every task twice, on two workers that share nothing, and compares their results and inputs.
+
+    It makes many tasks, and gives the results of the last ones first.
+    """
 
     slots, task_fraction = 3, 0.3
 
@@ -199,7 +202,7 @@ class DoublingPool(LocalPool):
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task in reversed(tasks):
-            before = self._given(task)
+            before = self._digests_of(task)
             again = Worker(self.experiment, self.data, self.states, fetch=lambda handle: handle.value).run(task)
             states = [_hashes(self.states.read(file)) for file in getattr(again, "states", ())]
             for _, result in super().map([task]):
@@ -213,10 +216,10 @@ class DoublingPool(LocalPool):
                     assert result.scalars == again.scalars, "a task run again gave other scalars"
                     found = [_hashes(self.states.read(file)) for file in result.states]
                     assert found == states, "a task run again gave other states"
-                assert self._given(task) == before, "a task changed what it was given"
+                assert self._digests_of(task) == before, "a task changed what it was given"
                 yield task, result
 
-    def _given(self, task: Task) -> list[dict[Any, str]]:
+    def _digests_of(self, task: Task) -> list[dict[Any, str]]:
         handles = task.broadcasts if isinstance(task, PhaseTask) else [task.broadcast]
         states = [file for file in getattr(task, "states", ()) if file is not None]
         return [_hashes(handle.value.arrays) for handle in handles] + [
@@ -225,7 +228,7 @@ class DoublingPool(LocalPool):
 
 
 def assert_same(a: RunResult, b: RunResult) -> None:
-    """Two runs are equal to the bit: final model, and every column of the records that is not a time."""
+    """Asserts that two runs are equal to the bit: the final model, and every recorded column that is not a time."""
     assert a.summary["model_sha256"] == b.summary["model_sha256"]
     pd.testing.assert_frame_equal(
         a.metrics.drop(columns=list(TIMES)), b.metrics.drop(columns=list(TIMES)), check_exact=True
@@ -236,7 +239,7 @@ def assert_same(a: RunResult, b: RunResult) -> None:
         pd.testing.assert_frame_equal(a.evaluation, b.evaluation, check_exact=True)
 
 
-def _opened(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:
+def _open_run(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:
     import contextlib
 
     @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""What a run leaves behind and shows: the run folder, TensorBoard events, costs, progress."""
+"""Records of a run: its folder, TensorBoard events, costs, and the progress that is shown."""

@@ -1,4 +1,4 @@
-"""Tables that compare what algorithms cost: as fedray counts, and as two papers did."""
+"""Tables that compare the costs of algorithms, as fedray counts them and as two papers do."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from fedray.tracking.costs import Load
 
 GIB = 2**30
 WIDEST = 1000
-"""Characters in a line of a table, at most."""
+"""So many characters a line of a table may have."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An algorithm and the model that it trains, with a ``head`` if it needs one; ``server_flops`` of a round."""
+    """An algorithm in the comparison: with the model that it trains, the name of that model's head, and the server's
+    FLOPs of a round."""
 
     name: str
     algorithm: Algorithm
@@ -34,8 +35,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What all candidates have in common: the mean client's ``load``, clients per round, rounds, and the ``plain``
-    model, without any head that not everybody needs, with its ``forward`` in FedTrip's count."""
+    """What all candidates have in common.
+
+    ``load`` is that of the mean client, and ``cohort`` the number of clients in a round. ``plain`` is the model without
+    a head that only some algorithms need, and ``forward`` its forward pass as FedTrip counts it.
+    """
 
     load: Load
     cohort: int
@@ -46,14 +50,14 @@ class Scenario:
 
 @dataclass(frozen=True)
 class CostTable:
-    """``columns``: headings and how their numbers are shown (as in ``format``); ``notes`` are lines below."""
+    """A table. ``columns`` are the headings, each with the format of its numbers; ``notes`` are lines below."""
 
     columns: Mapping[str, str]
     rows: Sequence[Sequence[Any]]
     notes: Sequence[str]
 
     def show(self) -> None:
-        """Print it: plain where it does not go to a terminal, and nothing folded, however wide."""
+        """Prints the table. Lines are not folded, however wide they are, and a pipe gets plain text."""
         table = Table(box=None, pad_edge=False)
         for heading, form in self.columns.items():
             lines = "\n".join(["", *heading.split(" ", 1)][-2:])
@@ -66,15 +70,15 @@ class CostTable:
         print("\n".join([*(line.rstrip() for line in shown.get().splitlines()), *self.notes]))
 
     def write(self, path: Path) -> None:
-        """As CSV, the numbers in full."""
+        """Writes the table as CSV, with all digits."""
         with path.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(self.columns)
             writer.writerows(self.rows)
 
 
-def own(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """Bytes and FLOPs of one client and round, as in metrics.csv."""
+def own_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+    """The table of bytes and FLOPs of one client in one round, counted as in metrics.csv."""
     load = scenario.load
     plain = costs.client_flops(Work(), scenario.plain, load)
     columns = {
@@ -93,7 +97,7 @@ def own(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
             extra_work(work, candidate.head if facts != scenario.plain else "none"),
         ])  # fmt: skip
     notes = [
-        f"Per round and client, the mean one: {_described(load)}. The server's own FLOPs: per round of "
+        f"Per round and client, the mean one: {_load_text(load)}. The server's own FLOPs: per round of "
         f"{scenario.cohort} clients.",
         "A vector has the parameters of a model without its buffers. Overhead: (down + up) / 2. Extra: the client's, "
         "over FedAvg.",
@@ -102,8 +106,8 @@ def own(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
     return CostTable(columns, rows, notes)
 
 
-def fedtrip(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """FedTrip's own accounting: Tables V and VIII."""
+def fedtrip_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+    """The table by FedTrip's accounting (X. Li et al., IPDPS 2023, Tables V and VIII)."""
     load, rounds, parameters = scenario.load, scenario.rounds, scenario.plain.parameters
     columns = {
         "algorithm": "", "MFLOPs a round": ",.3f", f"GFLOPs in {rounds} rounds": ",.3f", "attached cost": "",
@@ -119,7 +123,7 @@ def fedtrip(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
             costs.fedtrip_communication(candidate.algorithm.traffic),
         ])  # fmt: skip
     notes = [
-        f"One client, the mean one: {_described(load)}. |w| = {parameters:,}; F = {scenario.forward:,.0f} "
+        f"One client, the mean one: {_load_text(load)}. |w| = {parameters:,}; F = {scenario.forward:,.0f} "
         "multiply-adds of a sample's forward pass.",
         "A round costs n F (1 + P) + K a |w|, with P extra forward passes and a operations per parameter and step; "
         "backward passes are not counted.",
@@ -129,8 +133,9 @@ def fedtrip(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
     return CostTable(columns, rows, notes)
 
 
-def ghbm(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """GHBM's own accounting (TMLR, Table 4), and beside it what is really exchanged."""
+def ghbm_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+    """The table by GHBM's accounting (R. Zaccone et al., TMLR 2025, Table 4), with the bytes really exchanged beside
+    it."""
     columns = {"algorithm": "", "parameters": ",", "overhead": "g", "GiB": ".4g", "GiB of all": ".4g"}
     rows = []
     for candidate in candidates:
@@ -147,18 +152,18 @@ def ghbm(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
 
 
 ACCOUNTINGS: Mapping[str, Callable[[Sequence[Candidate], Scenario], CostTable]] = {
-    "own": own,
-    "fedtrip": fedtrip,
-    "ghbm": ghbm,
+    "own": own_table,
+    "fedtrip": fedtrip_table,
+    "ghbm": ghbm_table,
 }
 
 
-def _described(load: Load) -> str:
+def _load_text(load: Load) -> str:
     return f"{load.samples:,.6g} samples, {load.steps:,.6g} steps, {load.seen:,.6g} samples in their batches"
 
 
 def extra_work(work: Work, head: str = "none") -> str:
-    """``work`` in words, as in ``4 J|w|`` or ``1 full-batch gradient + 1 fwd/bwd per step``."""
+    """An algorithm's extra work as a text, such as ``4 J|w|`` or ``1 full-batch gradient + 1 fwd/bwd per step``."""
     both = min(work.forwards, work.backwards)
     parts = {
         f"{head} head": head != "none",
@@ -174,7 +179,7 @@ def extra_work(work: Work, head: str = "none") -> str:
 
 
 def attached_formula(work: Work) -> str:
-    """``work`` as in FedTrip's Table VIII: ``2(K+1)|w| + n(FP+BP)``."""
+    """An algorithm's extra work as a formula, as in FedTrip's Table VIII: ``2(K+1)|w| + n(FP+BP)``."""
     terms = []
     if work.per_step and work.per_step == work.once:
         terms.append(f"{work.once:g}(K+1)|w|")

@@ -1,6 +1,6 @@
-"""What a round costs the simulated clients: bytes and FLOPs, and not what the simulator itself moves.
+"""Counts what a round costs the simulated clients in bytes and FLOPs; what the simulator itself moves does not count.
 
-Also the accountings of two papers, recovered from their tables: FedTrip's (X. Li et al., IPDPS 2023) and GHBM's
+Also counts as two papers do, as far as that follows from their tables: FedTrip (X. Li et al., IPDPS 2023) and GHBM
 (R. Zaccone et al., TMLR 2025).
 """
 
@@ -25,8 +25,11 @@ BYTES_PER_NUMBER = 4
 
 @dataclass(frozen=True)
 class Load:
-    """What ``clients`` train on in a round, summed over them: ``samples`` n_i that they hold, ``steps`` J_i, and
-    samples ``seen``, in all their mini-batches. A mean client's numbers need not be whole."""
+    """The amount of local training in a round, summed over ``clients``.
+
+    ``samples`` are the n_i that they hold, ``steps`` their J_i local steps, and ``seen`` the samples in all their
+    mini-batches. The numbers of a mean client need not be whole.
+    """
 
     samples: float
     steps: float
@@ -35,7 +38,7 @@ class Load:
 
 
 def load_of(samples: int, training: LocalTraining) -> Load:
-    """One client's."""
+    """The load of one client that holds so many samples."""
     steps = steps_of(samples, training.batch_size, training.local_steps, training.local_epochs)
     if training.local_steps is None:
         return Load(samples, steps, (training.local_epochs or 0) * samples)
@@ -43,7 +46,7 @@ def load_of(samples: int, training: LocalTraining) -> Load:
 
 
 def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
-    """That of the mean client, over all who hold samples: the others never take part."""
+    """The load of the mean client, over all clients that hold samples, because the others never take part."""
     loads = [load_of(int(size), training) for size in sizes if size]
     samples, steps, seen = (
         sum(numbers) / len(loads)
@@ -53,13 +56,13 @@ def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
 
 
 def overhead(traffic: Traffic) -> float:
-    """(down + up) / 2, in models per direction: 1 is FedAvg's."""
+    """(down + up) / 2 in models, where FedAvg has 1."""
     down, up = traffic.models_down + traffic.vectors_down, traffic.models_up + traffic.vectors_up
     return (down + up) / 2
 
 
 def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
-    """Bytes down and up of one client in one round: models with their buffers, state vectors without."""
+    """The bytes that one client receives and sends in one round. Models have buffers, state vectors have none."""
     model = BYTES_PER_NUMBER * (facts.parameters + facts.buffers)
     vector = BYTES_PER_NUMBER * facts.parameters
     down = traffic.models_down * model + traffic.vectors_down * vector
@@ -68,28 +71,30 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
 
 
 def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
-    """Forward and backward (3 forwards) of all mini-batches, plus the algorithm's extras."""
+    """FLOPs of the clients: forward and backward passes (3 forwards) of all mini-batches, and the algorithm's
+    extras."""
     passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     predictions = 3 * work.predictions * load.seen
     return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * _arithmetic(work, load)
 
 
 def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts, samples: float) -> float:
-    """The clients' (``samples`` in all their mini-batches) and the server's own."""
+    """FLOPs of a round: those of its clients, with ``samples`` in all their mini-batches, and those of the server."""
     cohort = server.cohort
     load = Load(sum(cohort.sizes), sum(cohort.steps), samples, len(cohort.ids))
     return client_flops(algorithm.work, facts, load) + algorithm.server_flops(server, facts.flops)
 
 
 def _arithmetic(work: Work, load: Load) -> float:
-    """Operations per parameter."""
+    """The operations of an algorithm for each parameter, beside the passes."""
     return work.per_step * load.steps + work.once * load.clients
 
 
 def server_of_mean_clients(
     training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
 ) -> ServerState:
-    """The server in a round whose ``cohort`` clients are all the mean one: its work can be counted, but not done."""
+    """A server in a round whose ``cohort`` clients all are the mean client. It has no data: its work can only be
+    counted."""
     sizes = list(map(int, sizes))
     load = mean_load(sizes, training)
 
@@ -120,8 +125,11 @@ def server_of_mean_clients(
 
 
 def fedtrip_forward(module: nn.Module, facts: ModelFacts, shape: Iterable[int]) -> float:
-    """FedTrip's F, for inputs of ``shape``: multiply-adds of one sample's forward pass, and the biases of convolutions
-    (an addition per output), but not those of linear layers. Table V admits no other count."""
+    """FedTrip's F: the operations of one sample's forward pass, for inputs of ``shape``.
+
+    They are the multiply-adds, and an addition for each output of a convolution with bias; biases of linear layers do
+    not count. No other way of counting gives the numbers of the paper's Table V.
+    """
     biases = 0
 
     def count(layer: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -139,32 +147,33 @@ def fedtrip_forward(module: nn.Module, facts: ModelFacts, shape: Iterable[int]) 
 
 
 def fedtrip_flops(work: Work, forward: float, parameters: int, load: Load) -> float:
-    """A round in FedTrip's Table V: n F (1 + P) + J a |w|, where F is ``forward``, P the extra forwards and a the
-    operations per parameter and step. n is the samples in all mini-batches, which are those held in its one epoch.
+    """The cost of a round in FedTrip's Table V: n F (1 + P) + J a |w|.
 
-    Backward passes are not counted, and so of a full-batch gradient neither.
+    F is ``forward``, P the number of extra forward passes, a the operations for each parameter and step, and n the
+    samples in all mini-batches, which in the paper's one epoch are those that the client holds. Backward passes are not
+    counted, also not those of full-batch gradients.
     """
     passes = (1 + work.forwards) * load.seen + work.full_gradients * load.samples
     return forward * passes + parameters * _arithmetic(work, load)
 
 
 def fedtrip_attached(work: Work, forward: float, parameters: int, load: Load) -> float:
-    """What FedTrip's Table VIII attaches to FedAvg's round, with FP = F (``forward``) and BP = 2 FP."""
+    """The cost that FedTrip's Table VIII adds to FedAvg's round, with FP = F (``forward``) and BP = 2 FP."""
     passes = (work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     return forward * passes + parameters * _arithmetic(work, load)
 
 
 def fedtrip_communication(traffic: Traffic) -> float:
-    """Table VIII's extra communication of a round, in |w|."""
+    """The extra communication of a round in FedTrip's Table VIII, in |w|."""
     return 2 * overhead(traffic) - 2
 
 
 def ghbm_overhead(algorithm: Algorithm) -> float:
-    """The overhead in GHBM's cost table, in models per direction."""
+    """The overhead in GHBM's cost table, in models for each direction."""
     # Mime exchanges 2.5 models, but in two exchanges, for which the table charges 3
     return 3.0 if isinstance(algorithm, Mime) else overhead(algorithm.traffic)
 
 
 def ghbm_bytes(algorithm: Algorithm, parameters: int, rounds: int) -> float:
-    """Bytes in GHBM's cost table: of one client that takes part in every round, in one direction."""
+    """The bytes in GHBM's cost table: those of one client that takes part in every round, in one direction."""
     return BYTES_PER_NUMBER * parameters * rounds * ghbm_overhead(algorithm)

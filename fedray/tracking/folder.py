@@ -1,4 +1,4 @@
-"""The run folder: what is in it, and whether a run may start, resume, or is done already."""
+"""The folder of a run: its files, and whether a run may start in it, go on in it, or has ended in it."""
 
 from __future__ import annotations
 
@@ -17,42 +17,35 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import yaml
 
-from fedray.config import Config, documented_keys, flat
+from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
-from fedray.tracking.lock import PATIENCE, locked
+from fedray.files import replacement_of, write_whole
+from fedray.tracking.lock import PATIENCE, folder_lock
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
-    "round", "iterations", "cohort_size", "train_loss", "train_accuracy", "test_loss", "test_accuracy",
-    "validation_accuracy", "personalized_accuracy", "representation_accuracy", "bytes_down", "bytes_up", "flops",
-    "virtual_seconds", "round_seconds", "wall_seconds",
-)  # fmt: skip
-"""The columns of metrics.csv; further ones follow them: a user's metrics, an algorithm's further models, and scores on
-clients' own test shares."""
-
 PART_ROUNDS, PART_ROWS = 500, 200_000
-"""A part of a parquet folder is written at the latest when it has so many rounds, or rows."""
+"""A part of a parquet folder is written at the latest when it has so many rounds or so many rows."""
 
 WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
 RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "vectorize")
 IGNORED = (
     "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds",
-    # what these lead to is compared itself
+    # the data, model and weights that these lead to are compared themselves
     "run.given", "data.root", "model.weights",
 )  # fmt: skip
 
 INPUTS = "inputs.json"
-"""What a run was made from beside its configuration: digests by name (see :mod:`fedray.inputs`)."""
+"""The file with the digests of what a run depends on beside its configuration (see :mod:`fedray.inputs`)."""
 
 Status = Literal["new", "unfinished", "finished"]
 
 
 @dataclass(frozen=True)
-class Found:
-    """What lies in a run folder: ``rounds`` it was configured for, its ``summary`` if it ended."""
+class FoundRun:
+    """The run that lies in a folder: the number of rounds that it was configured for, and its summary if it ended."""
 
     status: Status
     rounds: int = 0
@@ -60,10 +53,10 @@ class Found:
 
 
 class RunFolder:
-    """``run.output/run.name``.
+    """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``.
 
-    ``inputs``: digests of what the run is made from beside ``config``, by name; ``implied``: what null stands for in a
-    configuration of this run, by dotted key.
+    ``inputs`` are the digests, by name, of what the run depends on beside ``config``. ``implied`` is what null stands
+    for in the configuration, by dotted key.
     """
 
     def __init__(
@@ -76,11 +69,11 @@ class RunFolder:
         self.clients = self.path / "clients.parquet"
         self.evaluation = self.path / "evaluation.parquet"
 
-    def look(self) -> Found:
-        """What is there already, without changing anything.
+    def look(self) -> FoundRun:
+        """Finds out which run is in the folder, and changes nothing.
 
-        Raises :class:`UserError` if it holds a run of another configuration, data, model or code, or does not fit
-        ``run.resume``.
+        Raises :class:`UserError` if it is a run of another configuration, data, model or code, or if ``run.resume``
+        says otherwise.
         """
         resume = self.config.run.resume
         settings = self.path / "config.yaml"
@@ -89,16 +82,16 @@ class RunFolder:
                 raise UserError(f"run.resume=true, but there is no run in {self.path}; use run.resume=auto")
             if resume is not False and self._holds_something():
                 raise UserError(f"{self.path} exists and is not a run folder: choose another run.name or run.output")
-            return Found("new")
+            return FoundRun("new")
         old = _read_yaml(settings)
         summary = self._summary()
         rounds = old["run"]["rounds"]
         wanted = self.config.run.rounds or 0
-        differ = differing_keys(old, self.config.model_dump(mode="json"), self.implied)
+        differ = keys_that_differ(old, self.config.model_dump(mode="json"), self.implied)
         if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
             differ.append("run.rounds")
         known = self._known_inputs()
-        differ += differing(self.inputs if known is None else known, self.inputs)
+        differ += names_that_differ(self.inputs if known is None else known, self.inputs)
         if differ:
             raise UserError(
                 f"{self.path} holds another run ({', '.join(differ[:6])} differ{'s' if len(differ) == 1 else ''}): "
@@ -110,10 +103,10 @@ class RunFolder:
                 "run.resume=true takes it for the same run, run.resume=false starts over (the old one is renamed)"
             )
         if summary and summary.get("status") == "diverged":
-            return Found("finished", rounds, summary)
+            return FoundRun("finished", rounds, summary)
         if summary and summary.get("status") == "completed" and summary.get("rounds") == wanted:
-            return Found("finished", rounds, summary)
-        return Found("unfinished", rounds, summary)
+            return FoundRun("finished", rounds, summary)
+        return FoundRun("unfinished", rounds, summary)
 
     def _known_inputs(self) -> dict[str, str] | None:
         path = self.path / INPUTS
@@ -141,18 +134,18 @@ class RunFolder:
         raise UserError(f"{path} is damaged: use run.resume=false to start over")
 
     @contextlib.contextmanager
-    def locked(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-        """Hold the folder against other processes, as :func:`fedray.tracking.lock.locked` does."""
+    def lock(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
+        """Holds the folder against other processes, as :func:`~fedray.tracking.lock.folder_lock` does."""
         with contextlib.ExitStack() as stack:
             try:
                 busy = "is being written by another run; choose another run.name"
-                stack.enter_context(locked(self.path, busy, say, patience))
+                stack.enter_context(folder_lock(self.path, busy, say, patience))
             except OSError as error:
                 raise UserError(f"can't write to run.output={self.config.run.output}: {error.strerror}") from None
             yield
 
     def prepare(self) -> None:
-        """Make the folder; with ``run.resume: false``, an old one is moved to NAME.bak-K first."""
+        """Makes the folder. With ``run.resume: false`` an old folder is renamed to NAME.bak-K first."""
         try:
             if self.config.run.resume is False and self.path.exists():
                 number = 1
@@ -167,31 +160,22 @@ class RunFolder:
             raise UserError(f"can't write to {self.path}: {error.strerror}") from None
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the folder, as :func:`write_whole` does."""
+        """Writes a file of the folder, as :func:`~fedray.files.write_whole` does."""
         write_whole(self.path / name, text)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A whole file, or the old one: never a half-written one."""
-    staging = path.with_name(f".{path.name}.{os.getpid()}")
-    with staging.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    staging.rename(path)
-
-
-def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The names under which two mappings have different values, or one has none."""
+def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The names under which two mappings have different values, or one of them has no value."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
-def differing_keys(
+def keys_that_differ(
     old: Mapping[str, Any], new: Mapping[str, Any], implied: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
-    """The dotted keys whose values differ, of those that can change a result.
+    """The dotted keys whose values differ in two configurations, of those keys that can change a result.
 
-    A key that did not exist when ``old`` was written had its default; ``implied`` says what null stands for.
+    A key that ``old`` lacks, because it did not exist when ``old`` was written, counts as its default. ``implied`` says
+    what null stands for.
     """
     defaults = {key: default for key, default, *_ in documented_keys()}
     a, b = (_without_nulls(defaults | flat(each), implied) for each in (old, new))
@@ -211,9 +195,9 @@ def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dic
 
 
 def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
-    """The device of the run in ``folder``; None if there is none, or one that :meth:`RunFolder.look` refuses."""
+    """The device of the run in ``folder``; None if there is no run, or its configuration is damaged."""
     try:
-        device = yaml.safe_load((folder / "config.yaml").read_text())["engine"]["device"]
+        device = parse_yaml((folder / "config.yaml").read_text())["engine"]["device"]
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return None
     return device if device in ("cpu", "cuda") else None
@@ -221,7 +205,7 @@ def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = parse_yaml(path.read_text())
         if isinstance(loaded["run"]["rounds"], int):
             return loaded
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
@@ -230,10 +214,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 class RoundsFile:
-    """A CSV file with a row per round, appended. ``lost``: how many earlier rows should be there and are not."""
+    """A CSV file to which each round appends a row.
+
+    ``lost`` is the number of rows of earlier rounds that should be there and are not.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
-        """Keep the rows of rounds up to ``after`` and drop the rest."""
+        """Opens the file; rows of rounds after ``after`` are removed."""
         self.columns = columns
         kept: list[dict[str, str]] = []
         if after and path.exists():
@@ -241,14 +228,10 @@ class RoundsFile:
                 kept = [row for row in csv.DictReader(file) if (row.get("round") or "").isdigit()]
                 kept = [row for row in kept if int(row["round"]) <= after]
         self.lost = after - len(kept)
-        staging = path.with_name(f".{path.name}")
-        with staging.open("w", newline="") as file:
+        with replacement_of(path) as staging, staging.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        staging.rename(path)
         self._file = path.open("a", newline="")
         self._writer = csv.DictWriter(self._file, self.columns)
 
@@ -264,11 +247,13 @@ class RoundsFile:
 
 
 class ParquetRows:
-    """A folder of parquet parts, each the rows of some consecutive rounds, several in a round: clients.parquet and
-    evaluation.parquet."""
+    """A folder of parquet files, to which each round appends several rows: clients.parquet and evaluation.parquet.
+
+    Each file holds the rows of some consecutive rounds.
+    """
 
     def __init__(self, path: Path, after: int) -> None:
-        """Drop the rounds after ``after``."""
+        """Opens the folder; rows of rounds after ``after`` are removed."""
         self.path = path
         self._rows: list[dict[str, Any]] = []
         self._held = 0
@@ -283,14 +268,15 @@ class ParquetRows:
                 part.unlink()
 
     def append(self, rows: Mapping[str, Any]) -> None:
-        """The rows of one round, as equally long lists by column (``round`` a number)."""
+        """Appends the rows of one round: for each column a list, all of the same length, and ``round`` as one
+        number."""
         self._rows.append(dict(rows))
         self._held += len(rows["client"])
         if len(self._rows) >= PART_ROUNDS or self._held >= PART_ROWS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has come since the last part as a part of its own."""
+        """Writes the rows that were appended since the last time, as a file of its own."""
         if not self._rows:
             return
         tables = [
@@ -303,16 +289,12 @@ class ParquetRows:
         self._rows, self._held = [], 0
 
     def _write(self, table: pa.Table, first: int, last: int) -> None:
-        target = self.path / f"part-{first:08d}-{last:08d}.parquet"
-        staging = self.path / f".{target.name}"
-        pq.write_table(table, staging)
-        with staging.open("rb") as file:
-            os.fsync(file.fileno())
-        staging.rename(target)
+        with replacement_of(self.path / f"part-{first:08d}-{last:08d}.parquet") as staging:
+            pq.write_table(table, staging)
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """metrics.csv of a run folder; the numbers are read back to the bit, and what was not evaluated is NaN."""
+    """The table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
     with (path / "metrics.csv").open() as file:
         names = next(csv.reader(file))
     kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}

@@ -3,53 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
 
 from fedray.errors import UserError
 
 PATIENCE = 20.0
-"""Seconds to wait for whoever has the folder: the processes of a killed run may need a moment to end."""
+"""Seconds to wait for whoever holds the folder: the processes of a killed run may need a moment to end."""
 
 
 @contextlib.contextmanager
-def locked(folder: Path, busy: str, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """Hold ``folder``, which need not exist yet, against other processes.
+def folder_lock(folder: Path, busy: str, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
+    """Holds ``folder``, which need not exist yet, against other processes. The lock ends with this process at
+    the latest, even if it is killed.
 
-    If another process has it, ``say`` is told so at once. Raises :class:`UserError`, with ``busy``, if that process has
-    it for ``patience`` seconds more, and OSError if the folder can't be written to.
+    If another process holds it, ``say`` is called with a line about that at once. Raises :class:`UserError` with the
+    text ``busy`` if that process still holds it after ``patience`` seconds, and OSError if the folder can't be written
+    to.
     """
+    from filelock import FileLock, Timeout
+
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("a+") as file:
-        if not _take(file):
-            owner = _owner(file)
-            say(f"{folder} is in use by {owner}; waiting up to {patience:g} s for it to end ...")
-            deadline = time.monotonic() + patience
-            while not _take(file):
-                if time.monotonic() > deadline:
-                    raise UserError(f"{folder} {busy} ({owner})")
-                time.sleep(0.1)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
-        yield
-
-
-def _take(file: TextIO) -> bool:
-    """Whether the lock could be had at once."""
+    path = folder.parent / f".{folder.name}.lock"
+    # on a file system without locks filelock would use a file whose existence is the lock: a killed run leaves it
+    # behind, and the next run would wait for a process that has ended
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _owner(file: TextIO) -> str:
-    """Who wrote its name into the lock's file when it took it."""
-    file.seek(0)
-    return file.read().strip() or "another process"
+        lock.acquire(blocking=False)
+    except Timeout:
+        holder = path.read_text().strip() or "another process"
+        say(f"{folder} is in use by {holder}; waiting up to {patience:g} s for it to end ...")
+        try:
+            lock.acquire(timeout=patience, poll_interval=0.1)
+        except Timeout:
+            raise UserError(f"{folder} {busy} ({holder})") from None
+    try:
+        # filelock does not say who holds a lock, so the holder's name is written into the lock's file
+        path.write_text(f"process {os.getpid()} on {platform.node()}")
+        yield
+    finally:
+        lock.release()

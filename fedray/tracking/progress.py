@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a bar on a terminal, plain lines elsewhere."""
+"""Shows the progress of a run: as a bar on a terminal, and as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 PLAIN_SECONDS = 2.0
-"""Least time between two plain lines, but for the first and the last round."""
+"""The seconds between two plain lines, at least, apart from those of the first and the last round."""
 
 
 class Display:
-    """Progress of a run on ``console``. ``say`` prints a line above it."""
+    """Shows the progress of a run on ``console``, and lines above it."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -30,7 +30,7 @@ class Display:
             (self._bar.console if self._bar else self.console).print(line, markup=False)
 
     def start(self, rounds: int, done: int) -> None:
-        """The rounds begin; ``done`` of them were made before."""
+        """Says that the rounds begin, of which ``done`` were made before."""
         self._rounds, self._first, self._began = rounds, done, time.monotonic()
         if self.quiet or not self.console.is_terminal:
             return
@@ -42,11 +42,11 @@ class Display:
         self._task = self._bar.add_task("", total=rounds, completed=done, status="")
 
     def round(self, metrics: Mapping[str, Any]) -> None:
-        """One round is done."""
+        """Says that a round is done, with its row of metrics.csv."""
         number, now = int(metrics["round"]), time.monotonic()
         self._clients += int(metrics["cohort_size"])
         speed = self._clients / max(now - self._began, 1e-9)
-        status = f"{_numbers(metrics)}  {speed:,.0f} clients/s"
+        status = f"{_status(metrics)}  {speed:,.0f} clients/s"
         if self._bar:
             self._bar.update(self._task, completed=number, status=status)
         elif number in (self._first + 1, self._rounds) or now - self._shown >= PLAIN_SECONDS:
@@ -60,7 +60,7 @@ class Display:
             self._bar = None
 
 
-def _numbers(metrics: Mapping[str, Any]) -> str:
+def _status(metrics: Mapping[str, Any]) -> str:
     shown = [
         ("train_loss", "loss", ".4f"),
         ("test_accuracy", "accuracy", ".4f"),
@@ -74,7 +74,7 @@ def _numbers(metrics: Mapping[str, Any]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 1:02:03."""
+    """A number of seconds as 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,5 +1,5 @@
-"""Keeps the records of a run: metrics.csv, clients.parquet, evaluation.parquet, TensorBoard, log.txt, config.yaml and
-summary.json."""
+"""Writes the records of a run: metrics.csv, clients.parquet, evaluation.parquet, TensorBoard events, log.txt,
+config.yaml and summary.json."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedray.tracking.folder import COLUMNS, INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
-from fedray.tracking.profile import PURPOSES
+from fedray.tracking.columns import CLIENT_FACTS, METRICS, PURPOSES
+from fedray.tracking.folder import INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.tensorboard import Events
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CLIENT_FACTS = ("round", "client", "client_name", "samples", "steps")
-"""Columns of clients.parquet that say which client it is and what it trained on; the others are its scores."""
-
 
 class Recorder:
-    """Writes the run folder of a run whose rounds up to ``after`` are there already.
+    """Writes the folder of a run that has made the rounds up to ``after`` before.
 
-    ``settings``: the resolved config as YAML; ``machine``: facts about the nodes; ``extra_columns`` of metrics.csv;
-    ``hyper_parameters``: the run's columns of TensorBoard's HParams table; ``with_scores``: clients are scored on their
-    own test shares.
+    ``settings`` is the resolved configuration as YAML, and ``machine`` facts about the nodes. ``extra_columns`` are
+    those of metrics.csv beyond :data:`~fedray.tracking.columns.METRICS`. ``hyper_parameters`` are the run's columns of
+    TensorBoard's HParams table. ``with_scores`` says that clients are scored on their own test shares.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class Recorder:
         folder.write("config.yaml", settings)
         folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
         (path / "summary.json").unlink(missing_ok=True)
-        self._metrics = RoundsFile(path / "metrics.csv", [*COLUMNS, *extra_columns], after)
+        self._metrics = RoundsFile(path / "metrics.csv", [*METRICS, *extra_columns], after)
         log_clients = folder.config.run.log_clients
         self._clients = ParquetRows(folder.clients, after) if log_clients else None
         self._scores = ParquetRows(folder.evaluation, after) if log_clients and with_scores else None
@@ -61,12 +58,12 @@ class Recorder:
             self.note(f"warning: metrics.csv lacks {self._metrics.lost} of the rows up to round {after}")
 
     def note(self, line: str) -> None:
-        """A line of log.txt."""
+        """Writes a line to log.txt, with the time before it."""
         self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
         self._log.flush()
 
     def withdraw_promise(self, operations: Sequence[str]) -> None:
-        """Operations that may give other bits another time: the summary promises none any more, and names them."""
+        """Records that ``operations`` may give other bits another time, so that the summary promises none any more."""
         for operation in operations:
             known = self.machine.get("nondeterministic", [])
             if operation not in known:
@@ -74,7 +71,7 @@ class Recorder:
                 self.note(f"warning: bits are not promised: {operation}")
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
-        """One finished round: its row, and its clients' rows as lists by column."""
+        """Records a finished round: its row of metrics.csv, and its clients' rows as a list for each column."""
         self._metrics.append(row)
         if self._clients:
             self._clients.append(clients)
@@ -82,18 +79,19 @@ class Recorder:
         self._events.round(row, scores, histograms="test_accuracy" in row)
 
     def scores(self, rows: Mapping[str, Any]) -> None:
-        """How good the models are for single clients, as lists by column; kept if clients are scored."""
+        """Records the rows of evaluation.parquet, as a list for each column, if clients are scored."""
         if self._scores:
             self._scores.append(rows)
 
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
-        """What the time went into, from the end of the round before to the end of this one; kept if asked for."""
+        """Records the seconds by purpose, from the end of the round before to the end of this one, if the run has a
+        profile."""
         if self._profile:
             self._profile.append({"round": round, **seconds})
             self._events.profile(round, seconds)
 
     def sync(self) -> None:
-        """Everything recorded so far is on disk when this returns."""
+        """Waits until everything that was recorded so far is on the disk."""
         self._metrics.sync()
         if self._clients:
             self._clients.flush()
@@ -102,7 +100,7 @@ class Recorder:
         self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:
-        """Write summary.json: the last thing that a run does."""
+        """Writes summary.json, which is the last thing that a run does. ``facts`` are further keys of it."""
         self.sync()
         metrics = read_metrics(self.folder.path)
         summary = summarize(metrics, status, self.folder.config.run.targets) | facts
@@ -124,11 +122,7 @@ class Recorder:
 
 
 def summarize(metrics: pd.DataFrame, status: str, targets: Sequence[float]) -> dict[str, Any]:
-    """The figures of summary.json that follow from metrics.csv.
-
-    ``last10_accuracy``: mean over the last ten evaluated rounds. ``targets``: for each accuracy, the first round that
-    reached it with its cumulative bytes, flops and seconds; None if none did.
-    """
+    """The keys of summary.json that follow from metrics.csv (see :data:`fedray.tracking.columns.SUMMARY`)."""
     accuracy = metrics["test_accuracy"].dropna()
     reached: dict[str, Any] = {}
     for target in targets:
@@ -151,7 +145,7 @@ def summarize(metrics: pd.DataFrame, status: str, targets: Sequence[float]) -> d
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
+    """The versions of Python and of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for name in ("fedray", "torch", "numpy", "ray"):
         try:

@@ -1,4 +1,4 @@
-"""TensorBoard events of a run, under our own names and without TensorFlow."""
+"""Writes the TensorBoard events of a run, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,40 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TAGS = {
-    "train_loss": "loss/train",
-    "test_loss": "loss/test",
-    "train_accuracy": "accuracy/train",
-    "test_accuracy": "accuracy/test",
-    "validation_accuracy": "accuracy/validation",
-    "personalized_accuracy": "accuracy/personalized",
-    "representation_accuracy": "accuracy/representation",
-    "bytes_down": "cost/bytes_down",
-    "bytes_up": "cost/bytes_up",
-    "flops": "cost/flops",
-    "virtual_seconds": "time/virtual_seconds",
-    "round_seconds": "time/round_seconds",
-    "wall_seconds": "time/wall_seconds",
-}
-"""The tags of the columns that every metrics.csv has; those of the others follow from their names."""
+from fedray.files import move_whole
+from fedray.tracking.columns import TAGS, tag
 
 BOTH_WAYS = ("bytes_down", "bytes_up")
 
 SKIPPED = ("round", "iterations", "cohort_size")
 
 
-def _tag(column: str) -> str:
-    """The tag of a column of metrics.csv. Only a user's metrics begin with ``test_`` and are not in TAGS."""
-    if column in TAGS or column.startswith("test_"):
-        return TAGS.get(column, f"metrics/{column}")
-    if column.startswith(("clients_", "cohort_")):
-        return f"clients/{column}"
-    return f"accuracy/{column.removesuffix('_accuracy')}"
-
-
 def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -> None:
-    """Say once, above the folders of many runs, which hyper-parameters and which columns of metrics.csv TensorBoard's
-    HParams table shows."""
+    """Writes an event file that says which hyper-parameters and metrics TensorBoard's HParams table shows.
+
+    ``folder`` holds the folders of many runs. ``keys`` are the hyper-parameters, and ``columns`` are those of
+    metrics.csv. A folder that has such a file already stays as it is.
+    """
     if any(folder.glob("events.out.tfevents.*")):
         return
     _without_tensorflow()
@@ -60,22 +40,25 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
     value = Summary.Value(
         tag=metadata.EXPERIMENT_TAG, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
     )
-    # the name of a file that is there says that it is whole
+    # it is written elsewhere and then renamed, so that a file that is there is whole
     with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
         writer: Any = FileWriter(scratch)
         writer.add_summary(Summary(value=[value]))
         writer.close()
         for path in Path(scratch).iterdir():
-            path.rename(folder / path.name)
+            move_whole(path, folder / path.name)
 
 
 def _without_tensorflow() -> None:
-    """tensorboard takes its own file layer if this name can be imported, and TensorFlow's (seconds to load) if not."""
+    """Keeps tensorboard from importing TensorFlow, which takes seconds.
+
+    It uses its own functions for files if a module of this name can be imported, and TensorFlow's otherwise.
+    """
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
 
 
 class Events:
-    """The event file of a run, written from round ``after`` + 1 on: later events of an earlier try are purged."""
+    """The event file of a run that has made the rounds up to ``after`` before. Events of later rounds are removed."""
 
     def __init__(self, folder: Path, after: int) -> None:
         _without_tensorflow()
@@ -84,34 +67,34 @@ class Events:
         self._writer = SummaryWriter(str(folder), purge_step=after + 1 if after else None, flush_secs=10)
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any], histograms: bool) -> None:
-        """The scalars of a round, and histograms over its clients."""
+        """Writes the scalars of a round and, with ``histograms``, those of its clients' scores."""
         step = int(row["round"])
         for name, value in row.items():
             if name not in SKIPPED and value is not None and math.isfinite(value):
-                self._writer.add_scalar(_tag(name), value, step)
+                self._writer.add_scalar(tag(name), value, step)
         if histograms:
             import numpy as np
 
             for name, values in clients.items():
-                # the bins of a histogram end at 1e20
+                # TensorBoard's histograms end at 1e20
                 drawn = np.asarray([v for v in values if v is not None and abs(v) < 1e20], dtype=np.float64)
                 if len(drawn):
                     self._writer.add_histogram(f"clients/{name}", drawn, step)
 
     def profile(self, step: int, seconds: Mapping[str, float]) -> None:
-        """What the time of a round went into."""
+        """Writes the seconds of a round by purpose."""
         for purpose, value in seconds.items():
             self._writer.add_scalar(f"profile/{purpose}", value, step)
 
     def hyper_parameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """The HParams entry of the run: its settings, typed, and its final metrics."""
+        """Writes the run's row of the HParams table: its settings, and its final metrics."""
         from torch.utils.tensorboard.summary import hparams
 
         typed = {
             name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
         }
         writer: Any = self._writer.file_writer
-        # without the first one, by which each run would say what the columns of all are
+        # the first summary is left out: it declares the columns, which declare_columns does once for all runs
         for summary in hparams(typed, dict(metrics))[1:]:
             writer.add_summary(summary)
         for name, value in metrics.items():

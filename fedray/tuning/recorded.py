@@ -8,7 +8,7 @@ from typing import Any
 
 from fedray.config import expand
 from fedray.errors import UserError
-from fedray.tracking.folder import differing, differing_keys
+from fedray.tracking.folder import keys_that_differ, names_that_differ
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.spec import RECORD, SweepSpec, read_record
 
@@ -46,5 +46,5 @@ def differing_keys_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
     others = [key for key in ("spaces", "first") if json.dumps(old.get(key)) != json.dumps(new.get(key))]
     # a run may be made longer, the trials of a sweep not
     rounds = ["run.rounds"] if old["base"].get("run.rounds") != new["base"].get("run.rounds") else []
-    inputs = differing(old.get("inputs", new["inputs"]), new["inputs"])
-    return [*tune, *others, *rounds, *differing_keys(expand(old["base"]), expand(new["base"])), *inputs]
+    inputs = names_that_differ(old.get("inputs", new["inputs"]), new["inputs"])
+    return [*tune, *others, *rounds, *keys_that_differ(expand(old["base"]), expand(new["base"])), *inputs]

@@ -15,7 +15,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from fedray.tracking.folder import write_whole
+from fedray.files import replacement_of, write_whole
 from fedray.tuning.axis import value_of
 from fedray.tuning.curves import learning_curves, runs_of
 from fedray.tuning.spec import SweepSpec, read_record, read_sweeps
@@ -219,9 +219,8 @@ def save_figure(figure: Any, path: Path) -> Path:
     """A whole picture, or the old one."""
     import matplotlib.pyplot as plt
 
-    staging = path.with_name(f".{path.name}")
-    figure.savefig(staging, format=path.suffix[1:], dpi=120, bbox_inches="tight")
-    staging.rename(path)
+    with replacement_of(path) as staging:
+        figure.savefig(staging, format=path.suffix[1:], dpi=120, bbox_inches="tight")
     plt.close(figure)
     return path
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -68,7 +67,6 @@ class Parameter:
 
     def stored(self, value: Any) -> Any:
         """``value`` as Optuna keeps it; :class:`ValueError` if it is not in the space."""
-        value = _number(value)
         if self.values:
             for known in self.values:
                 if _same(known, value):
@@ -107,7 +105,7 @@ class Space:
         chosen, found = dict(base), {}
         for parameter in self.parameters:
             if parameter.active(chosen):
-                value = _number(values.get(parameter.key, base.get(parameter.key)))
+                value = values.get(parameter.key, base.get(parameter.key))
                 chosen[parameter.key], found[parameter.key] = value, parameter.stored(value)
         return found
 
@@ -177,7 +175,6 @@ def _parameter(key: str, described: Any) -> Parameter:
     values = described[kind]
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise ValueError(f"{kind} needs a list, not {values!r}")
-    values = [_number(value) for value in values]
     if kind == "int":
         values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     if kind in LISTS:
@@ -186,7 +183,7 @@ def _parameter(key: str, described: Any) -> Parameter:
         if not values or any(_same(a, b) for a, b in itertools.combinations(values, 2)):
             raise ValueError(f"{kind} needs values, each once, not {list(values)}")
         return Parameter(key, kind, values=tuple(values), when=when)
-    return _range(key, kind, values, _number(described.get("step")), described.get("log", False), when)
+    return _range(key, kind, values, described.get("step"), described.get("log", False), when)
 
 
 def _range(key: str, kind: str, ends: list[Any], step: Any, log: Any, when: Any) -> Parameter:
@@ -226,7 +223,7 @@ def _conditions(described: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
             raise ValueError(
                 f"when needs values for a dotted key, as in {{train.lr: [0.1, 0.2]}}, not {{{key}: {values!r}}}"
             )
-        conditions.append((str(key), tuple(_number(value) for value in several)))
+        conditions.append((str(key), tuple(several)))
     return tuple(conditions)
 
 
@@ -241,11 +238,6 @@ def _check_order(parameters: Sequence[Parameter], where: str) -> None:
                     parameters[keys.index(key)].stored(value)
                 except ValueError:
                     raise UserError(f"{where}: {parameter.key}: when {key}={value} can never be") from None
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads 1e-3 as a text."""
-    return float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value) else value
 
 
 def _is_number(value: Any, whole: bool) -> bool:

@@ -260,13 +260,10 @@ def _with_equal_work(base: dict[str, Any], described: Mapping[str, Any]) -> dict
     """Where local steps are searched, all trials make the same number of iterations, not of rounds."""
     if "train.local_steps" not in described or base.get("run.iterations") is not None:
         return base
-    from fedray.config import LOCAL_STEPS, ROUNDS
-
     config = load(base)
-    if config.train.local_epochs is not None:
+    if config.train.steps is None:
         raise UserError("train.local_steps is searched, but the base has train.local_epochs: give it train.local_steps")
-    iterations = (config.run.rounds or ROUNDS) * (config.train.local_steps or LOCAL_STEPS)
-    return overridden(base, {"run.iterations": iterations})
+    return overridden(base, {"run.iterations": config.rounds * config.train.steps})
 
 
 def checked(spec: SweepSpec) -> SweepSpec:

@@ -24,7 +24,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fedray.errors import UserError
-from fedray.tracking.lock import PATIENCE, locked
+from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tuning.space import Space, Values
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -195,10 +195,10 @@ def values_of(trial: FrozenTrial) -> Values:
 
 @contextlib.contextmanager
 def owned(folder: Path, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """Keep other processes that ask for the same folder out, as :func:`fedray.tracking.lock.locked` does."""
+    """Keep other processes that ask for the same folder out, as :func:`fedray.tracking.lock.folder_lock` does."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(folder, "is a sweep that another process runs", say, patience))
+            stack.enter_context(folder_lock(folder, "is a sweep that another process runs", say, patience))
         except OSError as error:
             raise UserError(f"can't write to {folder.parent}: {error.strerror}") from None
         yield

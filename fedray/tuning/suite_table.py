@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 from optuna.trial import FrozenTrial
 
-from fedray.tracking.folder import read_metrics, write_whole
+from fedray.files import write_whole
+from fedray.tracking.folder import read_metrics
 from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
 from fedray.tuning.intervals import with_interval
 from fedray.tuning.report import STATES, markdown, save_figure, state_of, study_of

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
 from optuna.storages import BaseStorage
 
-from fedray.config import expand, flat, load
+from fedray.config import dump_yaml, expand, flat, load
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError, near_miss
 from fedray.experiment import Experiment, Own
+from fedray.files import write_whole
 from fedray.resolve import resolve
-from fedray.tracking.folder import write_whole
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import STEPS, RoundCost, budget_of, cost_of_a_round, mean, value_of
 from fedray.tuning.equal_work import with_axis
@@ -163,7 +162,7 @@ class Sweep:
             settings = overridden(self.base, values_of(trial)) | {"run.name": f"{self.folder.name}-{trial.number}"}
             if "run.log_clients" not in self.spec.base:
                 del settings["run.log_clients"]
-            write_whole(self.folder / name, yaml.safe_dump(expand(settings), sort_keys=False))
+            write_whole(self.folder / name, dump_yaml(expand(settings)))
         for old in set(self.folder.glob("best*.yaml")) - {self.folder / name for name in names}:
             old.unlink()
 
@@ -224,7 +223,7 @@ def opened_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda 
             storage = storage_of(spec)
             if begun:
                 _check_study(spec, storage)
-            write_whole(spec.folder / RECORD, yaml.safe_dump(record, sort_keys=False))
+            write_whole(spec.folder / RECORD, dump_yaml(record))
         except OSError as error:
             raise UserError(f"can't write to {spec.folder}: {error.strerror}") from None
         study = Study(

@@ -72,11 +72,10 @@ def carry_out(
     ``own`` is what all runs are made from; ``interrupted`` is asked after every round. Runs that will not go on keep no
     checkpoints.
     """
-    from fedray.resolve import rounds_of
     from fedray.simulation import run_experiment
 
     for number, settings in enumerate(assignment.runs):
-        before, rounds = 0, rounds_of(load(settings))
+        before, rounds = 0, load(settings).rounds
 
         def on_round(report: Report, run: int = number, rounds: int = rounds) -> bool:
             nonlocal before

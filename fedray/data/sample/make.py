@@ -27,10 +27,10 @@ def main(root: str) -> None:
         size = PER_CLASS[images.split("-")[0]]
         chosen = np.sort(np.concatenate([rng.permutation(np.flatnonzero(y == label))[:size] for label in range(10)]))
         for name, array in ((images, x[chosen]), (labels, y[chosen])):
-            (Path(__file__).parent / f"{name}.gz").write_bytes(packed(array))
+            (Path(__file__).parent / f"{name}.gz").write_bytes(idx_file(array))
 
 
-def packed(array: np.ndarray) -> bytes:
+def idx_file(array: np.ndarray) -> bytes:
     """A uint8 array as a gzipped idx file."""
     buffer = io.BytesIO()
     with gzip.GzipFile("", "wb", compresslevel=9, fileobj=buffer, mtime=0) as file:

@@ -1,0 +1,95 @@
+"""The one way in which fedray reads and writes YAML.
+
+Numbers are those of YAML 1.2, so that 1e-3 is one. A key that a section has twice is an error, and nothing is a date.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+import yaml
+
+INT, FLOAT, TIMESTAMP = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
+OLD_NUMBER = "!number-of-yaml-1.1"
+NUMBERS_BEGIN_WITH = "-+.0123456789"
+
+# section 10.3.2 of YAML 1.2.2; PyYAML follows YAML 1.1, to which 1e3 and 1e-3 are texts
+WHOLE_NUMBER = re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+REAL_NUMBER = re.compile(r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+OLD_OCTAL_NUMBER = re.compile(r"[-+]?0[0-7_]+$")
+"""010 is 8 to YAML 1.1 and 10 to YAML 1.2, so that nobody can tell which one was meant."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Makes plain values only. Booleans are those of YAML 1.1: yes, no, on and off too."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        # the check is made before the nodes become values, because then the keys that `<<` merges stand beside the
+        # section's own keys
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            name = str(key.value)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is given twice", key.start_mark)
+            seen.add(name)
+        return node
+
+    def whole_number(self, node: Any) -> int:
+        try:
+            return int(node.value, 0 if node.value.startswith(("0o", "0x")) else 10)
+        except ValueError:  # Python reads no number of thousands of digits
+            raise yaml.constructor.ConstructorError(None, None, "a number is too long", node.start_mark) from None
+
+    def old_number(self, node: Any) -> NoReturn:
+        """Refuses a number of YAML 1.1 that is a text or another number in YAML 1.2."""
+        number = self.construct_yaml_float(node) if "." in node.value else self.construct_yaml_int(node)
+        problem = f"{node.value} is a number in YAML 1.1 only: write {number}, or put a text in quotes"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _set_up(loader: Any) -> None:
+    """Lets ``loader`` recognise numbers; the first pattern that fits a value decides."""
+    of_yaml_1_1 = yaml.SafeLoader.yaml_implicit_resolvers
+    loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in (INT, FLOAT, TIMESTAMP)]
+        for first, resolvers in of_yaml_1_1.items()
+    }
+    for first in NUMBERS_BEGIN_WITH:
+        old = [(OLD_NUMBER, pattern) for tag, pattern in of_yaml_1_1[first] if tag in (INT, FLOAT)]
+        ours = [(OLD_NUMBER, OLD_OCTAL_NUMBER), (INT, WHOLE_NUMBER), (FLOAT, REAL_NUMBER), *old]
+        loader.yaml_implicit_resolvers[first] = loader.yaml_implicit_resolvers[first] + ours
+    loader.add_constructor(INT, loader.whole_number)
+    loader.add_constructor(OLD_NUMBER, loader.old_number)
+
+
+_set_up(_Loader)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts texts into quotes that either version of YAML takes for numbers."""
+
+
+_Dumper.add_implicit_resolver(INT, WHOLE_NUMBER, list(NUMBERS_BEGIN_WITH))
+_Dumper.add_implicit_resolver(FLOAT, REAL_NUMBER, list(NUMBERS_BEGIN_WITH))
+
+
+def parse_yaml(text: str) -> Any:
+    """The plain values that ``text`` describes.
+
+    Raises :class:`yaml.YAMLError` if it is not YAML, and RecursionError if it is nested too deeply.
+    """
+    return yaml.load(text, _Loader)
+
+
+def dump_yaml(values: Any) -> str:
+    """Plain values as a text from which :func:`parse_yaml` makes the same again; keys keep their order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+
+
+def problem_of(error: yaml.YAMLError) -> str:
+    """What is wrong, in one line, with the line and column counted from 1."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return place + " ".join(str(problem or error).split())

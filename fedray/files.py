@@ -1,0 +1,45 @@
+"""Files that are whole at any time: whoever reads one finds the old content or the new, even after a power failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacement_of(path: Path) -> Iterator[Path]:
+    """Gives a path beside ``path`` to write to; when the block ends, the file there becomes ``path``.
+
+    If the block raises, ``path`` stays as it was and the unfinished file is removed.
+    """
+    staging = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield staging
+        move_whole(staging, path)
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes ``text`` to ``path``, as :func:`replacement_of` does."""
+    with replacement_of(path) as staging:
+        staging.write_text(text)
+
+
+def move_whole(source: Path, target: Path) -> None:
+    """Renames a finished file or folder to ``target`` on the same disk, after all of it is on the disk."""
+    sync(source)
+    source.replace(target)
+    # a rename changes the folder, whose new list of names has to reach the disk too
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
