@@ -18,7 +18,7 @@ from fedray.core.local_data import Indices
 from fedray.core.network import Network
 from fedray.core.rounding import whole
 from fedray.engine.clients import Clients
-from fedray.errors import UserError
+from fedray.errors import UserError, first_line
 
 VECTORS = 5
 """How many vectors as long as a model local training holds at once, beyond the clients' state: parameters, gradient,
@@ -156,7 +156,7 @@ def too_large_for(clients: Clients, ids: Sequence[int], error: BaseException) ->
     """The message for a user whose stack of the clients ``ids`` did not fit into memory; ``error`` is the
     allocator's."""
     batch = clients.train.gather(_first_batch(clients, ids))[0]
-    return too_large(clients.network, len(ids), batch, clients.state_width(), _reason(error))
+    return too_large(clients.network, len(ids), batch, clients.state_width(), first_line(error))
 
 
 def footprint_of(clients: Clients) -> Footprint:
@@ -173,7 +173,7 @@ def footprint_of(clients: Clients) -> Footprint:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        found = too_large(clients.network, size, x[0], clients.state_width(), _reason(error))
+        found = too_large(clients.network, size, x[0], clients.state_width(), first_line(error))
         raise UserError(f"{found}, and engine.device=cpu does without a GPU") from None
 
 
@@ -181,10 +181,6 @@ def _first_batch(clients: Clients, ids: Sequence[int]) -> Indices:
     """The samples in the largest mini-batch of the first of the clients ``ids``."""
     own = clients.data.client(ids[0])
     return own[: clients.experiment.training.batch_size or len(own)]
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _device_name(device: torch.device) -> str:

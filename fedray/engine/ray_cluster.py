@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole
-from fedray.errors import UserError
+from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:
     # it imports torch, and Ray is started meanwhile
@@ -61,7 +61,9 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
         except (OSError, ValueError) as error:
             if engine.spill_dir is None:
                 raise
-            raise UserError(f"Ray did not start with engine.spill_dir={engine.spill_dir}: {_line(error)}") from None
+            raise UserError(
+                f"Ray did not start with engine.spill_dir={engine.spill_dir}: {first_line(error)}"
+            ) from None
     else:
         say(f"connecting to the Ray cluster at {address} ...")
         try:
@@ -70,7 +72,7 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
                 _connect(address)
             ray.init(address=address, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
-            raise UserError(f"no Ray cluster answers at engine.address={address}: {_line(error)}") from None
+            raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
     return address == "local"
 
 
@@ -93,10 +95,6 @@ def _connect(address: str, seconds: float = 10) -> None:
     """Raises OSError or ValueError if nobody listens at ``address``, which is ``host:port``."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=seconds).close()
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def actor_count(experiment: Experiment) -> int:

@@ -17,13 +17,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 
 from fedray.core.vectors import Vector
-from fedray.engine.client_actor import StateReader, create_actor, first_line, get
+from fedray.engine.client_actor import StateReader, create_actor, get
 from fedray.engine.packing import Packed
 from fedray.engine.ray_cluster import NO_TASK_EVENTS, gpu_share, shortage
 from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task
-from fedray.errors import ClientError, UserError
+from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment import Experiment
 
 QUICK_SECONDS = 0.05
