@@ -33,7 +33,7 @@ UNMERGED = "pruner" not in TuneConfig.model_fields
 
 TRIED = (
     "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
-    "np.savez",
+    "np.savez", "def confidence",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -49,7 +49,7 @@ def program() -> list[str]:
     return [sys.executable, str(Path(fedray.__path__[0]) / "run.py")]
 
 
-def run(folder: Path, *arguments: str, seconds: int = 120) -> str:
+def run(folder: Path, *arguments: str, seconds: int = 240) -> str:
     """What a command of Python's or of fedray's prints, which must succeed."""
     command = [sys.executable, *arguments] if arguments[0].startswith("-") else [*program(), *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
@@ -88,6 +88,10 @@ def test_own_file_of_data(tmp_path: Path) -> None:
     run(tmp_path, "-c", block("np.savez"))
     (command,) = [words for _, words in commands() if "data.root=mine.npz" in words]
     assert "10 clients" in run(tmp_path, *command, "engine.kind=local", "run.rounds=1")
+
+
+def test_own_loss_and_metrics(tmp_path: Path) -> None:
+    assert "test_confidence" in run(tmp_path, "-c", block("def confidence"))
 
 
 def spaces() -> list[str]:
