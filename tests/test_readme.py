@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_engine import LAYERS
 
 import fedray
 from fedray import cli
@@ -160,7 +161,8 @@ def test_commands_are_found() -> None:
 @pytest.mark.parametrize(("document", "words"), commands(), ids=str)
 def test_words_of_commands(document: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, options and keys exist."""
-    words = [word for word in words if word != "..."]
+    # help ends the program
+    words = [word for word in words if word not in ("...", "--help")]
     if UNMERGED and any(word.startswith("tune.") for word in words):
         pytest.skip("the keys of tune have other names here")
     if not words:
@@ -209,6 +211,15 @@ def test_names_in_the_round() -> None:
         for name in names:
             # a name with a class is that of a method; one without is defined or used
             assert name in code or all(re.search(rf"(class|def) {part}\b", code) for part in name.split(".")), name
+
+
+def test_layers() -> None:
+    """The table of layers has all of them, in their order."""
+    section = TEXTS["fedray/README.md"].partition("## Layers")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`(\w+)(?:\.py|/)`", row) for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE)[2:]]
+    ranks = [rank for names in rows for name in names for rank, layer in enumerate(LAYERS) if name in layer]
+    assert ranks == sorted(ranks, reverse=True)
+    assert sorted(name for names in rows for name in names) == sorted(name for layer in LAYERS for name in layer)
 
 
 def test_files_that_are_named_exist() -> None:
