@@ -12,11 +12,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import fedray
 from fedray import RunResult, simulate
 from fedray.testing.contracts import SETTINGS
 
-GLOSSARY = Path(fedray.__path__[0]) / "tracking" / "README.md"
+GLOSSARY = Path(__file__).parent.parent / "fedray" / "tracking" / "README.md"
 
 SCORES = {
     "run.eval_clients": "all", "run.finetune_steps": 2, "run.eval_train_samples": 50, "run.targets": [0.1, 1.0],
