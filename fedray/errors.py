@@ -48,6 +48,16 @@ def near_miss(name: str, known: Iterable[str]) -> str:
     return f" (there are: {', '.join(known)})" if known else ""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def last_line(message: str) -> str:
+    """The last line of an error's message: of a traceback, the line that names the error."""
+    return (message.strip().splitlines() or [""])[-1]
+
+
 def first_sentence(error: Exception) -> str:
     """The first sentence of an error's message, in one line, or its type: what follows is often advice to others."""
     return " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from fedray.errors import UserError
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.space import read_space
-from fedray.tuning.study import Study, journal, opened, owned
+from fedray.tuning.study import Study, journal, opened, hold_study
 
 SPACE = read_space({"a.x": {"uniform": [0, 1]}, "a.k": {"choice": ["p", "q"]}})
 SAMPLERS = get_args(get_args(TuneConfig.model_fields["search"].annotation)[0])
@@ -27,7 +27,7 @@ def study(storage, space=SPACE, **options):
 @contextlib.contextmanager
 def kept(path):
     path.parent.mkdir(exist_ok=True)
-    with owned(path, print):
+    with hold_study(path, print):
         yield journal(path)
 
 
@@ -213,11 +213,15 @@ def test_a_sweep_belongs_to_one_process(tmp_path):
     path = tmp_path / "j.log"
     said: list[str] = []
     taken = rf"is a sweep that another process runs \(process {os.getpid()} on "
-    with owned(path, said.append), pytest.raises(UserError, match=taken), owned(path, said.append, patience=0.3):
+    with (
+        hold_study(path, said.append),
+        pytest.raises(UserError, match=taken),
+        hold_study(path, said.append, patience=0.3),
+    ):
         pass
     assert len(said) == 1
     assert f"{path} is in use by process {os.getpid()} on " in said[0]
-    with owned(path, said.append):
+    with hold_study(path, said.append):
         pass
     assert len(said) == 1
 

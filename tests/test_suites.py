@@ -48,7 +48,7 @@ def test_an_algorithms_own_file_sets_and_searches_the_optimizers(tmp_path):
     suite = written(tmp_path, ["fedavg", "fedadam", "fedtrip"], space={"train.lr": {"loguniform": [0.01, 0.1]}})
     adam = of(suite, "fedadam")
     assert adam.base["train.server_lr"] == 0.01
-    assert adam.described["train.server_lr"] == {"loguniform": [0.001, 1.0]}
+    assert adam.raw_space["train.server_lr"] == {"loguniform": [0.001, 1.0]}
     assert of(suite, "fedtrip").base["train.momentum"] == 0.9
     assert "train.momentum" not in adam.base
     assert said(suite, "train.server_lr", "searched for fedavg, fedadam", "1.0 for the others")
@@ -65,7 +65,7 @@ def test_the_comparisons_frame_is_the_suites_alone(tmp_path):
         for spec in suite.specs
     ]
     assert frames == [frames[0]] * 4
-    assert not any("train.local_steps" in spec.described for spec in suite.specs)
+    assert not any("train.local_steps" in spec.raw_space for spec in suite.specs)
     assert said(suite, "as the suite decides it", "train.local_steps of pfedmo")
 
 
@@ -83,8 +83,8 @@ def test_what_a_suite_sets_holds_for_all(overrides, more, tmp_path):
     for spec in suite.specs:
         config = load(spec.base)
         assert (config.train.server_lr, config.train.momentum) == (0.5, 0.1)
-        assert "train.server_lr" not in spec.described
-        assert spec.described["train.weight_decay"] == {"choice": [0.0, 0.1]}
+        assert "train.server_lr" not in spec.raw_space
+        assert spec.raw_space["train.weight_decay"] == {"choice": [0.0, 0.1]}
     assert not said(suite, "train.server_lr is each algorithm's own")
     assert said(suite, "as the suite decides it", "train.server_lr of fedavg, fedadam")
 
@@ -94,7 +94,7 @@ def test_what_a_suite_searches_begins_alike(tmp_path):
     suite = written(tmp_path, ["fedavg", "fedadam"], space={"train.server_lr": {"choice": [0.1, 1.0]}})
     for spec in suite.specs:
         assert "train.server_lr" not in spec.base
-        assert spec.described["train.server_lr"] == {"choice": [0.1, 1.0]}
+        assert spec.raw_space["train.server_lr"] == {"choice": [0.1, 1.0]}
 
 
 def test_what_a_file_wants_first_is_kept_as_far_as_it_is_its_own(tmp_path):

@@ -21,13 +21,13 @@ from fedray.experiment import Own
 from fedray.resolve import resolve, rounds_of
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
-from fedray.tuning.axis import STEPS, budget_of, reached, value_of
+from fedray.tuning.axis import STEPS, budget_of, steps_reached, value_of
 from fedray.tuning.report import pareto
 from fedray.tuning.resources import _fitting
-from fedray.tuning.spec import check_together, known_spaces, overridden, read_sweeps
+from fedray.tuning.spec import check_together, known_spaces, merge_settings, read_sweeps
 from fedray.tuning.suite import known_suites, read_suite
-from fedray.tuning.sweep import opened_sweep, trials_of
-from fedray.tuning.trial import Round, RunEnd, TrialEnd, carry_out
+from fedray.tuning.sweep import open_sweep, trials_of
+from fedray.tuning.trial import Round, RunEnd, TrialEnd, run_trial
 
 SPACE = {"algorithm.mu": {"loguniform": [0.001, 1]}, "train.lr": {"uniform": [0.01, 0.5]}}
 
@@ -40,7 +40,7 @@ def described(**more):
 
 def opened(tmp_path, *overrides, say=print, **more):
     (spec,) = read_sweeps(described(**more), [f"tune.output={tmp_path}", "tune.name=s", *overrides])
-    return opened_sweep(spec, Own(small_source()), say)
+    return open_sweep(spec, Own(small_source()), say)
 
 
 class Said(Exception):
@@ -90,19 +90,19 @@ def ends(sweep, number, accuracy, runs=1):
         ({}, ("tune.space=wid",), "there is no space 'wid' (did you mean 'wide'?)"),
         ({}, ("tune.trials=0",), "tune.trials must be at least 1, not 0"),
         ({}, ("tune.trails=3",), "unknown key tune.trails (did you mean 'tune.trials'?)"),
-        ({}, ("tune.search=tpee",), "did you mean 'tpe'?"),
-        ({}, ("tune.prune.by=ahsa",), "did you mean 'asha'?"),
-        ({}, ("tune.search=grid",), "every key needs a list (grid or choice); use tpe"),
+        ({}, ("tune.sampler=tpee",), "did you mean 'tpe'?"),
+        ({}, ("tune.pruner.kind=ahsa",), "did you mean 'asha'?"),
+        ({}, ("tune.sampler=grid",), "every key needs a list (grid or choice); use tpe"),
         ({}, ("tune.objective=test_accuracy",), "test_accuracy is of the test set"),
         ({}, ("tune.objective=accuracy",), "there is no column 'accuracy'"),
         ({}, ("tune.objective={}",), "must name at least one column"),
         ({}, ("tune.objective={bytes: least}",), "must be 'max' or 'min'"),
         (
             {},
-            ("tune.objective={validation_accuracy: max, bytes: min}", "tune.prune.by=asha"),
+            ("tune.objective={validation_accuracy: max, bytes: min}", "tune.pruner.kind=asha"),
             "goes with one objective",
         ),
-        ({}, ("tune.objective={validation_accuracy: max, bytes: min}", "tune.search=cmaes"), "cmaes goes with one"),
+        ({}, ("tune.objective={validation_accuracy: max, bytes: min}", "tune.sampler=cmaes"), "cmaes goes with one"),
         ({"first": [{"algorithm.muu": 1}]}, (), "first: algorithm.muu is not searched (did you mean 'algorithm.mu'?)"),
         ({"environments": {"data.partition.alpha": [0.1, 0.1]}}, (), "two of them have the same name"),
         ({}, ("run.name=x",), "run.name is set by the sweep; use tune.name"),
@@ -113,8 +113,8 @@ def ends(sweep, number, accuracy, runs=1):
         ({"environments": {"train.lr": [0.1, 0.3]}}, (), "environments: train.lr is searched; it can't be"),
         (
             {"spaces": {"wide": {1: {"choice": [1, 2]}}}},
-            ("tune.concurrency=0",),
-            "tune.concurrency must be at least 1, not 0",
+            ("tune.max_concurrent_trials=0",),
+            "tune.max_concurrent_trials must be at least 1, not 0",
         ),
         ({}, ("tune=3",), "tune must be a section, not 3"),
         ({}, ("tune.name=../up",), "must be a folder's name, not '../up'"),
@@ -176,7 +176,7 @@ def test_one_line_for_what_can_not_be_run(overrides, more, message, tmp_path):
 
 def test_what_is_fixed_on_the_command_line_is_searched_no_more():
     (spec,) = read_sweeps(described(), ["algorithm.mu=0.25"])
-    assert list(spec.described) == ["train.lr"]
+    assert list(spec.raw_space) == ["train.lr"]
     assert spec.base["algorithm.mu"] == 0.25
 
 
@@ -186,7 +186,7 @@ def test_the_work_stays_the_same_where_local_steps_are_searched():
     assert spec.base["run.iterations"] == 40
     assert "run.rounds" not in spec.base
     for steps in (2, 4, 8):
-        assert rounds_of(load(overridden(spec.base, {"train.local_steps": steps}))) * steps == 40
+        assert rounds_of(load(merge_settings(spec.base, {"train.local_steps": steps}))) * steps == 40
     (spec,) = read_sweeps(described(**space), ["run.iterations=80"])
     assert spec.base["run.iterations"] == 80
     (spec,) = read_sweeps({**described(**space), "base": {"run.rounds": "1e1", "train.local_steps": "2"}})
@@ -243,7 +243,7 @@ def test_a_space_file_is_of_its_algorithm_and_begins_with_the_base(name):
             defaults = {f"algorithm.{key}": value for key, value in hyper.items()} | {"train.server_lr": 1.0}
             defaults |= {"train.weight_decay": 0.0} | spec.base | (spec.first[0] if spec.first else {})
             if space == "wide":
-                assert set(spec.space.stored({}, defaults)) == set(spec.described)
+                assert set(spec.space.stored({}, defaults)) == set(spec.raw_space)
             assert rounds_of(load(spec.base)) >= 25
 
 
@@ -252,7 +252,7 @@ def test_papers_grids():
 
     def grid(name):
         (spec,) = read_sweeps(name, ["tune.space=paper"])
-        return {key.partition(".")[2]: text["grid"] for key, text in spec.described.items()}
+        return {key.partition(".")[2]: text["grid"] for key, text in spec.raw_space.items()}
 
     common = {"server_lr": [1.0, 0.5, 0.1], "lr": [0.1, 0.05, 0.01], "weight_decay": [0.001, 0.0008, 0.0004]}
     assert grid("fedavg") == grid("scaffold") == grid("mime") == common
@@ -294,9 +294,9 @@ def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
 
 
 def test_steps_of_the_axis():
-    assert [reached(row(r), "rounds", 10) for r in (1, 3, 9, 10, 11)] == [2, 6, 18, 20, 20]
-    assert reached(row(3), "bytes", 6 * 2 * 100) == 10
-    assert reached(row(3), "flops", 7 * 4.0) == 15
+    assert [steps_reached(row(r), "rounds", 10) for r in (1, 3, 9, 10, 11)] == [2, 6, 18, 20, 20]
+    assert steps_reached(row(3), "bytes", 6 * 2 * 100) == 10
+    assert steps_reached(row(3), "flops", 7 * 4.0) == 15
     assert value_of(row(3, 0.25), "validation_accuracy") == 0.25
     assert value_of(row(3), "bytes") == 600
     assert math.isnan(value_of(row(3), "train_accuracy"))
@@ -349,7 +349,12 @@ def test_the_mean_over_seeds_counts(tmp_path):
 
 
 def test_bad_trials_are_pruned_also_between_seeds_but_not_at_their_end(tmp_path):
-    options = ("tune.seeds=3", "tune.prune.by=median", "tune.prune.startup=2", "tune.prune.grace=50")
+    options = (
+        "tune.seeds=3",
+        "tune.pruner.kind=median",
+        "tune.pruner.n_startup_trials=2",
+        "tune.pruner.grace_period=50",
+    )
     with opened(tmp_path, *options) as sweep:
 
         def seed(number, run, accuracies):
@@ -381,7 +386,7 @@ def test_bad_trials_are_pruned_also_between_seeds_but_not_at_their_end(tmp_path)
 
 def test_successive_halving_keeps_one_of_three_on_each_rung(tmp_path):
     """ASHA with rungs at 10, 30 and 90 %: of nine trials in the order of their values, worst last."""
-    with opened(tmp_path, "tune.prune.by=asha", "tune.trials=9") as sweep:
+    with opened(tmp_path, "tune.pruner.kind=asha", "tune.trials=9") as sweep:
         lengths = []
         for number in range(9):
             sweep.next()
@@ -419,7 +424,7 @@ def test_a_diverged_trial_is_the_worst_and_a_failed_one_is_none(tmp_path):
 
 def test_several_objectives_give_a_front(tmp_path):
     objective = "tune.objective={validation_accuracy: max, bytes: min}"
-    with opened(tmp_path, objective, "tune.trials=3", "tune.search=nsga2") as sweep:
+    with opened(tmp_path, objective, "tune.trials=3", "tune.sampler=nsga2") as sweep:
         for number, (accuracy, size) in enumerate([(0.5, 100), (0.6, 200), (0.4, 150)]):
             sweep.next()
             sweep.hear(str(number), RunEnd(0, "completed", row(10, accuracy, size)))
@@ -460,7 +465,7 @@ def test_a_folder_holds_one_sweep(tmp_path):
     # a run may be made longer; a sweep would have trials of two kinds
     with pytest.raises(UserError, match=r"\(run.rounds differs\)"), opened(tmp_path, "run.rounds=20"):
         pass
-    with opened(tmp_path, "engine.actors=2", "tune.trials=5", "tune.concurrency=1"):
+    with opened(tmp_path, "engine.actors=2", "tune.trials=5", "tune.max_concurrent_trials=1"):
         pass
     with opened(tmp_path, "tune.seeds=2", "tune.resume=false"):
         pass
@@ -473,7 +478,7 @@ def test_a_folder_holds_one_sweep(tmp_path):
 
 def test_what_ended_before_its_driver_heard_of_it(tmp_path):
     """A seed's run was finished when the driver was killed: only its end is told, and its value is the trial's."""
-    with opened(tmp_path, "tune.seeds=2", "tune.prune.by=median") as sweep:
+    with opened(tmp_path, "tune.seeds=2", "tune.pruner.kind=median") as sweep:
         sweep.next()
         assert not sweep.hear("0", RunEnd(0, "completed", row(10, 0.4)))
         assert sweep.study.trials[0].intermediate_values == {20: 0.4}
@@ -574,7 +579,7 @@ def test_the_order_of_objectives_and_the_kind_of_numbers_make_another_sweep(tmp_
 
 def test_what_can_not_be_run_together_fails_as_a_trial(tmp_path):
     space = {"train.cohort_size": {"choice": [None, 2]}, "train.participation": {"choice": [None, 0.5]}}
-    with opened(tmp_path, "tune.search=grid", spaces={"wide": space}) as sweep:
+    with opened(tmp_path, "tune.sampler=grid", spaces={"wide": space}) as sweep:
         for number in range(4):
             assignment = sweep.next()
             assert assignment.key == str(number)
@@ -606,7 +611,7 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
     values["base"] |= {"data.partition.kind": "dirichlet"}
     specs = read_sweeps(values, [f"tune.output={tmp_path}", "tune.name=s"])
     for spec in specs:
-        with opened_sweep(spec, Own(small_source())):
+        with open_sweep(spec, Own(small_source())):
             pass
     again = read_sweeps(tmp_path / "s")
     assert [spec.folder for spec in again] == [spec.folder for spec in specs]
@@ -616,7 +621,7 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
     assert [spec.folder.parent for spec in read_sweeps(tmp_path / "moved")] == [tmp_path / "moved"] * 2
     (tmp_path / "moved").rename(tmp_path / "s")
     (other,) = read_sweeps(described(), ["data.source=mnist", f"tune.output={tmp_path}", "tune.name=s/other"])
-    with opened_sweep(other, Own(small_source())):
+    with open_sweep(other, Own(small_source())):
         pass
     with pytest.raises(
         UserError, match=r"s/alpha-0.1 and s/other can't be run together, as data.source differs: name one"
@@ -640,11 +645,11 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
         own = Own(small_source())
         # interrupted it keeps a checkpoint, from which it goes on
         folder = tmp_path / "s" / "trials" / "0000"
-        end = carry_out(assignment, own, stop_after(None), lambda: len(heard) >= 4)
+        end = run_trial(assignment, own, stop_after(None), lambda: len(heard) >= 4)
         assert (end.interrupted, end.error) == (True, None)
         assert [message.row["round"] for message in heard] == [1, 2, 3, 4]
         assert list(folder.glob("seed-0/checkpoints/round-*"))
-        assert carry_out(assignment, own, stop_after(None)) == TrialEnd()
+        assert run_trial(assignment, own, stop_after(None)) == TrialEnd()
         kinds = [(type(message).__name__, message.run, int(message.row["round"])) for message in heard[4:]]
         assert kinds == [
             *[("Round", 0, r) for r in range(5, 11)], ("RunEnd", 0, 10), *[("Round", 1, r) for r in range(1, 11)],
@@ -655,11 +660,11 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
         # what has ended needs none
         assert not list(folder.glob("*/checkpoints"))
         heard.clear()
-        carry_out(assignment, own, stop_after(None))
+        run_trial(assignment, own, stop_after(None))
         assert [type(message).__name__ for message in heard] == ["RunEnd", "RunEnd"]
         # nor what is given up
         pruned = sweep.next()
-        carry_out(pruned, own, stop_after(4))
+        run_trial(pruned, own, stop_after(4))
         assert len(read_metrics(tmp_path / "s" / "trials" / "0001" / "seed-0")) == 4
         assert not list((tmp_path / "s" / "trials" / "0001").glob("*/checkpoints"))
 
@@ -726,5 +731,5 @@ def test_help_shows_all_keys_and_spaces(capsys):
     with pytest.raises(SystemExit):
         main(["tune", "--help"])
     shown = capsys.readouterr().out
-    assert "tune.prune.by = none" in shown
+    assert "tune.pruner.kind = none" in shown
     assert all(name in shown for name in known_spaces())

@@ -185,7 +185,7 @@ def cluster() -> Iterator[str]:
 @pytest.mark.slow
 def test_two_sweeps_on_one_cluster(space: Path, cluster: str) -> None:
     """Each in its declared slice, side by side; a third finds no room and says so."""
-    shared = (f"engine.address={cluster}", "tune.concurrency=1", "tune.trials=500")
+    shared = (f"engine.address={cluster}", "tune.max_concurrent_trials=1", "tune.trials=500")
     two = [begun(command(space, *shared, f"tune.name={name}")) for name in ("a", "b")]
     for process, name in zip(two, ("a", "b"), strict=True):
         until(process, lambda name=name: any((space.parent / name).glob("trials/*/seed-0/metrics.csv")))

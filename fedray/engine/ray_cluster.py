@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole
-from fedray.errors import UserError
+from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:
     # it imports torch, and Ray is started meanwhile
@@ -26,6 +26,8 @@ UNRECORDED = {"enable_task_events": False}
 """The option with which actors are created: of each task that is recorded, for its dashboard and the command ``ray list
 tasks``, Ray's head keeps 5 KB, of up to 100,000 tasks."""
 
+RESOURCES = ("CPU", "GPU")
+"""The kinds of Ray's resources that fedray asks for and reports."""
 
 OWN_BUNDLE = 0
 """The bundle of a trial's placement group in which the trial itself is, and the server beside it."""
@@ -58,7 +60,9 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
         except (OSError, ValueError) as error:
             if engine.spill_dir is None:
                 raise
-            raise UserError(f"Ray did not start with engine.spill_dir={engine.spill_dir}: {_line(error)}") from None
+            raise UserError(
+                f"Ray did not start with engine.spill_dir={engine.spill_dir}: {first_line(error)}"
+            ) from None
     else:
         say(f"connecting to the Ray cluster at {address} ...")
         try:
@@ -67,7 +71,7 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
                 _connect(address)
             ray.init(address=address, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
-            raise UserError(f"no Ray cluster answers at engine.address={address}: {_line(error)}") from None
+            raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
     return address == "local"
 
 
@@ -89,10 +93,6 @@ def _connect(address: str, seconds: float = 10) -> None:
     """Raises OSError or ValueError if nobody listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=seconds).close()
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def actor_count(experiment: Experiment) -> int:
@@ -139,8 +139,22 @@ def gpu_share(experiment: Experiment) -> float:
 
 
 def shortage(actors: int, share: dict[str, float]) -> str:
-    """What was asked for and what the cluster has, in words."""
+    """What so many client actors need and what the cluster has, in words. ``share`` has Ray's options num_cpus and
+    num_gpus of one actor."""
+    each = {"CPU": share.get("num_cpus", 0), "GPU": share.get("num_gpus", 0)}
+    return compared_with_cluster(f"engine.actors={actors} of {in_words(each)} each")
+
+
+def compared_with_cluster(request: str) -> str:
+    """``request``, and after it what the cluster has in all and what of it is free.
+
+    ``a trial takes 2 CPU`` becomes ``a trial takes 2 CPU; the cluster has 4 CPU (1 free), 0 GPU (0 free)``.
+    """
     total, free = ray.cluster_resources(), ray.available_resources()
-    asked = " and ".join(f"{amount:g} {name[4:].upper()[:-1]}" for name, amount in share.items() if amount)
-    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
-    return f"engine.actors={actors} of {asked or 'no resources'} each; the cluster has {have}"
+    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in RESOURCES)
+    return f"{request}; the cluster has {have}"
+
+
+def in_words(amounts: Mapping[str, float]) -> str:
+    """Amounts of resources by their kind, without those that are 0: ``1 CPU and 0.5 GPU``, or ``no resources``."""
+    return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"

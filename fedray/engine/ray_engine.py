@@ -33,7 +33,7 @@ from fedray.engine.ray_cluster import (
 from fedray.engine.ray_pool import RayPool, create_actor
 from fedray.engine.ray_start import RayStart
 from fedray.engine.stored import StoredData, store
-from fedray.errors import ClientError, StateLost, UserError
+from fedray.errors import ClientError, StateLost, UserError, first_line
 from fedray.experiment import Experiment
 from fedray.making import Seeded
 
@@ -140,7 +140,7 @@ def simulate(experiment: Experiment, data: FederatedData, driver: Driver, start:
             if never_lived or left[kind] < 0 or not experiment.config.run.checkpoint_every:
                 raise
             what = "" if kind is StateLost else "the server actor died: "
-            driver.say(f"{what}{str(error).splitlines()[0]}; going back to the last checkpoint")
+            driver.say(f"{what}{first_line(error)}; going back to the last checkpoint")
             experiment = _with_run_settings(experiment, {"resume": "auto"})
 
 

@@ -24,7 +24,7 @@ from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task
 from fedray.engine.worker import Worker
-from fedray.errors import ClientError, StateLost, UserError
+from fedray.errors import ClientError, StateLost, UserError, first_line
 from fedray.experiment import Experiment
 
 QUICK_SECONDS = 0.05
@@ -167,7 +167,7 @@ class RayPool:
                 raise _creation_cause(error) from None
             self._remove(actor)
             self.failed_starts += 1
-            self._lost(f"a client actor died while it started: {_first_line(error)}", self.failed_starts)
+            self._lost(f"a client actor died while it started: {_reason(error)}", self.failed_starts)
             return
         self.failed_starts = 0
         self.machines.append(machine)
@@ -222,7 +222,7 @@ class RayPool:
                 if done.actor in self.actors:
                     self._remove(done.actor)
                     losses[id(done.task)] += 1
-                    line = f"a client actor died ({_first_line(error)}); its work is done again"
+                    line = f"a client actor died ({_reason(error)}); its work is done again"
                     self._lost(line, losses[id(done.task)])
                 continue
             self.last_seconds[done.actor] = seconds = sum(result.seconds.values())
@@ -328,7 +328,7 @@ def _get(handle: Handle) -> Any:
     try:
         return ray.get(handle)
     except RayError as error:
-        raise StateLost(f"a client's state is gone with its node: {_first_line(error)}") from None
+        raise StateLost(f"a client's state is gone with its node: {_reason(error)}") from None
 
 
 def _cause(error: RayTaskError) -> Exception:
@@ -341,7 +341,7 @@ def _creation_cause(error: RayError) -> Exception:
     return ClientError(f"a client actor could not be set up\n{error}")
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, GetTimeoutError):
         return "no answer"
-    return str(error).strip().splitlines()[0]
+    return first_line(error)

@@ -32,7 +32,7 @@ from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.packing import Packed, tensor_over
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import EvalResult, EvalTask, Handle, PartialSum, PhaseResult, PhaseTask, ScoreResult, Task
-from fedray.errors import ClientError, StateLost, UserError
+from fedray.errors import ClientError, StateLost, UserError, first_line
 from fedray.experiment import Experiment
 
 
@@ -151,7 +151,7 @@ class Worker:
     def _too_large(self, task: PhaseTask, clients: int, error: BaseException) -> str:
         own = self.data.client(task.ids[0])
         batch = own[: self.experiment.training.batch_size or len(own)]
-        return too_large(self.network, clients, self.train.gather(batch)[0], self._state_width(), _reason(error))
+        return too_large(self.network, clients, self.train.gather(batch)[0], self._state_width(), first_line(error))
 
     def footprint(self) -> Footprint:
         """What this process takes of its GPU with a chunk of the largest clients."""
@@ -164,7 +164,7 @@ class Worker:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            found = too_large(self.network, clients, x[0], self._state_width(), _reason(error))
+            found = too_large(self.network, clients, x[0], self._state_width(), first_line(error))
             raise UserError(f"{found}, and engine.device=cpu does without a GPU") from None
 
     def _written(self, task: PhaseTask, rows: slice, state: Mapping[str, Vector]) -> list[StateFile]:
@@ -286,10 +286,6 @@ class Worker:
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         return self.client(stack, training, round=server.round, lr=server.lr, shared=server.vectors)
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _column(values: Tensor) -> list[float]:

@@ -27,7 +27,7 @@ def alike(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[str]]:
     common: dict[str, Any] = {}
     notes: list[str] = []
     for key, choose in (("model.head", _head), ("train.weighting", _weighting), ("data.public_samples", _public)):
-        if not any(key in spec.base or key in spec.described for spec in specs):
+        if not any(key in spec.base or key in spec.raw_space for spec in specs):
             common[key], why = choose(algorithms, specs)
             if why:
                 notes.append(f"{key}={common[key]} for all, {why}; with {key}=auto each has its own")

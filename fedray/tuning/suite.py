@@ -27,7 +27,7 @@ from pydantic import Field
 from fedray.config import Section, Whole, assign, check, flat, load, read_file
 from fedray.errors import UserError, near_miss
 from fedray.tuning.alike import algorithm_of, alike
-from fedray.tuning.driver import own_of, run_sweeps, started
+from fedray.tuning.driver import load_own, run_sweeps, started
 from fedray.tuning.finals import Final, Winners, label_of
 from fedray.tuning.settings import section
 from fedray.tuning.spec import (
@@ -168,7 +168,7 @@ def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple
         "tune": {**common.tune, "name": prefix + path.stem},
     }
     (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in common.given.items()])
-    dropped = [key for key in spaces[str(spec.tune.space)] if key not in spec.described]
+    dropped = [key for key in spaces[str(spec.tune.space)] if key not in spec.raw_space]
     # nor is a key searched whose condition on one of these the suite does not meet
     dropped += [
         each.key
@@ -185,7 +185,7 @@ def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
     for key in filter(common.leaves, OF_OPTIMIZERS):
         found: dict[str, list[str]] = {}
         for spec in specs:
-            how = "searched" if key in spec.described else str(spec.base.get(key, defaults[key]))
+            how = "searched" if key in spec.raw_space else str(spec.base.get(key, defaults[key]))
             found.setdefault(how, []).append(label_of(spec))
         others = found.pop(str(defaults[key]), None)
         if found:
@@ -220,7 +220,7 @@ def run_suite(
         return winners
 
     with started(suite.specs, view) as start:
-        results = run_sweeps(suite.specs, own_of(suite.specs[0]), start, view, retry_failed, then)
+        results = run_sweeps(suite.specs, load_own(suite.specs[0]), start, view, retry_failed, then)
     if any(result.interrupted for result in results):
         return "interrupted"
     whole = all(result.best for result in results) and not any(each.failures for each in winners)

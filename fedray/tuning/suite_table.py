@@ -16,11 +16,11 @@ from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
 from fedray.tuning.intervals import with_interval
 from fedray.tuning.report import STATES, markdown, save_figure, state_of, study_of
 from fedray.tuning.spec import SweepSpec
-from fedray.tuning.study import values_of
+from fedray.tuning.study import sampled_values
 from fedray.tuning.suite import OF_OPTIMIZERS, Suite
 from fedray.tuning.suite_facts import facts_of
 from fedray.tuning.suite_rows import Row, Run, compare_rows, read_runs
-from fedray.tuning.view import described
+from fedray.tuning.view import format_values
 
 REPRESENTATION = "representation_accuracy"
 """The column of metrics.csv in which an algorithm logs what the server's own model reaches without the clients."""
@@ -67,7 +67,7 @@ def suite_rows(suite: Suite) -> list[Row]:
         facts |= {"seeds_asked": suite.seeds}
         if best is not None:
             own = {key: final.spec.base[key] for key in differ if key in final.spec.base}
-            facts |= {"winner": best.number, "with": described(own | values_of(best))}
+            facts |= {"winner": best.number, "with": format_values(own | sampled_values(best))}
         tuned = {"validation": best.value} if best is not None and not final.changed else {}
         rows.append(Row(final.label, folders, facts=facts | tuned))
         if any(read_metrics(folder)[REPRESENTATION].notna().any() for folder in folders):
