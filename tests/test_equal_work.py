@@ -14,9 +14,9 @@ from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.axis import RoundCost, cost_of_a_round
 from fedray.tuning.curves import learning_curves, runs_of
 from fedray.tuning.equal_work import axis_of_equal_work
+from fedray.tuning.opening import open_sweep
 from fedray.tuning.report import write_report
 from fedray.tuning.spec import known_spaces, merge_settings, read_record, read_sweeps
-from fedray.tuning.sweep import open_sweep
 from fedray.tuning.trial import TrialEnd, run_trial
 
 LR = {"train.lr": {"uniform": [0.01, 0.5]}}
@@ -39,7 +39,7 @@ def opened(tmp_path, values, *overrides):
 def axis_of(tmp_path, values, *overrides):
     """The axis that the sweep is run on, which its record has too; and what is said of it."""
     with opened(tmp_path, values, *overrides) as sweep:
-        axis = sweep.next().axis
+        axis = sweep.next_trial().axis
         assert read_record(tmp_path / "s")["tune"]["pruner"]["axis"] == axis
         return axis, [note for note in sweep.notes if "pruned" in note]
 
@@ -155,10 +155,10 @@ def swept(tmp_path_factory):
     values = described({"train.local_steps": {"choice": [2, 4]}})
     with opened(folder, values, "tune.trials=3", "tune.sampler=random", "tune.seed=3") as sweep:
         for number in range(2):
-            assignment = sweep.next()
-            run_trial(assignment, Own(small_source()), lambda message, n=number: sweep.hear(str(n), message))
-            sweep.hear(str(number), TrialEnd("ValueError: no") if number else TrialEnd(None))
-        sweep.next()
+            assignment = sweep.next_trial()
+            run_trial(assignment, Own(small_source()), lambda message, n=number: sweep.report(str(n), message))
+            sweep.report(str(number), TrialEnd("ValueError: no") if number else TrialEnd(None))
+        sweep.next_trial()
     (spec,) = read_sweeps(folder / "s")
     return spec
 

@@ -19,8 +19,8 @@ from fedray.models.inspection import check_per_sample
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import read_sweeps
-from fedray.tuning.sweep import open_sweep
 
 FEATURES, CLASSES = 12, 4
 

@@ -23,7 +23,7 @@ from fedray.resolve import resolve
 from fedray.tuning import tune
 from fedray.tuning.recorded import check_record
 from fedray.tuning.spec import read_sweeps
-from fedray.tuning.trial import Assignment, Running, TrialEnd
+from fedray.tuning.trial import Assignment, TrialEnd, TrialThread
 
 SETTINGS = {
     "engine.kind": "local", "algorithm.name": "fedavg", "data.clients": 4, "run.rounds": 2, "train.local_steps": 2,
@@ -319,12 +319,12 @@ def test_a_trial_begins_when_it_is_first_asked_for(tmp_path: Path) -> None:
     settings = {**SETTINGS, "run.output": str(tmp_path)}
     own = Own(own_source(TRAIN, TEST), Net)
     assignment = Assignment("0", [settings], "test_accuracy", "rounds", 2)
-    never = Running(assignment, own, lambda: False)
+    never = TrialThread(assignment, own, lambda: False)
     never.stop()
     assert not (tmp_path / "run").exists()
-    trial = Running(assignment, own, lambda: False)
-    told = [trial.next()]
+    trial = TrialThread(assignment, own, lambda: False)
+    told = [trial.next_message()]
     while not isinstance(told[-1], TrialEnd):
-        told.append(trial.next())
+        told.append(trial.next_message())
     assert told[-1] == TrialEnd()
     trial.stop()

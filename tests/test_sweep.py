@@ -22,11 +22,10 @@ from fedray.resolve import resolve, rounds_of
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.axis import STEPS, budget_of, steps_reached, value_of
-from fedray.tuning.report import pareto
+from fedray.tuning.opening import open_sweep, trials_of
 from fedray.tuning.resources import _fitting
 from fedray.tuning.spec import check_together, known_spaces, merge_settings, read_sweeps
 from fedray.tuning.suite import known_suites, read_suite
-from fedray.tuning.sweep import open_sweep, trials_of
 from fedray.tuning.trial import Round, RunEnd, TrialEnd, run_trial
 
 SPACE = {"algorithm.mu": {"loguniform": [0.001, 1]}, "train.lr": {"uniform": [0.01, 0.5]}}
@@ -60,7 +59,7 @@ def told(sweep, number, rounds, accuracies, run=0, runs=1):
     for round, accuracy in zip(rounds, accuracies, strict=True):
         step = round * STEPS // 10
         answers.append(
-            sweep.hear(
+            sweep.report(
                 str(number),
                 Round(run, range(before + 1, step + 1), row(round, accuracy), round == 10 and run + 1 == runs),
             )
@@ -73,8 +72,8 @@ def told(sweep, number, rounds, accuracies, run=0, runs=1):
 
 def ends(sweep, number, accuracy, runs=1):
     for run in range(runs):
-        sweep.hear(str(number), RunEnd(run, "completed", row(10, accuracy)))
-    sweep.hear(str(number), TrialEnd(None))
+        sweep.report(str(number), RunEnd(run, "completed", row(10, accuracy)))
+    sweep.report(str(number), TrialEnd(None))
 
 
 # ---------------------------------------------------------------- space files
@@ -319,7 +318,7 @@ def test_the_budget_is_what_a_whole_run_of_the_base_takes(algorithm, tmp_path):
 
 def test_a_trial_is_told_what_it_needs_and_its_folder(tmp_path):
     with opened(tmp_path, "tune.seeds=3", "run.seed=5") as sweep:
-        assignment = sweep.next()
+        assignment = sweep.next_trial()
         assert [run["run.seed"] for run in assignment.runs] == [5, 6, 7]
         assert len({run["run.name"] for run in assignment.runs}) == 3
         for run in assignment.runs:
@@ -328,18 +327,18 @@ def test_a_trial_is_told_what_it_needs_and_its_folder(tmp_path):
             assert (config.run.eval_test, config.run.log_clients, config.data.validation_samples) == (False, False, 36)
             # the base first
             assert (config.train.lr, config.model_dump()["algorithm"]["mu"]) == (0.1, 0.01)
-        another = load(sweep.next().runs[0])
+        another = load(sweep.next_trial().runs[0])
         assert another.train.lr != 0.1
 
 
 def test_the_mean_over_seeds_counts(tmp_path):
     with opened(tmp_path, "tune.seeds=2") as sweep:
-        sweep.next()
+        sweep.next_trial()
         told(sweep, 0, [5, 10], [0.1, 0.2], run=0, runs=2)
-        sweep.hear("0", RunEnd(0, "completed", row(10, 0.2)))
+        sweep.report("0", RunEnd(0, "completed", row(10, 0.2)))
         told(sweep, 0, [5, 10], [0.3, 0.4], run=1, runs=2)
-        sweep.hear("0", RunEnd(1, "completed", row(10, 0.4)))
-        sweep.hear("0", TrialEnd(None))
+        sweep.report("0", RunEnd(1, "completed", row(10, 0.4)))
+        sweep.report("0", TrialEnd(None))
         (trial,) = sweep.study.trials
         assert trial.value == pytest.approx(0.3)
         values = trial.intermediate_values
@@ -361,22 +360,22 @@ def test_bad_trials_are_pruned_also_between_seeds_but_not_at_their_end(tmp_path)
             """Whether the trial is stopped in this seed's run or at its end."""
             if any(told(sweep, number, range(1, 11), accuracies, run, 3)):
                 return True
-            stopped = sweep.hear(str(number), RunEnd(run, "completed", row(10, accuracies[-1])))
+            stopped = sweep.report(str(number), RunEnd(run, "completed", row(10, accuracies[-1])))
             if run == 2:
-                sweep.hear(str(number), TrialEnd(None))
+                sweep.report(str(number), TrialEnd(None))
             return stopped
 
         for number in range(2):
-            sweep.next()
+            sweep.next_trial()
             assert not any(seed(number, run, [0.5] * 10) for run in range(3))
-        sweep.next()
+        sweep.next_trial()
         assert told(sweep, 2, range(1, 11), [0.1] * 10, 0, 3) == [False] * 4 + [True]
         # good in the first seed, and so good in all; then bad in the second, by which the mean is
-        sweep.next()
+        sweep.next_trial()
         assert not seed(3, 0, [0.6] * 10)
         assert seed(3, 1, [0.1] * 10)
         # bad in its very last round alone
-        sweep.next()
+        sweep.next_trial()
         assert not seed(4, 0, [0.6] * 10)
         assert not seed(4, 1, [0.6] * 10)
         assert not seed(4, 2, [0.6] * 9 + [0.0])
@@ -389,7 +388,7 @@ def test_successive_halving_keeps_one_of_three_on_each_rung(tmp_path):
     with opened(tmp_path, "tune.pruner.kind=asha", "tune.trials=9") as sweep:
         lengths = []
         for number in range(9):
-            sweep.next()
+            sweep.next_trial()
             answers = told(sweep, number, range(1, 11), [0.9 - 0.1 * number] * 10)
             lengths.append(len(answers))
             if not answers[-1]:
@@ -402,10 +401,10 @@ def test_successive_halving_keeps_one_of_three_on_each_rung(tmp_path):
 def test_a_diverged_trial_is_the_worst_and_a_failed_one_is_none(tmp_path):
     with opened(tmp_path, "tune.trials=3") as sweep:
         for _ in range(3):
-            sweep.next()
-        sweep.hear("0", RunEnd(0, "diverged", row(3, math.nan)))
-        sweep.hear("0", TrialEnd(None))
-        sweep.hear("1", TrialEnd("Traceback ...\nValueError: no\n"))
+            sweep.next_trial()
+        sweep.report("0", RunEnd(0, "diverged", row(3, math.nan)))
+        sweep.report("0", TrialEnd(None))
+        sweep.report("1", TrialEnd("Traceback ...\nValueError: no\n"))
         ends(sweep, 2, 0.4)
         assert [trial.state.name for trial in sweep.study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
         assert sweep.study.trials[0].value == -math.inf
@@ -414,7 +413,7 @@ def test_a_diverged_trial_is_the_worst_and_a_failed_one_is_none(tmp_path):
         assert sweep.finished
         assert sweep.study.retry_failed() == 1
         assert not sweep.finished
-        again = sweep.next()
+        again = sweep.next_trial()
         assert again.key == "3"
         assert load(again.runs[0]).train.lr == pytest.approx(sweep.study.trials[1].params["train.lr"])
     best = read_file(tmp_path / "s" / "best.yaml")
@@ -426,30 +425,30 @@ def test_several_objectives_give_a_front(tmp_path):
     objective = "tune.objective={validation_accuracy: max, bytes: min}"
     with opened(tmp_path, objective, "tune.trials=3", "tune.sampler=nsga2") as sweep:
         for number, (accuracy, size) in enumerate([(0.5, 100), (0.6, 200), (0.4, 150)]):
-            sweep.next()
-            sweep.hear(str(number), RunEnd(0, "completed", row(10, accuracy, size)))
-            sweep.hear(str(number), TrialEnd(None))
+            sweep.next_trial()
+            sweep.report(str(number), RunEnd(0, "completed", row(10, accuracy, size)))
+            sweep.report(str(number), TrialEnd(None))
         assert [trial.number for trial in sweep.study.best()] == [0, 1]
     assert sorted(path.name for path in (tmp_path / "s").glob("best*")) == ["best-0000.yaml", "best-0001.yaml"]
 
 
 def test_a_sweep_goes_on_with_what_was_running(tmp_path):
     with opened(tmp_path, "tune.trials=4") as sweep:
-        first = [sweep.next() for _ in range(3)]
+        first = [sweep.next_trial() for _ in range(3)]
         ends(sweep, 1, 0.5)
         with pytest.raises(Said, match="is in use by process"), opened(tmp_path, "tune.trials=4", say=Said.at_once):
             pass
     with opened(tmp_path, "tune.trials=4") as sweep:
-        again = [sweep.next() for _ in range(3)]
+        again = [sweep.next_trial() for _ in range(3)]
         assert again[:2] == [first[0], first[2]]
         assert again[2].key == "3"
-        assert sweep.next() is None
+        assert sweep.next_trial() is None
         assert not sweep.finished
         for key in (0, 2, 3):
             ends(sweep, key, 0.1)
         assert sweep.finished
     with opened(tmp_path, "tune.trials=5") as sweep:
-        assert sweep.next().key == "4"
+        assert sweep.next_trial().key == "4"
 
 
 def test_a_folder_holds_one_sweep(tmp_path):
@@ -479,24 +478,24 @@ def test_a_folder_holds_one_sweep(tmp_path):
 def test_what_ended_before_its_driver_heard_of_it(tmp_path):
     """A seed's run was finished when the driver was killed: only its end is told, and its value is the trial's."""
     with opened(tmp_path, "tune.seeds=2", "tune.pruner.kind=median") as sweep:
-        sweep.next()
-        assert not sweep.hear("0", RunEnd(0, "completed", row(10, 0.4)))
+        sweep.next_trial()
+        assert not sweep.report("0", RunEnd(0, "completed", row(10, 0.4)))
         assert sweep.study.trials[0].intermediate_values == {20: 0.4}
 
 
 def test_an_interrupted_trial_goes_on_with_the_sweep(tmp_path):
     with opened(tmp_path, "tune.trials=1") as sweep:
-        first = sweep.next()
-        sweep.hear("0", TrialEnd(interrupted=True))
+        first = sweep.next_trial()
+        sweep.report("0", TrialEnd(interrupted=True))
         assert not sweep.running
     with opened(tmp_path, "tune.trials=1") as sweep:
-        assert sweep.next() == first
+        assert sweep.next_trial() == first
 
 
 def test_the_study_in_a_storage_of_the_users(tmp_path):
     url = f"tune.storage=sqlite:///{tmp_path / 'all.db'}"
     with opened(tmp_path, url) as sweep:
-        sweep.next()
+        sweep.next_trial()
         ends(sweep, 0, 0.5)
     with opened(tmp_path, url) as sweep:
         assert sweep.study.count(TrialState.COMPLETE) == 1
@@ -524,7 +523,7 @@ def test_a_sweep_without_its_study_is_not_begun_again(tmp_path):
     # killed before its first trial
     (tmp_path / "s" / "study.journal").unlink()
     with opened(tmp_path) as sweep:
-        sweep.next()
+        sweep.next_trial()
         (tmp_path / "s" / "trials" / "0000").mkdir(parents=True)
         ends(sweep, 0, 0.5)
     record = (tmp_path / "s" / "sweep.yaml").read_bytes()
@@ -581,7 +580,7 @@ def test_what_can_not_be_run_together_fails_as_a_trial(tmp_path):
     space = {"train.cohort_size": {"choice": [None, 2]}, "train.participation": {"choice": [None, 0.5]}}
     with opened(tmp_path, "tune.sampler=grid", spaces={"wide": space}) as sweep:
         for number in range(4):
-            assignment = sweep.next()
+            assignment = sweep.next_trial()
             assert assignment.key == str(number)
             assert assignment.runs[0]["run.seed"] == 0
 
@@ -632,7 +631,7 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
 def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
     """Without any driver: rounds, ends, a stop in the middle, and on from there."""
     with opened(tmp_path, "tune.seeds=2") as sweep:
-        assignment = sweep.next()
+        assignment = sweep.next_trial()
         heard = []
 
         def stop_after(rounds):
@@ -655,7 +654,7 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
             *[("Round", 0, r) for r in range(5, 11)], ("RunEnd", 0, 10), *[("Round", 1, r) for r in range(1, 11)],
             ("RunEnd", 1, 10),
         ]  # fmt: skip
-        assert [message.last for message in heard if isinstance(message, Round)] == [False] * 19 + [True]
+        assert [message.is_last for message in heard if isinstance(message, Round)] == [False] * 19 + [True]
         assert all("test_accuracy" not in message.row for message in heard if isinstance(message, Round))
         # what has ended needs none
         assert not list(folder.glob("*/checkpoints"))
@@ -663,7 +662,7 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
         run_trial(assignment, own, stop_after(None))
         assert [type(message).__name__ for message in heard] == ["RunEnd", "RunEnd"]
         # nor what is given up
-        pruned = sweep.next()
+        pruned = sweep.next_trial()
         run_trial(pruned, own, stop_after(4))
         assert len(read_metrics(tmp_path / "s" / "trials" / "0001" / "seed-0")) == 4
         assert not list((tmp_path / "s" / "trials" / "0001").glob("*/checkpoints"))
@@ -689,14 +688,6 @@ def test_as_many_trials_as_fit(bundles, nodes):
                 return
             left[place] -= amount
     raise AssertionError("one more would have fitted")
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
-def test_the_front_is_what_nothing_dominates(points):
-    front = pareto(np.array(points, dtype=float), ["max", "min"])
-    for (x, y), on_it in zip(points, front, strict=True):
-        beaten = any(a >= x and b <= y and (a > x or b < y) for a, b in points)
-        assert on_it == (not beaten)
 
 
 # ---------------------------------------------------------------- the command

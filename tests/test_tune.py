@@ -26,10 +26,10 @@ from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
 from fedray.tuning import tune
-from fedray.tuning.driver import load_own, run_sweeps, started
-from fedray.tuning.report import state_of, study_of, write_report
+from fedray.tuning.driver import load_own, run_sweeps, start_ray
+from fedray.tuning.report import state_of, write_report
 from fedray.tuning.spec import known_spaces, read_sweeps
-from fedray.tuning.study import read_study
+from fedray.tuning.storage import read_study, study_of
 from fedray.tuning.suite import read_suite, run_suite
 from fedray.tuning.suite_table import suite_table, write_suite
 from fedray.tuning.view import View
@@ -188,7 +188,7 @@ def test_one_trial_of_every_space_file(ray_cluster, tmp_path):
                 )[0]
             )
     view = View(quiet=True)
-    with started(specs, view) as start:
+    with start_ray(specs, view) as start:
         run_sweeps(specs, load_own(specs[0], data=small_source()), start, view)
     for spec in specs:
         assert [state_of(trial) for trial in study_of(spec).trials] == ["complete"] * 2, spec.name

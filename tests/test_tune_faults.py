@@ -22,7 +22,7 @@ from test_tune import described
 import fedray
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.report import state_of
-from fedray.tuning.study import read_study
+from fedray.tuning.storage import read_study
 
 ROUNDS = 12
 

@@ -1,4 +1,4 @@
-"""The last part of a suite: the best trial of each sweep runs again on seeds that no trial had, and sees the test set."""
+"""The last part of a suite: the best trial of each sweep runs on seeds that no trial had, and sees the test set."""
 
 from __future__ import annotations
 

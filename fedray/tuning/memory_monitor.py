@@ -1,9 +1,9 @@
 """Keeps a sweep alive when Ray's memory monitor kills the process of a trial.
 
-If a node runs out of memory, Ray kills a process on it, and whoever waits for that process gets an OutOfMemoryError. Ray
-Tune expects a RayActorError for a process that died. For it an OutOfMemoryError is a bug of its own, so that it stops
-all trials. There is no public way to change this. This file is the only one of fedray that touches Tune's internals: it
-makes Tune see a RayActorError instead, after which it reports the trial as lost, like any other.
+If a node runs out of memory, Ray kills a process on it, and whoever waits for that process gets an OutOfMemoryError.
+Ray Tune expects a RayActorError for a process that died. For it an OutOfMemoryError is a bug of its own, so that it
+stops all trials. There is no public way to change this. This file is the only one of fedray that touches Tune's
+internals: it makes Tune see a RayActorError instead, after which it reports the trial as lost, like any other.
 
 It is for the Ray versions in :data:`VERSIONS`; ``tests/test_memory_monitor.py`` shows of the installed one that the
 internals are there and that the error still stops Tune without this file.

@@ -24,8 +24,8 @@ SMALLEST = 0.0001
 """The smallest amount of a resource that Ray can count."""
 
 HERE = 0.001
-"""A trial's share of the resource ``node:<address>``, of which each node has 1. It keeps the processes of trials on this
-node, because its disk has the sweep's folder."""
+"""A trial's share of the resource ``node:<address>``, of which each node has 1. It keeps the processes of trials on
+this node, because its disk has the sweep's folder."""
 
 
 def engine_of_trials(

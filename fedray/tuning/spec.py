@@ -49,8 +49,8 @@ ALTERNATIVES = (
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """One sweep. ``base`` is a configuration with dotted keys. ``raw_space`` is the space ``tune.space`` as the file has
-    it, and ``first`` the values that the file wants tried first."""
+    """One sweep. ``base`` is a configuration with dotted keys. ``raw_space`` is the space ``tune.space`` as the file
+    has it, and ``first`` the values that the file wants tried first."""
 
     name: str
     tune: TuneConfig
@@ -309,7 +309,8 @@ def check_spec(spec: SweepSpec) -> SweepSpec:
 
 
 def check_together(specs: Sequence[SweepSpec]) -> None:
-    """Raise :class:`UserError` if sweeps, as from one folder, have different data or resources: one command runs all."""
+    """Raise :class:`UserError` if sweeps, as from one folder, have different data or resources: one command runs
+    all."""
     for spec in specs[1:]:
         for key in {**specs[0].base, **spec.base}:
             if key.startswith(OF_ALL_TRIALS) and specs[0].base.get(key) != spec.base.get(key):
