@@ -298,7 +298,7 @@ def _tune(options: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     lost = [str(result.folder) for result in results if not result.best]
     if lost:
-        print(f"fedray: no trial reached anything in {', '.join(lost)}", file=sys.stderr)
+        print(f"fedray: no trial has completed with a finite value in {', '.join(lost)}", file=sys.stderr)
     return 1 if lost else 0
 
 

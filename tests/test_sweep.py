@@ -21,6 +21,7 @@ from fedray.experiment import Own
 from fedray.resolve import resolve, rounds_of
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
+from fedray.tuning import report
 from fedray.tuning.axis import STEPS, budget_of, steps_reached, value_of
 from fedray.tuning.opening import open_sweep, trials_of
 from fedray.tuning.resources import _fitting
@@ -90,6 +91,13 @@ def ends(sweep, number, accuracy, runs=1):
         ({}, ("tune.trials=0",), "tune.trials must be at least 1, not 0"),
         ({}, ("tune.trails=3",), "unknown key tune.trails (did you mean 'tune.trials'?)"),
         ({}, ("tune.sampler=tpee",), "did you mean 'tpe'?"),
+        ({}, ("tune.search=tpe",), "unknown key tune.search (there are: max_concurrent_trials, name,"),
+        ({}, ("tune.prune.by=asha",), "unknown key tune.prune (did you mean 'tune.pruner'?)"),
+        (
+            {},
+            ("tune.pruner.startup=3",),
+            "(did you mean 'tune.pruner.n_startup_trials'?)",
+        ),
         ({}, ("tune.pruner.kind=ahsa",), "did you mean 'asha'?"),
         ({}, ("tune.sampler=grid",), "every key needs a list (grid or choice); use tpe"),
         ({}, ("tune.objective=test_accuracy",), "test_accuracy is measured on the test set"),
@@ -430,6 +438,25 @@ def test_several_objectives_give_a_front(tmp_path):
             sweep.report(str(number), TrialEnd(None))
         assert [trial.number for trial in sweep.study.best()] == [0, 1]
     assert sorted(path.name for path in (tmp_path / "s").glob("best*")) == ["best-0000.yaml", "best-0001.yaml"]
+
+
+def test_the_picture_of_the_front_has_optunas_front(tmp_path, monkeypatch):
+    """A trial that is worse in all is not on it, nor is one that diverged."""
+    objective = "tune.objective={validation_accuracy: max, bytes: min}"
+    with opened(tmp_path, objective, "tune.trials=5") as sweep:
+        for number, (accuracy, size) in enumerate([(0.5, 100), (0.6, 200), (0.4, 150), (0.7, 300), (math.nan, 50)]):
+            sweep.next_trial()
+            status = "completed" if accuracy == accuracy else "diverged"
+            sweep.report(str(number), RunEnd(0, status, row(10, accuracy, size)))
+            sweep.report(str(number), TrialEnd(None))
+        spec = sweep.spec
+    drawn = {}
+    # these trials have no runs
+    monkeypatch.setattr(report, "learning_curves", lambda *arguments: None)
+    monkeypatch.setattr(report, "save_figure", lambda figure, path: drawn.setdefault(path.name, figure) and path)
+    report.write_report(spec)
+    (line,) = drawn["pareto.png"].axes[0].lines
+    assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == [(0.5, 2000), (0.6, 4000), (0.7, 6000)]
 
 
 def test_a_sweep_goes_on_with_what_was_running(tmp_path):
