@@ -66,7 +66,7 @@ def test_the_comparisons_frame_is_the_suites_alone(tmp_path):
     ]
     assert frames == [frames[0]] * 4
     assert not any("train.local_steps" in spec.raw_space for spec in suite.specs)
-    assert said(suite, "as the suite decides it", "train.local_steps of pfedmo")
+    assert said(suite, "because the suite decides it", "train.local_steps of pfedmo")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_a_suite_sets_holds_for_all(overrides, more, tmp_path):
         assert "train.server_lr" not in spec.raw_space
         assert spec.raw_space["train.weight_decay"] == {"choice": [0.0, 0.1]}
     assert not said(suite, "train.server_lr is each algorithm's own")
-    assert said(suite, "as the suite decides it", "train.server_lr of fedavg, fedadam")
+    assert said(suite, "because the suite decides it", "train.server_lr of fedavg, fedadam")
 
 
 def test_what_a_suite_searches_begins_alike(tmp_path):
@@ -127,8 +127,8 @@ def test_one_architecture_weighting_and_public_set_for_all(tmp_path):
         config = load(spec.base)
         assert (config.model.head, config.train.weighting, config.data.public_samples) == ("moon", "samples", 36)
     assert len({parameters(spec) for spec in suite.specs}) == 1
-    assert said(suite, "model.head=moon for all", "moon can't do without")
-    assert said(suite, "train.weighting=samples for all", "uniform weights for scaffold")
+    assert said(suite, "model.head=moon for all algorithms", "moon can't do without")
+    assert said(suite, "train.weighting=samples for all", "scaffold have uniform weights")
     assert said(suite, "data.public_samples=36 for all", "pfedmo")
 
 
@@ -223,5 +223,5 @@ def test_what_a_space_file_has_and_a_suite_leaves_out_is_said(tmp_path):
     whole = {"base": {"data.source": "sample", "train.local_steps": 4}, "algorithms": ["mine.yaml"]}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(whole))
     notes = read_suite(tmp_path / "suite.yaml").notes
-    (line,) = [note for note in notes if "as the suite decides it" in note]
+    (line,) = [note for note in notes if "because the suite decides it" in note]
     assert line.endswith("search it: train.local_steps of mine; algorithm.mu of mine; environments of mine")

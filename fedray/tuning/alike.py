@@ -33,7 +33,9 @@ def share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[st
         if not any(key in spec.base or key in spec.raw_space for spec in specs):
             common[key], why = choose(algorithms, specs)
             if why:
-                notes.append(f"{key}={common[key]} for all, {why}; with {key}=auto each algorithm has its own")
+                notes.append(
+                    f"{key}={common[key]} for all algorithms, {why}; with {key}=auto each algorithm has its own"
+                )
     return [replace(spec, base={**spec.base, **common}) for spec in specs], notes
 
 
@@ -50,13 +52,13 @@ def _head(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]
 
     needing = [label for label, each in algorithms.items() if each.needs_head != "nothing"]
     most = max((each.needs_head for each in algorithms.values()), key=list(DEFAULT).index)
-    return DEFAULT[most], f"as {' and '.join(needing)} can't do without" if needing else ""
+    return DEFAULT[most], f"because {' and '.join(needing)} can't do without" if needing else ""
 
 
 def _weighting(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]:
     """Weights by the number of samples."""
     others = [label for label, each in algorithms.items() if each.weighting != "samples"]
-    return "samples", f"where papers have uniform weights for {', '.join(others)}" if others else ""
+    return "samples", f"although the papers of {', '.join(others)} have uniform weights" if others else ""
 
 
 def _public(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[int, str]:
@@ -68,4 +70,4 @@ def _public(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[int, st
         return 0, ""
     data = load(specs[0].base).data
     public = load_source(data.source, data.root).public_by_default
-    return public, f"held out of the clients' samples, as the server of {' and '.join(needing)} trains on them"
+    return public, f"held out of the clients' samples because the server of {' and '.join(needing)} trains on them"

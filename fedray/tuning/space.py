@@ -201,14 +201,14 @@ def _range(key: str, kind: str, ends: list[Any], step: Any, log: Any, when: Any)
     if len(ends) != 2 or not all(_is_number(end, whole) for end in ends) or not ends[0] < ends[1]:
         raise ValueError(f"{kind} needs [low, high], {'whole ' if whole else ''}numbers with low < high, not {ends}")
     if not isinstance(log, bool) or (log and not whole):
-        raise ValueError("log is true or false, and goes with int; loguniform is the other one")
+        raise ValueError("log is true or false, and goes with int; for numbers with fractions use loguniform")
     if (kind == "loguniform" or log) and ends[0] <= 0:
         raise ValueError(f"on a logarithmic scale low must be above 0, not {ends[0]}")
     low, high = ends
     if step is None:
         return Parameter(key, kind, low=low, high=high, log=log, when=when)
     if log or kind == "loguniform":
-        raise ValueError("step goes with a linear scale")
+        raise ValueError("step goes with a linear scale, not with a logarithmic one")
     # the factor allows for rounding: as floats, 0.3 - 0.1 is less than 0.2
     if not _is_number(step, whole) or step <= 0 or not 1 <= (high - low) / step * (1 + 1e-9) < 1e9:
         raise ValueError(
@@ -247,7 +247,9 @@ def _check_order(parameters: Sequence[Parameter], where: str) -> None:
                 try:
                     parameters[keys.index(key)].stored(value)
                 except ValueError:
-                    raise UserError(f"{where}: {parameter.key}: when {key}={value} can never be") from None
+                    raise UserError(
+                        f"{where}: {parameter.key}: when {key}={value} can never be, because it is not a value of {key}"
+                    ) from None
 
 
 def _number(value: Any) -> Any:

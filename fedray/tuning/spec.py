@@ -296,7 +296,8 @@ def check_spec(spec: SweepSpec) -> SweepSpec:
     for part in spec.name.split("/"):
         if len(part.encode()) > LONGEST_NAME:
             raise UserError(
-                f"{part[:40]}... is longer than {LONGEST_NAME} bytes, as a sweep's name or an environment's"
+                f"{part[:40]}... is longer than {LONGEST_NAME} bytes, the most that the name of a sweep or an "
+                "environment may have"
             )
     for key in ("algorithm.name", "model.name"):
         if str(spec.base.get(key)).startswith("__main__:"):
@@ -314,7 +315,9 @@ def check_together(specs: Sequence[SweepSpec]) -> None:
     for spec in specs[1:]:
         for key in {**specs[0].base, **spec.base}:
             if key.startswith(OF_ALL_TRIALS) and specs[0].base.get(key) != spec.base.get(key):
-                raise UserError(f"{specs[0].name} and {spec.name} can't be run together, as {key} differs: name one")
+                raise UserError(
+                    f"{specs[0].name} and {spec.name} can't be run together, as {key} differs: name one of them"
+                )
 
 
 def _same_for_all(keys: Iterable[str], where: str) -> None:

@@ -209,7 +209,7 @@ def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str
         for key in keys:
             found.setdefault(key, []).append(label_of(spec))
     shown = "; ".join(f"{key} of {', '.join(labels)}" for key, labels in found.items())
-    return [f"not searched, as the suite decides it, though space files search it: {shown}"] if shown else []
+    return [f"not searched, because the suite decides it, although space files search it: {shown}"] if shown else []
 
 
 def run_suite(

@@ -29,9 +29,11 @@ REPRESENTATION = "representation_accuracy"
 NOTES = (
     "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and `> R` "
     "says that the median is above what a whole run takes.",
-    "Public samples used are those with labels on which the server trained, or clients that were dealt them: none "
-    "where they were only held out. A representation model alone is read off the same runs and shows their cost.",
-    "Rows are sorted by mean accuracy over the runs that ended, and where that is the same, by how few diverged.",
+    "Public samples used are the labelled ones on which the server trained, or the clients to whom they were dealt; "
+    "there are none if they were only held out. A representation model alone is evaluated in the same runs as the row "
+    "of its algorithm, and has their cost.",
+    "Rows are sorted by mean accuracy over the runs that ended; of two with the same, the one with fewer diverged runs "
+    "comes first.",
 )
 """Sentences that stand under every table."""
 
@@ -169,14 +171,14 @@ def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool) -> str:
     if has_baseline:
         lines.append(f"Differences are those to {baseline} on the same seeds, in percentage points.")
     else:
-        lines.append(f"There are no differences to {baseline}, none of whose runs ended.")
+        lines.append(f"There are no differences to {baseline}, because none of its runs ended.")
     if tests:
         lines.append(
             "p is that of the paired t-test, corrected by Holm's rule for "
             f"{tests} comparison{'s' if tests > 1 else ''}; the intervals are not corrected."
         )
     if not is_target_given:
-        of_whom = f"of {baseline}" if has_baseline else f"of the worst row, as {baseline} has none"
+        of_whom = f"of {baseline}" if has_baseline else f"of the worst row, because {baseline} has none"
         lines.append(f"The target is the mean accuracy {of_whom}; run.targets sets another.")
     return "\n" + " ".join([*lines, *NOTES]) + "\n"
 
