@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import ray
-from ray.air.execution import FixedResourceManager
 from ray.air.execution._internal import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune.experiment import Trial
@@ -23,7 +22,7 @@ def test_the_installed_ray_is_one_that_it_was_tried_with():
 def failing():
     """An actor manager with a task of an actor, and what is called when that fails."""
     told = []
-    manager = RayActorManager(FixedResourceManager({"CPU": 1}))
+    manager = RayActorManager(SimpleNamespace())
     actor = SimpleNamespace(actor_id=1, _on_error=lambda actor, error: told.append(error))
     task = SimpleNamespace(_tracked_actor=actor, _on_error=lambda actor, error: told.append(error))
     manager._cleanup_actor = lambda tracked_actor: None
