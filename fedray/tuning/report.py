@@ -21,7 +21,7 @@ from fedray.tuning.axis import value_of
 from fedray.tuning.curves import learning_curves, runs_of
 from fedray.tuning.spec import SweepSpec, read_record, read_sweeps
 from fedray.tuning.storage import study_of
-from fedray.tuning.study import ERROR, VALUES, is_finite, sampled_values
+from fedray.tuning.study import ERROR, VALUES, best_trials, is_finite, sampled_values
 
 STATES = {
     TrialState.COMPLETE: "complete",
@@ -117,16 +117,16 @@ def write_report(spec: SweepSpec) -> list[Path]:
         for objective, finite in _finite_studies(spec, study):
             importances = _importances(finite)
             if importances:
-                path = folder / _named("importance", objective, spec, "csv")
+                path = folder / _file_name("importance", objective, spec, "csv")
                 found = pd.Series(importances, name="importance").rename_axis("key").reset_index()
                 write_whole(path, found.assign(trials=len(finite.trials)).to_csv(index=False))
                 written.append(path)
             for name, draw in _pictures(finite, importances, objective).items():
-                written.append(_saved(draw, folder / _named(name, objective, spec, "png")))
+                written.append(_save_drawn(draw, folder / _file_name(name, objective, spec, "png")))
             if figure := _curves(spec, table, objective):
-                written.append(save_figure(figure, folder / _named("curves", objective, spec, "png")))
+                written.append(save_figure(figure, folder / _file_name("curves", objective, spec, "png")))
         if len(spec.tune.objective) > 1 and "complete" in set(table.get("state", ())):
-            written.append(_draw_front(table, _front(study), spec, folder / "pareto.png"))
+            written.append(_draw_front(table, best_trials(study), spec, folder / "pareto.png"))
     return written
 
 
@@ -149,7 +149,7 @@ def _curves(spec: SweepSpec, table: pd.DataFrame, objective: str) -> Any:
     return learning_curves(trials, [spec.trial_folder(n) for n in trials["trial"]], axis, objective, spec.name)
 
 
-def _named(name: str, objective: str, spec: SweepSpec, ending: str) -> str:
+def _file_name(name: str, objective: str, spec: SweepSpec, ending: str) -> str:
     return f"{name}.{ending}" if len(spec.tune.objective) == 1 else f"{name}-{objective}.{ending}"
 
 
@@ -211,7 +211,8 @@ def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: 
     return pictures
 
 
-def _saved(draw: Any, path: Path) -> Path:
+def _save_drawn(draw: Any, path: Path) -> Path:
+    """Write the picture that ``draw``, one of Optuna's functions, makes."""
     axes = draw()
     return save_figure(np.ravel(axes)[0].figure, path)
 
@@ -227,12 +228,7 @@ def save_figure(figure: Any, path: Path) -> Path:
     return path
 
 
-def _front(study: optuna.Study) -> list[int]:
-    """The numbers of the trials on the Pareto front of all objectives."""
-    return [trial.number for trial in study.best_trials if is_finite(trial)]
-
-
-def _draw_front(table: pd.DataFrame, front_trials: Sequence[int], spec: SweepSpec, path: Path) -> Path:
+def _draw_front(table: pd.DataFrame, front_trials: Sequence[FrozenTrial], spec: SweepSpec, path: Path) -> Path:
     """Draw the first two objectives of all complete trials, with a line through those on the Pareto front."""
     import matplotlib.pyplot as plt
 
@@ -240,7 +236,7 @@ def _draw_front(table: pd.DataFrame, front_trials: Sequence[int], spec: SweepSpe
     points = table[table["state"] == "complete"]
     figure, axes = plt.subplots(figsize=(7, 5))
     axes.scatter(points[x], points[y], label="trials", color="tab:gray")
-    front = points[points["trial"].isin(front_trials)].sort_values(x)
+    front = points[points["trial"].isin([trial.number for trial in front_trials])].sort_values(x)
     axes.plot(front[x], front[y], "o-", label="Pareto front", color="tab:red")
     for _, row in front.iterrows():
         axes.annotate(str(row["trial"]), (row[x], row[y]), textcoords="offset points", xytext=(4, 4))

@@ -40,7 +40,9 @@ class PrunerConfig(Section):
     )
     grace_period: Whole = Field(10, ge=1, le=100, description="percent of the axis before a trial may be stopped")
     reduction_factor: Whole = Field(3, ge=2, description="asha, hyperband: one of so many trials passes each rung")
-    n_startup_trials: Whole = Field(5, ge=1, description="median, and between seeds: so many other trials must be there to compare with")
+    n_startup_trials: Whole = Field(
+        5, ge=1, description="median, and between seeds: so many other trials must be there to compare with"
+    )
 
 
 class TuneConfig(Section):

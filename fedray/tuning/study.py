@@ -84,15 +84,8 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     def best(self) -> list[FrozenTrial]:
-        """The best trial, or of several objectives the trials on the Pareto front, as Optuna finds them.
-
-        It is empty while no trial has ended with finite values.
-        """
-        if not self.count(TrialState.COMPLETE):
-            return []
-        # best_trials would do for one objective too, but it copies all trials
-        best = [self._study.best_trial] if len(self._study.directions) == 1 else self._study.best_trials
-        return [trial for trial in best if is_finite(trial)]
+        """What :func:`best_trials` finds in this study."""
+        return best_trials(self._study)
 
     def count(self, *states: TrialState) -> int:
         """How many trials are in one of ``states``."""
@@ -184,6 +177,18 @@ class Study:
 def sampled_values(trial: FrozenTrial) -> Values:
     """The values that were sampled for a trial which has been handed out."""
     return json.loads(trial.user_attrs[VALUES])
+
+
+def best_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """The best trial, or of several objectives the trials on the Pareto front, as Optuna finds them.
+
+    Of equally good trials the first one is the best. There are none while no trial has completed with finite values.
+    """
+    if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
+        return []
+    # study.best_trials would do for one objective too, but it copies all trials
+    best = [study.best_trial] if len(study.directions) == 1 else study.best_trials
+    return [trial for trial in best if is_finite(trial)]
 
 
 def is_finite(trial: FrozenTrial) -> bool:

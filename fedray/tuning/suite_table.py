@@ -17,7 +17,7 @@ from fedray.tuning.intervals import with_interval
 from fedray.tuning.report import STATES, markdown, save_figure, state_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.storage import study_of
-from fedray.tuning.study import sampled_values
+from fedray.tuning.study import best_trials, sampled_values
 from fedray.tuning.suite import OF_OPTIMIZERS, Suite
 from fedray.tuning.suite_facts import facts_of
 from fedray.tuning.suite_rows import Row, Run, compare_rows, read_runs
@@ -184,8 +184,7 @@ def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool) -> str:
 
 
 def _winner(spec: SweepSpec) -> FrozenTrial | None:
-    study = study_of(spec)
-    return study.best_trials[0] if any(state_of(trial) == "complete" for trial in _ended(study)) else None
+    return next(iter(best_trials(study_of(spec))), None)
 
 
 def _ended(study: Any) -> list[FrozenTrial]:
