@@ -52,7 +52,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Shared:
-    """What the processes of all trials are given.
+    """What the processes of all trials are sent.
 
     ``source`` is the data set in the object store, and ``own`` is what else the trials are made from. ``path`` has the
     folders with the user's modules. ``directory`` is the driver's working directory, to which paths in a configuration
