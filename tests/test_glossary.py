@@ -107,7 +107,8 @@ def test_what_is_not_in_it_is_found() -> None:
 
 
 def test_what_the_code_describes() -> None:
-    columns = pytest.importorskip("fedray.tracking.columns")
+    from fedray.tracking import columns
+
     of_metrics = ("Columns of metrics.csv", "Scores on clients' own test shares")
     assert not set(columns.METRICS) - set(tables()[of_metrics[0]])
     assert not unknown(columns.FURTHER_METRICS, *of_metrics)

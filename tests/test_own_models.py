@@ -19,8 +19,8 @@ from fedray.models.inspection import check_per_sample
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import read_sweeps
-from fedray.tuning.sweep import opened_sweep
 
 FEATURES, CLASSES = 12, 4
 
@@ -261,7 +261,7 @@ def test_a_sweep_says_that_a_module_starts_all_seeds_alike(model, seeds, said, t
         settings = {key: value for key, value in settings.items() if not key.startswith("model.")}
     described = {"base": settings, "spaces": {"wide": {"train.lr": {"uniform": [0.01, 0.5]}}}}
     (spec,) = read_sweeps(described, [f"tune.output={tmp_path}", "tune.name=s", f"tune.seeds={seeds}"])
-    with opened_sweep(spec, Own(small_source(), model)) as sweep:
+    with open_sweep(spec, Own(small_source(), model)) as sweep:
         lines = [line for line in sweep.notes if "all 2 seeds start from the same initial weights" in line]
     assert len(lines) == said
 

@@ -29,7 +29,6 @@ def code_of(language: str) -> list[str]:
     return [code for text in TEXTS.values() for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
 
 
-UNMERGED = "pruner" not in TuneConfig.model_fields
 """Whether the new names of the keys of tune, tracking/columns.py and files.py are not there yet; this goes when they
 are."""
 
@@ -164,8 +163,6 @@ def test_words_of_commands(document: str, words: list[str], capsys: pytest.Captu
     """Commands, options and keys exist."""
     # help ends the program
     words = [word for word in words if word not in ("...", "--help")]
-    if UNMERGED and any(word.startswith("tune.") for word in words):
-        pytest.skip("the keys of tune have other names here")
     if not words:
         return
     cli._check_words(words)
@@ -177,7 +174,6 @@ def test_words_of_commands(document: str, words: list[str], capsys: pytest.Captu
         assert not sign or key in known or key.startswith(("algorithm.", "model.")), key
 
 
-@pytest.mark.skipif(UNMERGED, reason="the keys of tune have other names here")
 def test_every_key_of_tune_is_described() -> None:
     section = TEXTS["tune_spaces/README.md"].partition("## Keys of tune")[2].partition("\n## ")[0]
     known = {key for key, *_ in documented_keys(TuneConfig, "tune.")}
@@ -218,8 +214,6 @@ def test_layers() -> None:
     """The table of layers has all of them, in their order."""
     section = TEXTS["fedray/README.md"].partition("## Layers")[2].partition("\n## ")[0]
     rows = [re.findall(r"`(\w+)(?:\.py|/)`", row) for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE)[2:]]
-    if UNMERGED:
-        rows[-1].remove("files")
     ranks = [rank for names in rows for name in names for rank, layer in enumerate(LAYERS) if name in layer]
     assert ranks == sorted(ranks, reverse=True)
     assert sorted(name for names in rows for name in names) == sorted(name for layer in LAYERS for name in layer)
@@ -230,10 +224,10 @@ def test_files_that_are_named_exist() -> None:
     changes = TEXTS["fedray/README.md"].partition("## Where a change is made")[2]
     for name in re.findall(r"`((?:\w+/)*\w+\.py)`", changes):
         home = [ROOT / "fedray" / name, *(ROOT / "fedray").rglob(name)]
-        assert any(path.exists() for path in home) or (UNMERGED and name == "tracking/columns.py"), name
+        assert any(path.exists() for path in home), name
     tested = TEXTS["tests/README.md"]
     for name in re.findall(r"`(\w+\.py)`", tested):
-        assert (ROOT / "tests" / name).exists() or UNMERGED, name
+        assert (ROOT / "tests" / name).exists(), name
     assert {path.name for path in (ROOT / "tests").glob("test_*.py")} - set(re.findall(r"`(\w+\.py)`", tested)) <= {
         path.name for path in (ROOT / "tests").glob("test_references*.py")
     }

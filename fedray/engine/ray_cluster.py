@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -27,6 +27,8 @@ NO_TASK_EVENTS = {"enable_task_events": False}
 """An option for actors. It stops Ray from recording their tasks, which are shown by its dashboard and by ``ray list
 tasks``: Ray's head keeps 5 KB for each of up to 100,000 tasks."""
 
+RESOURCES = ("CPU", "GPU")
+"""The kinds of Ray's resources that fedray asks for and reports."""
 
 OWN_BUNDLE = 0
 """The bundle of a trial's placement group that holds the trial itself, and the server beside it."""
@@ -143,8 +145,22 @@ def gpu_share(experiment: Experiment) -> float:
 
 
 def shortage(actors: int, share: dict[str, float]) -> str:
-    """Says, for a message, what was asked for and what the cluster has."""
+    """Says what so many client actors need and what the cluster has. ``share`` has Ray's options num_cpus and
+    num_gpus of one actor."""
+    each = {"CPU": share.get("num_cpus", 0), "GPU": share.get("num_gpus", 0)}
+    return compared_with_cluster(f"engine.actors={actors} of {in_words(each)} each")
+
+
+def compared_with_cluster(request: str) -> str:
+    """``request``, and after it what the cluster has in all and what of it is free.
+
+    ``a trial takes 2 CPU`` becomes ``a trial takes 2 CPU; the cluster has 4 CPU (1 free), 0 GPU (0 free)``.
+    """
     total, free = ray.cluster_resources(), ray.available_resources()
-    asked = " and ".join(f"{amount:g} {name[4:].upper()[:-1]}" for name, amount in share.items() if amount)
-    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
-    return f"engine.actors={actors} of {asked or 'no resources'} each; the cluster has {have}"
+    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in RESOURCES)
+    return f"{request}; the cluster has {have}"
+
+
+def in_words(amounts: Mapping[str, float]) -> str:
+    """Amounts of resources by their kind, without those that are 0: ``1 CPU and 0.5 GPU``, or ``no resources``."""
+    return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"
