@@ -16,7 +16,7 @@ from torch import nn
 import fedray
 from fedray.config import load
 from fedray.data.own import own_source
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.errors import UserError
 from fedray.experiment import Own
 from fedray.resolve import resolve
@@ -309,7 +309,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(tmp_path
     before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
     own = Own(own_source(TRAIN, TEST), Net, entropy, {"right": right})
     experiment, data = resolve(load(settings), own)
-    with opened(experiment, data, lambda worker: pytest.fail("a pool was made"), concurrent=False) as simulation:
+    with open_run(experiment, data, lambda worker: pytest.fail("a pool was made"), concurrent=False) as simulation:
         assert simulation is None
     assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
 
