@@ -161,6 +161,30 @@ class AlgorithmContract:
             assert len(list(run.rounds())) == 6
             assert torch.equal(run.state.server["x"].row, vector)
 
+    def test_phase_outputs(self, tmp_path: Path) -> None:
+        """A phase returns the same keys and shapes in every round for every client, be it new or known, large or small.
+
+        Within a round the engine refuses anything else. The bytes that are counted for a client assume it of all
+        rounds.
+        """
+        forms: dict[int, list[Any]] = {}
+
+        class NotingPool(LocalPool):
+            slots = 64
+
+            def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
+                for task, result in super().map(tasks, sticky):
+                    if isinstance(task, PhaseTask):
+                        forms.setdefault(task.phase, []).append(result.forms)
+                    yield task, result
+
+        experiment, data = self._resolve(tmp_path)
+        with _open_run(experiment, data, NotingPool) as run:
+            list(run.rounds())
+        assert len(forms) == len(experiment.algorithm.phases)
+        for found in forms.values():
+            assert all(each == found[0] for each in found), "a phase does not return the same for all clients"
+
     def test_bytes(self, tmp_path: Path) -> None:
         """The bytes in metrics.csv are those multiples of the model's size that the algorithm declares."""
         run = self.simulate(tmp_path)
