@@ -23,6 +23,7 @@ import pandas as pd
 
 import fedray
 from fedray.algorithms import find_algorithm, known_algorithms
+from fedray.models.heads import DEFAULT
 from fedray.tuning.intervals import mean_and_margin
 
 COMMON = {
@@ -83,8 +84,8 @@ def jobs(only: list[str]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
             own = {key for key in settings[name] if key.startswith("algorithm.") or key == "train.server_lr"}
             shared = {key: value for key, value in settings[name].items() if key not in own}
             weights = {} if cls.weighting == "samples" else {"train.weighting": cls.weighting}
-            yield setting, "fedavg", cls.heads[0], shared | weights
-            yield setting, name, cls.heads[0], settings[name]
+            yield setting, "fedavg", DEFAULT[cls.needs_head], shared | weights
+            yield setting, name, DEFAULT[cls.needs_head], settings[name]
 
 
 def summed(setting: str, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -282,12 +282,12 @@ def _tune(options: argparse.Namespace) -> int:
         given = f"; not {', '.join(files)}: a key=value with blanks needs quotes in a shell" if files else ""
         raise UserError(f"give one space file, or one of: {', '.join(known_spaces())}{given}")
     if options.report:
-        from fedray.tuning.recorded import check_recorded
+        from fedray.tuning.recorded import check_record
         from fedray.tuning.report import write_report
 
         specs = read_sweeps(files[0], overrides)
         for spec in specs:
-            check_recorded(spec)
+            check_record(spec)
         for spec in specs:
             print("\n".join(f"wrote {path}" for path in write_report(spec)))
         return 0
@@ -306,7 +306,7 @@ def _tune(options: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     lost = [str(result.folder) for result in results if not result.best]
     if lost:
-        print(f"fedray: no trial ended with a result in {', '.join(lost)}", file=sys.stderr)
+        print(f"fedray: no trial has completed with a finite value in {', '.join(lost)}", file=sys.stderr)
     return 1 if lost else 0
 
 
@@ -318,10 +318,10 @@ def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
 
     suite = read_suite(options.suite, overrides)
     if options.report:
-        from fedray.tuning.recorded import check_recorded
+        from fedray.tuning.recorded import check_record
 
         for spec in suite.specs:
-            check_recorded(spec)
+            check_record(spec)
         for spec in suite.specs:
             print("\n".join(f"wrote {path}" for path in write_report(spec)))
         print("\n".join(f"wrote {path}" for path in write_suite(suite)))

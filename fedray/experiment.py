@@ -15,7 +15,7 @@ from fedray.config import Config, flat
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import Loss
 from fedray.data.source import Source
-from fedray.making import load_weights
+from fedray.making import Maker, load_weights
 from fedray.models.inspection import ModelFacts
 
 NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
@@ -67,7 +67,7 @@ class Experiment:
 
     config: Config
     algorithm: Algorithm
-    module: Callable[..., nn.Module]
+    module: Maker
     loss: Loss
     metrics: Mapping[str, Loss]
     facts: ModelFacts

@@ -6,10 +6,10 @@ Also puts a head in the place of its last layer, and loads initial weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -24,8 +24,16 @@ from fedray.importing import as_user_error
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import Head, add_head, find_head
 
-Maker = Callable[..., nn.Module]
-"""Makes the model with its initial weights. Called with a client's number, it draws other weights for that client."""
+
+class Maker(Protocol):
+    """Makes the model with its initial weights. Called with a client's number, it draws other weights for that
+    client."""
+
+    @property
+    def code(self) -> Sequence[Any]:
+        """The classes and functions, which may be the user's own, that make the model."""
+
+    def __call__(self, client: int | None = None) -> nn.Module: ...
 
 
 def maker_of(
@@ -64,6 +72,10 @@ class CopyMaker:
     module: nn.Module
     seed: int
 
+    @property
+    def code(self) -> Sequence[Any]:
+        return list({type(layer) for layer in self.module.modules()})
+
     def __call__(self, client: int | None = None) -> nn.Module:
         with as_user_error("model=... can't be copied"):
             module = copy.deepcopy(self.module)
@@ -88,6 +100,10 @@ class SeededMaker:
     options: Mapping[str, Any]
     seed: int
 
+    @property
+    def code(self) -> Sequence[Any]:
+        return [self.model]
+
     def __call__(self, client: int | None = None) -> nn.Module:
         where = (Purpose.INIT,) if client is None else (Purpose.CLIENT_INIT, client)
         with seeds.torch_rng(self.seed, *where):
@@ -98,13 +114,17 @@ class SeededMaker:
 class HeadMaker:
     """Makes a model with a head. The head's initial weights, too, depend only on the seed and the client."""
 
-    make: Callable[..., nn.Module]
+    make: Maker
     name: str
     head: type[Head]
     kind: str
     width: int
     shape: tuple[int, ...]
     seed: int
+
+    @property
+    def code(self) -> Sequence[Any]:
+        return [*self.make.code, self.head]
 
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)

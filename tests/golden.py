@@ -67,14 +67,13 @@ IMAGES = {
 }  # fmt: skip
 """LeNet-5 on the images that come with fedray, instead of the contracts' small problem."""
 
-BUFFERS = {"BatchNorm": Case({}, BatchNormNet)}
-"""Of every algorithm, as each decides for itself what becomes of running statistics."""
+ALL_ALGORITHMS = {"BatchNorm": Case({}, BatchNormNet), "momentum, decay, clipping": Case(OF_SGD)}
+"""Of every algorithm, as each decides for itself what becomes of running statistics and of the momentum buffer."""
 
 WAYS = {
     "dropout": Case({}, DropoutNet),
     "equal steps": Case({"train.local_epochs": None, "train.local_steps": 4}),
     "full batches": Case({"train.batch_size": "full"}),
-    "momentum, decay, clipping": Case(OF_SGD),
     "stacks": Case(STACKS),
     "stacks, momentum, decay, clipping": Case(STACKS | OF_SGD),
     "scores of clients": Case(SCORES),
@@ -95,6 +94,8 @@ ONLY_FEDAVG = {
     "server learning rate": Case({"train.server_lr": 0.5}),
 }
 
+ONLY_PFEDMO = {"printed form, momentum, decay, clipping": Case(OF_SGD | {"algorithm.form": "printed"})}
+
 
 def cases() -> dict[str, Case]:
     """All cases by name."""
@@ -103,8 +104,8 @@ def cases() -> dict[str, Case]:
         changed = {f"algorithm.{key}": value for key, value in hyper.items()} | settings
         label = ", ".join([algorithm, *(f"{key}={value}" for key, value in changed.items())])
         found[label] = Case({"algorithm.name": algorithm, **changed})
-    of_algorithms = [(name, BUFFERS) for name in known_algorithms()] + [(name, WAYS) for name in EVERY_WAY]
-    for algorithm, ways in [*of_algorithms, ("fedavg", ONLY_FEDAVG)]:
+    of_algorithms = [(name, ALL_ALGORITHMS) for name in known_algorithms()] + [(name, WAYS) for name in EVERY_WAY]
+    for algorithm, ways in [*of_algorithms, ("fedavg", ONLY_FEDAVG), ("pfedmo", ONLY_PFEDMO)]:
         for label, way in ways.items():
             found[f"{algorithm}: {label}"] = Case({"algorithm.name": algorithm, **way.settings}, way.model)
     return found

@@ -28,9 +28,9 @@ import fedray
 from fedray import ClientError, Report, simulate
 from fedray.config import load
 from fedray.core.clock import Clock
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.engine.worker import Worker
 from fedray.experiment import Own
 from fedray.resolve import resolve
@@ -473,7 +473,7 @@ def opened_run(folder: Path, algorithm: str, **own: Any) -> Iterator[Any]:
     def make_pool(worker: Worker) -> Any:
         return LocalPool(worker), [describe("cpu")]
 
-    with settled(1, False), opened(experiment, data, make_pool, False) as found:
+    with computing_process(1, False), open_run(experiment, data, make_pool, False) as found:
         yield found
 
 
@@ -527,7 +527,7 @@ def test_the_representation_model_is_asked_with_its_own_buffers(tmp_path):
     for found in opened_run(tmp_path, "pfedmo", model=Normed):
         rounds = found.rounds()
         next(rounds)
-        server, network = found.state.server, found.worker.network
+        server, network = found.state.server, found.worker.clients.network
         asked = found.experiment.algorithm.broadcast(server, "score").shared
         other = server["x"].clone()
         other.buffers.fill_(3.0)
@@ -809,6 +809,13 @@ def test_a_profile_has_the_rounds_that_count(tmp_path):
     assert not (result.folder / "profile.csv").exists()
 
 
+def test_the_servers_own_training_is_the_servers_time(tmp_path):
+    """Locally the server trains before the clients do, in the process in which tasks are timed too."""
+    result = run(tmp_path, algorithm__name="pfedmo", engine__kind="local", engine__profile=True, run__rounds=4)
+    assert (result.profile[list(PURPOSES)] >= -1e-6).all(axis=None)
+    assert (result.profile["server"] > 0).all()
+
+
 def test_the_profile_table_names_every_purpose(tmp_path, monkeypatch, capsys):
     from fedray.cli import main
 
@@ -828,7 +835,7 @@ def test_every_backward_pass_counts_as_one(algorithm, tmp_path, monkeypatch):
     for found in opened_run(tmp_path, algorithm):
 
         def watched(*args, **options):
-            purposes.append(found.worker.clock._purposes[-1])  # noqa: B023
+            purposes.append(found.worker.clients.clock._purposes[-1])  # noqa: B023
             return plain(*args, **options)
 
         monkeypatch.setattr(torch.autograd, "grad", watched)

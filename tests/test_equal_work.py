@@ -14,10 +14,10 @@ from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.axis import RoundCost, cost_of_a_round
 from fedray.tuning.curves import learning_curves, runs_of
 from fedray.tuning.equal_work import axis_of_equal_work
+from fedray.tuning.opening import open_sweep
 from fedray.tuning.report import write_report
-from fedray.tuning.spec import known_spaces, overridden, read_record, read_sweeps
-from fedray.tuning.sweep import opened_sweep
-from fedray.tuning.trial import TrialEnd, carry_out
+from fedray.tuning.spec import known_spaces, merge_settings, read_record, read_sweeps
+from fedray.tuning.trial import TrialEnd, run_trial
 
 LR = {"train.lr": {"uniform": [0.01, 0.5]}}
 
@@ -33,14 +33,14 @@ def described(space, **base):
 
 def opened(tmp_path, values, *overrides):
     (spec,) = read_sweeps(values, [f"tune.output={tmp_path}", "tune.name=s", *overrides])
-    return opened_sweep(spec, Own(small_source()))
+    return open_sweep(spec, Own(small_source()))
 
 
 def axis_of(tmp_path, values, *overrides):
     """The axis that the sweep is run on, which its record has too; and what is said of it."""
     with opened(tmp_path, values, *overrides) as sweep:
-        axis = sweep.next().axis
-        assert read_record(tmp_path / "s")["tune"]["prune"]["axis"] == axis
+        axis = sweep.next_trial().axis
+        assert read_record(tmp_path / "s")["tune"]["pruner"]["axis"] == axis
         return axis, [note for note in sweep.notes if "pruned" in note]
 
 
@@ -96,7 +96,7 @@ def test_the_axis_is_found_from_what_is_searched(space, base, axis, tmp_path):
 
 def test_pruning_by_bytes_of_unequal_work_is_said(tmp_path):
     values = described({"train.local_steps": {"choice": [4, 8]}})
-    axis, (line,) = axis_of(tmp_path, values, "tune.prune.axis=bytes", "tune.prune.by=asha")
+    axis, (line,) = axis_of(tmp_path, values, "tune.pruner.axis=bytes", "tune.pruner.kind=asha")
     assert axis == "bytes"
     assert line.startswith(
         "s: trials are pruned at equal bytes, and the flops that these take depend on train.local_st"
@@ -105,30 +105,30 @@ def test_pruning_by_bytes_of_unequal_work_is_said(tmp_path):
 
 def test_pruning_by_rounds_of_unequal_work_is_said(tmp_path):
     values = described({"train.local_steps": {"choice": [4, 8]}, "model.hidden": {"choice": [[8], [32]]}})
-    options = ("tune.prune.axis=rounds", "tune.prune.by=asha")
+    options = ("tune.pruner.axis=rounds", "tune.pruner.kind=asha")
     axis, notes = axis_of(tmp_path, values, *options)
     assert axis == "rounds"
     assert notes == [
         "s: trials are pruned at equal rounds, and the flops that these take depend on train.local_steps and "
-        "model.hidden; tune.prune.axis=flops compares them at equal work"
+        "model.hidden; tune.pruner.axis=flops compares them at equal work"
     ]
     # nothing to say where nothing is pruned, or work is equal
-    assert axis_of(tmp_path / "a", values, "tune.prune.axis=rounds") == ("rounds", [])
-    assert axis_of(tmp_path / "b", values, "tune.prune.axis=flops", "tune.prune.by=asha") == ("flops", [])
+    assert axis_of(tmp_path / "a", values, "tune.pruner.axis=rounds") == ("rounds", [])
+    assert axis_of(tmp_path / "b", values, "tune.pruner.axis=flops", "tune.pruner.kind=asha") == ("flops", [])
     assert axis_of(tmp_path / "c", described({}), *options) == ("rounds", [])
 
 
 def test_a_sweep_that_has_begun_keeps_its_axis(tmp_path):
     """As one does that was begun when rounds were the default; its record is a space file that says so."""
     values = described({"train.local_steps": {"choice": [4, 8]}})
-    assert axis_of(tmp_path, values, "tune.prune.axis=rounds", "tune.prune.by=asha")[0] == "rounds"
+    assert axis_of(tmp_path, values, "tune.pruner.axis=rounds", "tune.pruner.kind=asha")[0] == "rounds"
     for again in (values, tmp_path / "s"):
-        axis, notes = axis_of(tmp_path, again, "tune.prune.by=asha")
+        axis, notes = axis_of(tmp_path, again, "tune.pruner.kind=asha")
         assert axis == "rounds"
         assert len(notes) == 1
-    with pytest.raises(UserError, match=r"\(tune.prune differs\)"):
-        axis_of(tmp_path, values, "tune.prune.axis=flops", "tune.prune.by=asha")
-    assert axis_of(tmp_path, values, "tune.prune.by=asha", "tune.resume=false") == ("flops", [])
+    with pytest.raises(UserError, match=r"\(tune.pruner differs\)"):
+        axis_of(tmp_path, values, "tune.pruner.axis=flops", "tune.pruner.kind=asha")
+    assert axis_of(tmp_path, values, "tune.pruner.kind=asha", "tune.resume=false") == ("flops", [])
 
 
 @pytest.mark.parametrize("name", known_spaces())
@@ -139,10 +139,10 @@ def test_spaces_that_come_with_fedray_compare_equal_work(name):
     base = {key: value for key, value in spec.base.items() if not key.startswith(("data.", "model.name"))} | small
     own = Own(small_source())
     experiment, data = resolve(load(base), own)
-    assert spec.tune.prune.axis == "auto"
-    costs = [cost_of_a_round(*resolve(load(overridden(base, values)), own)) for values in spec.space.extremes(base)]
+    assert spec.tune.pruner.axis == "auto"
+    costs = [cost_of_a_round(*resolve(load(merge_settings(base, values)), own)) for values in spec.space.extremes(base)]
     axis = axis_of_equal_work(cost_of_a_round(experiment, data), costs, "validation_accuracy")
-    assert (axis == "flops") == bool({"train.local_steps", "algorithm.option"} & set(spec.described))
+    assert (axis == "flops") == bool({"train.local_steps", "algorithm.option"} & set(spec.raw_space))
 
 
 # ---------------------------------------------------------------- learning curves
@@ -153,19 +153,19 @@ def swept(tmp_path_factory):
     """A sweep of three trials of 10 or 20 steps a round, without Ray: one complete, one pruned, one failed."""
     folder = tmp_path_factory.mktemp("swept")
     values = described({"train.local_steps": {"choice": [2, 4]}})
-    with opened(folder, values, "tune.trials=3", "tune.search=random", "tune.seed=3") as sweep:
+    with opened(folder, values, "tune.trials=3", "tune.sampler=random", "tune.seed=3") as sweep:
         for number in range(2):
-            assignment = sweep.next()
-            carry_out(assignment, Own(small_source()), lambda message, n=number: sweep.hear(str(n), message))
-            sweep.hear(str(number), TrialEnd("ValueError: no") if number else TrialEnd(None))
-        sweep.next()
+            assignment = sweep.next_trial()
+            run_trial(assignment, Own(small_source()), lambda message, n=number: sweep.report(str(n), message))
+            sweep.report(str(number), TrialEnd("ValueError: no") if number else TrialEnd(None))
+        sweep.next_trial()
     (spec,) = read_sweeps(folder / "s")
     return spec
 
 
 def test_learning_curves_are_over_the_axis_of_the_sweep(swept):
     """Of a sweep whose rounds differ in work: FLOPs as in metrics.csv, not steps from 1 to 20."""
-    assert swept.tune.prune.axis == "flops"
+    assert swept.tune.pruner.axis == "flops"
     names = {path.name for path in write_report(swept)}
     assert "curves.png" in names
     trials = pd.DataFrame({"trial": [0, 1, 2], "state": ["complete", "failed", "running"]})
@@ -188,7 +188,7 @@ def test_learning_curves_are_over_the_axis_of_the_sweep(swept):
 def test_the_only_space_needs_no_name(tmp_path):
     (spec,) = read_sweeps({**described({}), "spaces": {"mine": LR}})
     assert spec.tune.space == "mine"
-    assert list(spec.described) == ["train.lr"]
+    assert list(spec.raw_space) == ["train.lr"]
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "sweep.yaml").write_text(yaml.safe_dump(spec.record()))
     assert read_sweeps(tmp_path / "s")[0].record()["spaces"] == {"mine": LR}

@@ -141,15 +141,16 @@ def test_what_an_actor_takes_of_a_gpu():
     """Device memory does not grow with rounds either."""
     from pathlib import Path
 
-    from fedray.engine.process import settled
+    from fedray.engine.clients import Clients
+    from fedray.engine.memory import footprint_of
+    from fedray.engine.process import computing_process
     from fedray.engine.states import StateFolder
-    from fedray.engine.worker import Worker
 
     keys = {"algorithm.name": "fedavg", "model.name": "mlp", "engine.kind": "local", "engine.device": "cuda"}
     found, data = resolve(load(keys), Own(source=small_source()))
-    with settled(1, False):
-        worker = Worker(found, data, StateFolder(Path("unused")), "cuda")
-        first = worker.footprint()
-        again = worker.footprint()
+    with computing_process(1, False):
+        clients = Clients(found, data, StateFolder(Path("unused")), "cuda")
+        first = footprint_of(clients)
+        again = footprint_of(clients)
     assert 0 < first.chunk < first.free < first.total
     assert again.chunk <= first.chunk

@@ -19,8 +19,8 @@ from fedray.models.inspection import check_per_sample
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import read_sweeps
-from fedray.tuning.sweep import opened_sweep
 
 FEATURES, CLASSES = 12, 4
 
@@ -224,8 +224,10 @@ def test_the_statistics_of_frozen_layers_stay(algorithm, norm, tmp_path):
     after = dict(result.model().named_buffers())
     own = [name for name in before if name.startswith("backbone")]
     assert own
+    # torch before 2.10 writes the mean of equal copies back into the statistics of InstanceNorm in evaluation mode
+    tolerance = 1e-6 if norm is nn.InstanceNorm1d else 0
     for name in own:
-        assert torch.equal(before[name], after[name]), name
+        torch.testing.assert_close(after[name], before[name], rtol=tolerance, atol=0)
     # those of the layer that is trained have moved
     assert not torch.equal(after["head.1.running_mean"], before["head.1.running_mean"])
 
@@ -259,7 +261,7 @@ def test_a_sweep_says_that_a_module_starts_all_seeds_alike(model, seeds, said, t
         settings = {key: value for key, value in settings.items() if not key.startswith("model.")}
     described = {"base": settings, "spaces": {"wide": {"train.lr": {"uniform": [0.01, 0.5]}}}}
     (spec,) = read_sweeps(described, [f"tune.output={tmp_path}", "tune.name=s", f"tune.seeds={seeds}"])
-    with opened_sweep(spec, Own(small_source(), model)) as sweep:
+    with open_sweep(spec, Own(small_source(), model)) as sweep:
         lines = [line for line in sweep.notes if "all 2 seeds start from the same initial weights" in line]
     assert len(lines) == said
 

@@ -10,9 +10,9 @@ import torch
 
 from fedray.algorithms import known_algorithms
 from fedray.config import load
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.experiment import Own
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
@@ -76,9 +76,9 @@ def simulate(folder, label, settings):
     def pool(worker):
         return LocalPool(worker), [describe("cpu")]
 
-    with settled(1, False), opened(experiment, data, pool, False) as opened_run:
+    with computing_process(1, False), open_run(experiment, data, pool, False) as opened_run:
         for _ in opened_run.rounds():
-            state, read = opened_run.state, opened_run.worker.states.read
+            state, read = opened_run.state, opened_run.worker.clients.states.read
             run.states.append({client: read(file) for client, file in state.clients.items()})
             run.last.append(dict(state.server.last_round))
     return run

@@ -1,73 +1,128 @@
-"""What the README shows works as printed."""
+"""What the documents show works as printed: their code, their commands' words, their links, and the names of files."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import yaml
+from test_engine import LAYERS
+
 import fedray
+from fedray import cli
+from fedray.config import documented_keys
+from fedray.tuning.settings import TuneConfig
 from fedray.tuning.spec import read_sweeps
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-YAML = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+FOLDERS = ("fedray", "tune_spaces", "cluster", "analysis", "tests")
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.md")))]
+TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in DOCUMENTS}
+
+
+def code_of(language: str) -> list[str]:
+    """All blocks of code in a language, of all documents."""
+    return [code for text in TEXTS.values() for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+
+
+"""Whether the new names of the keys of tune, tracking/columns.py and files.py are not there yet; this goes when they
+are."""
+
+TRIED = (
+    "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
+    "np.savez", "def confidence",
+)  # fmt: skip
+"""What tells the Python blocks from each other; a test runs each of them."""
+
+
+def block(text: str) -> str:
+    """The documents' one Python block that contains ``text``."""
+    assert text in TRIED
+    (found,) = [code for code in code_of("python") if text in code]
+    return found
 
 
 def program() -> list[str]:
     return [sys.executable, str(Path(fedray.__path__[0]) / "run.py")]
 
 
-def block(text: str) -> str:
-    """The README's one Python block that contains ``text``."""
-    (found,) = [code for code in BLOCKS if text in code]
-    return found
+def run(folder: Path, *arguments: str, seconds: int = 240) -> str:
+    """What a command of Python's or of fedray's prints, which must succeed."""
+    command = [sys.executable, *arguments] if arguments[0].startswith("-") else [*program(), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_block_of_python_is_tried() -> None:
+    for code in code_of("python"):
+        assert sum(text in code for text in TRIED) == 1, code
 
 
 def test_from_python(tmp_path: Path) -> None:
-    code = block("fedray.simulate(").replace('"engine.kind"', '"model.name": "logistic", "engine.kind"')
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "-c", block("fedray.simulate(settings").replace('"run.rounds"', '"model.name": "mlp", "run.rounds"'))
     assert (tmp_path / "runs" / "fednag-sample" / "summary.json").exists()
 
 
-def test_own_algorithm(tmp_path: Path) -> None:
-    code = block("class Mine")
+@pytest.mark.parametrize(("name", "text"), [("Near", "class Near"), ("Mine", "class Mine(Algorithm)")])
+def test_own_algorithm(tmp_path: Path, name: str, text: str) -> None:
+    code, file = block(text), f"{name.lower()}.py"
     assert len(code.splitlines()) < 30
-    (tmp_path / "mine.py").write_text(code)
+    (tmp_path / file).write_text(code)
     settings = ["model.name=logistic", "engine.kind=local", "run.rounds=2", "data.clients=4"]
-    command = [*program(), "algorithm.name=mine.py:Mine", "algorithm.mu=0.1", *settings]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "completed after 2 rounds" in done.stdout
+    assert "completed after 2 rounds" in run(
+        tmp_path, "run", f"algorithm.name={file}:{name}", "algorithm.mu=0.1", *settings
+    )
 
 
 def test_own_contract(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(block("class Mine"))
+    (tmp_path / "mine.py").write_text(block("class Mine(Algorithm)"))
     (tmp_path / "test_mine.py").write_text(block("AlgorithmContract"))
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "not actor_counts", "-p", "no:cacheprovider", "."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout
+    run(tmp_path, "-m", "pytest", "-q", "-k", "not actor_counts", "-p", "no:cacheprovider", ".", seconds=200)
+
+
+def test_own_file_of_data(tmp_path: Path) -> None:
+    run(tmp_path, "-c", block("np.savez"))
+    (command,) = [words for _, words in commands() if "data.root=mine.npz" in words]
+    assert "10 clients" in run(tmp_path, *command, "engine.kind=local", "run.rounds=1")
+
+
+def test_own_loss_and_metrics(tmp_path: Path) -> None:
+    assert "test_confidence" in run(tmp_path, "-c", block("def confidence"))
+
+
+def spaces() -> list[str]:
+    return [code for code in code_of("yaml") if "spaces:" in code]
+
+
+def test_space_files(tmp_path: Path) -> None:
+    assert {len(read_sweeps(yaml.safe_load(code))) for code in spaces()} == {1, 2}
+    assert all("spaces:" in code for code in code_of("yaml"))
+
+
+def test_first_sweep_from_python(tmp_path: Path) -> None:
+    (text,) = [code for code in spaces() if "data.source: sample" in code]
+    (tmp_path / "my_space.yaml").write_text(text)
+    code = block("from fedray import tune").replace("tune.trials=2", 'tune.trials=1", "engine.address=local')
+    assert "best.yaml" in run(tmp_path, "-c", code)
 
 
 def test_space_file(tmp_path: Path) -> None:
-    """The space that the README shows, and a sweep of one trial of it."""
-    (text,) = [code for code in YAML if "spaces:" in code]
+    """The space with environments, and a sweep of one trial of it."""
+    (text,) = [code for code in spaces() if "environments:" in code]
     (tmp_path / "my_space.yaml").write_text(text)
-    assert len(read_sweeps(tmp_path / "my_space.yaml")) == 2
     small = ["data.source=sample", "model.name=logistic", "run.iterations=20", "data.partition.alpha=1"]
-    command = [*program(), "tune", "my_space.yaml", *small, "tune.trials=1", "tune.seeds=1", "engine.address=local"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "tune", "my_space.yaml", *small, "tune.trials=1", "tune.seeds=1", "engine.address=local")
     assert (tmp_path / "sweeps" / "my_space" / "best.yaml").exists()
-    again = [*program(), "run", "--from-trial", "sweeps/my_space/trials/0000"]
-    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "identical" in done.stdout
+    again = ["run", "--from-trial", "sweeps/my_space/trials/0000"]
+    assert "identical" in run(tmp_path, *again)
     assert (tmp_path / "runs" / "my_space-0000-seed-0" / "summary.json").exists()
     onto_itself = ["run.output=sweeps/my_space/trials/0000", "run.name=seed-0", "run.resume=false"]
-    done = subprocess.run([*again, *onto_itself], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*program(), *again, *onto_itself], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "can't be repeated in its own folder" in done.stderr
 
@@ -79,3 +134,104 @@ def test_run_file_alone(tmp_path: Path) -> None:
     command = [sys.executable, "run.py", *settings]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+COMMAND = re.compile(r"(?:\.venv/bin/|\$ |^    |`)(?:fedray (?!/)|python fedray/run\.py)([^`\n]*)", re.MULTILINE)
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """The commands of fedray's that the documents show, as words, without comments, each with its document."""
+    found = []
+    for name, text in TEXTS.items():
+        for match in COMMAND.finditer(text.replace("\\\n", " ")):
+            words = shlex.split(match[1], comments=True)
+            # `fedray/run.py` alone runs an experiment
+            named = "run.py" in match[0] and (not words or words[0] not in cli.COMMANDS)
+            found.append((name, ["run", *words] if named else words))
+    return found
+
+
+def test_commands_are_found() -> None:
+    words = [words for _, words in commands()]
+    assert ["run"] in words
+    assert ["tune", "--suite", "sample"] in words
+    assert len(words) > 40
+
+
+@pytest.mark.parametrize(("document", "words"), commands(), ids=str)
+def test_words_of_commands(document: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands, options and keys exist."""
+    # help ends the program
+    words = [word for word in words if word not in ("...", "--help")]
+    if not words:
+        return
+    cli._check_words(words)
+    _, left = cli._parser().parse_known_args(words)
+    assert not [word for word in left if word.startswith("-")]
+    known = {key for key, *_ in (*documented_keys(), *documented_keys(TuneConfig, "tune."))}
+    for key, sign, _ in (word.partition("=") for word in words):
+        # an algorithm's and a model's own keys are known when it is made
+        assert not sign or key in known or key.startswith(("algorithm.", "model.")), key
+
+
+def test_every_key_of_tune_is_described() -> None:
+    section = TEXTS["tune_spaces/README.md"].partition("## Keys of tune")[2].partition("\n## ")[0]
+    known = {key for key, *_ in documented_keys(TuneConfig, "tune.")}
+    assert set(re.findall(r"^\| `(tune\.[\w.]+)`", section, re.MULTILINE)) == known
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", TEXTS)
+def test_links(document: str) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", TEXTS[document]):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / document).parent / path if path else ROOT / document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text()), link
+
+
+def test_names_in_the_round() -> None:
+    """The table that follows a client's data through a round names files, and in them functions and classes."""
+    rows = re.findall(r"^\| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]*\|$", TEXTS["fedray/README.md"], re.MULTILINE)
+    rows = [(re.findall("`(.*?)`", files), re.findall("`(.*?)`", names)) for files, names in rows]
+    assert len(rows) > 20
+    for files, names in rows:
+        code = "".join((ROOT / "fedray" / file).read_text() for file in files)
+        for name in names:
+            # a name with a class is that of a method; one without is defined or used
+            assert name in code or all(re.search(rf"(class|def) {part}\b", code) for part in name.split(".")), name
+
+
+def test_layers() -> None:
+    """The table of layers has all of them, in their order."""
+    section = TEXTS["fedray/README.md"].partition("## Layers")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`(\w+)(?:\.py|/)`", row) for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE)[2:]]
+    ranks = [rank for names in rows for name in names for rank, layer in enumerate(LAYERS) if name in layer]
+    assert ranks == sorted(ranks, reverse=True)
+    assert sorted(name for names in rows for name in names) == sorted(name for layer in LAYERS for name in layer)
+
+
+def test_files_that_are_named_exist() -> None:
+    """The table of where a change is made, and that of what is tested where."""
+    changes = TEXTS["fedray/README.md"].partition("## Where a change is made")[2]
+    for name in re.findall(r"`((?:\w+/)*\w+\.py)`", changes):
+        home = [ROOT / "fedray" / name, *(ROOT / "fedray").rglob(name)]
+        assert any(path.exists() for path in home), name
+    tested = TEXTS["tests/README.md"]
+    for name in re.findall(r"`(\w+\.py)`", tested):
+        assert (ROOT / "tests" / name).exists(), name
+    assert {path.name for path in (ROOT / "tests").glob("test_*.py")} - set(re.findall(r"`(\w+\.py)`", tested)) <= {
+        path.name for path in (ROOT / "tests").glob("test_references*.py")
+    }
+
+
+def test_length_of_the_first_page() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 150

@@ -23,9 +23,9 @@ from fedray.core.local_training import LocalTraining
 from fedray.core.network import LoopNetwork, cross_entropy
 from fedray.core.seeds import Purpose
 from fedray.data.source import Source
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.experiment import Own
 from fedray.models.small import Logistic
 from fedray.resolve import resolve
@@ -197,7 +197,7 @@ class Trace:
         self.models.append(float64(opened_run.experiment.algorithm.eval_model(server))[:P])
         if not server.round:
             return
-        read = opened_run.worker.states.read
+        read = opened_run.worker.clients.states.read
         self.cohorts.append(list(server.cohort.ids))
         self.vectors.append(plain(server.vectors))
         self.states.append({client: plain(read(file)) for client, file in state.clients.items()})
@@ -227,7 +227,7 @@ def trace(folder: Path, problem, settings, name, **hyper):
         return LocalPool(worker), [describe("cpu")]
 
     found = Trace()
-    with settled(1, False), opened(experiment, data, pool, False) as opened_run:
+    with computing_process(1, False), open_run(experiment, data, pool, False) as opened_run:
         found.record(opened_run, experiment.facts.parameters)
         for _ in opened_run.rounds():
             found.record(opened_run, experiment.facts.parameters)

@@ -123,7 +123,7 @@ def test_values_from_outside_the_space_are_not_taken_for_a_first_trial():
     assert space.stored({"a": 0.5, "b": 2, "c": None}, {}) == {"a": 0.5, "b": 2, "c": "null"}
     assert space.stored({"a": 0.5, "b": 2, "c": True, "other": 1}, {"c": None}) == {"a": 0.5, "b": 2, "c": "true"}
     for wrong in ({"a": 0.3}, {"a": 2.0}, {"b": 2.5}, {"b": True}, {"c": 2}):
-        with pytest.raises(ValueError, match="is not in it"):
+        with pytest.raises(ValueError, match="is not in the space"):
             space.stored(wrong, {"a": 0.5, "b": 2, "c": 1})
 
 

@@ -16,14 +16,14 @@ from torch import nn
 import fedray
 from fedray.config import load
 from fedray.data.own import own_source
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.errors import UserError
 from fedray.experiment import Own
 from fedray.resolve import resolve
 from fedray.tuning import tune
-from fedray.tuning.recorded import check_recorded
+from fedray.tuning.recorded import check_record
 from fedray.tuning.spec import read_sweeps
-from fedray.tuning.trial import Assignment, Running, TrialEnd
+from fedray.tuning.trial import Assignment, TrialEnd, TrialThread
 
 SETTINGS = {
     "engine.kind": "local", "algorithm.name": "fedavg", "data.clients": 4, "run.rounds": 2, "train.local_steps": 2,
@@ -213,7 +213,7 @@ SPACE: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def swept(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     output = tmp_path_factory.mktemp("sweeps")
-    options = ["tune.trials=2", "tune.name=mine", f"tune.output={output}", "tune.concurrency=1"]
+    options = ["tune.trials=2", "tune.name=mine", f"tune.output={output}", "tune.max_concurrent_trials=1"]
     tune(SPACE, options, **GIVEN)
     return output / "mine", options
 
@@ -242,13 +242,13 @@ def test_the_best_of_a_sweep_of_ones_own_data_says_what_it_needs(swept: tuple[Pa
 def test_a_report_is_of_what_was_run(swept: tuple[Path, list[str]]) -> None:
     folder, options = swept
     (same,) = read_sweeps(SPACE, options)
-    check_recorded(same)
+    check_record(same)
     (again,) = read_sweeps(folder)
-    check_recorded(again)
+    check_record(again)
     for change, name in (("train.momentum=0.9", "train.momentum"), ("run.rounds=50", "run.rounds")):
         (other,) = read_sweeps(SPACE, [*options, change])
         with pytest.raises(UserError, match=rf"holds another sweep \({name} differs\): a report is of what was run"):
-            check_recorded(other)
+            check_record(other)
 
 
 def test_a_sweep_that_does_not_say_what_it_was_made_from(swept: tuple[Path, list[str]]) -> None:
@@ -309,7 +309,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(tmp_path
     before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
     own = Own(own_source(TRAIN, TEST), Net, entropy, {"right": right})
     experiment, data = resolve(load(settings), own)
-    with opened(experiment, data, lambda worker: pytest.fail("a pool was made"), concurrent=False) as simulation:
+    with open_run(experiment, data, lambda worker: pytest.fail("a pool was made"), concurrent=False) as simulation:
         assert simulation is None
     assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
 
@@ -319,12 +319,12 @@ def test_a_trial_begins_when_it_is_first_asked_for(tmp_path: Path) -> None:
     settings = {**SETTINGS, "run.output": str(tmp_path)}
     own = Own(own_source(TRAIN, TEST), Net)
     assignment = Assignment("0", [settings], "test_accuracy", "rounds", 2)
-    never = Running(assignment, own, lambda: False)
+    never = TrialThread(assignment, own, lambda: False)
     never.stop()
     assert not (tmp_path / "run").exists()
-    trial = Running(assignment, own, lambda: False)
-    told = [trial.next()]
+    trial = TrialThread(assignment, own, lambda: False)
+    told = [trial.next_message()]
     while not isinstance(told[-1], TrialEnd):
-        told.append(trial.next())
+        told.append(trial.next_message())
     assert told[-1] == TrialEnd()
     trial.stop()

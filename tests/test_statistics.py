@@ -249,8 +249,8 @@ def test_the_notes_say_what_the_target_is(tmp_path):
     assert "Differences are those to good" in with_baseline
     assert "The target is the mean accuracy of good;" in with_baseline
     without = _notes(compare_rows([lost, good], "lost", None), "lost", False)
-    assert "There are no differences to lost, none of whose runs ended." in without
-    assert "The target is the mean accuracy of the worst row, as lost has none;" in without
+    assert "There are no differences to lost, because none of its runs ended." in without
+    assert "The target is the mean accuracy of the worst row, because lost has none;" in without
     assert "The target" not in _notes(compare_rows([lost, good], "good", 0.5), "good", True)
 
 

@@ -13,10 +13,11 @@ from optuna.trial import TrialState
 from fedray.errors import UserError
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.space import read_space
-from fedray.tuning.study import Study, journal, opened, owned
+from fedray.tuning.storage import hold_study, open_journal, open_storage
+from fedray.tuning.study import Study
 
 SPACE = read_space({"a.x": {"uniform": [0, 1]}, "a.k": {"choice": ["p", "q"]}})
-SAMPLERS = get_args(get_args(TuneConfig.model_fields["search"].annotation)[0])
+SAMPLERS = get_args(get_args(TuneConfig.model_fields["sampler"].annotation)[0])
 GRID = read_space({"a.x": {"grid": [0, 1]}, "a.k": {"grid": ["p", "q"]}})
 
 
@@ -27,8 +28,8 @@ def study(storage, space=SPACE, **options):
 @contextlib.contextmanager
 def kept(path):
     path.parent.mkdir(exist_ok=True)
-    with owned(path, print):
-        yield journal(path)
+    with hold_study(path, print):
+        yield open_journal(path)
 
 
 def states(found):
@@ -108,7 +109,7 @@ def test_the_first_values_come_first_and_only_where_they_are_searched(tmp_path):
         found = study(storage, first=[{"a.x": 0.25, "a.k": "q", "a.other": 1}, {"a.x": 0.25, "a.k": "q"}])
         assert found.ask().values == {"a.x": 0.25, "a.k": "q"}
         assert found.ask().values["a.x"] != 0.25
-    with kept(tmp_path / "k.log") as storage, pytest.raises(ValueError, match=r"a\.x=7 is not in it"):
+    with kept(tmp_path / "k.log") as storage, pytest.raises(ValueError, match=r"a\.x=7 is not in the space"):
         study(storage, first=[{"a.x": 7, "a.k": "q"}])
 
 
@@ -213,18 +214,22 @@ def test_a_sweep_belongs_to_one_process(tmp_path):
     path = tmp_path / "j.log"
     said: list[str] = []
     taken = rf"is a sweep that another process runs \(process {os.getpid()} on "
-    with owned(path, said.append), pytest.raises(UserError, match=taken), owned(path, said.append, patience=0.3):
+    with (
+        hold_study(path, said.append),
+        pytest.raises(UserError, match=taken),
+        hold_study(path, said.append, patience=0.3),
+    ):
         pass
     assert len(said) == 1
     assert f"{path} is in use by process {os.getpid()} on " in said[0]
-    with owned(path, said.append):
+    with hold_study(path, said.append):
         pass
     assert len(said) == 1
 
 
 def test_any_storage_of_optunas(tmp_path):
-    found = study(opened(f"sqlite:///{tmp_path / 'study.db'}"))
+    found = study(open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     found.complete(found.ask().number, [0.5])
-    assert len(study(opened(f"sqlite:///{tmp_path / 'study.db'}")).trials) == 1
+    assert len(study(open_storage(f"sqlite:///{tmp_path / 'study.db'}")).trials) == 1
     with pytest.raises(UserError, match=r"tune\.storage=nothing://"):
-        opened("nothing://here")
+        open_storage("nothing://here")

@@ -48,7 +48,7 @@ def test_an_algorithms_own_file_sets_and_searches_the_optimizers(tmp_path):
     suite = written(tmp_path, ["fedavg", "fedadam", "fedtrip"], space={"train.lr": {"loguniform": [0.01, 0.1]}})
     adam = of(suite, "fedadam")
     assert adam.base["train.server_lr"] == 0.01
-    assert adam.described["train.server_lr"] == {"loguniform": [0.001, 1.0]}
+    assert adam.raw_space["train.server_lr"] == {"loguniform": [0.001, 1.0]}
     assert of(suite, "fedtrip").base["train.momentum"] == 0.9
     assert "train.momentum" not in adam.base
     assert said(suite, "train.server_lr", "searched for fedavg, fedadam", "1.0 for the others")
@@ -65,8 +65,8 @@ def test_the_comparisons_frame_is_the_suites_alone(tmp_path):
         for spec in suite.specs
     ]
     assert frames == [frames[0]] * 4
-    assert not any("train.local_steps" in spec.described for spec in suite.specs)
-    assert said(suite, "as the suite decides it", "train.local_steps of pfedmo")
+    assert not any("train.local_steps" in spec.raw_space for spec in suite.specs)
+    assert said(suite, "because the suite decides it", "train.local_steps of pfedmo")
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_what_a_suite_sets_holds_for_all(overrides, more, tmp_path):
     for spec in suite.specs:
         config = load(spec.base)
         assert (config.train.server_lr, config.train.momentum) == (0.5, 0.1)
-        assert "train.server_lr" not in spec.described
-        assert spec.described["train.weight_decay"] == {"choice": [0.0, 0.1]}
+        assert "train.server_lr" not in spec.raw_space
+        assert spec.raw_space["train.weight_decay"] == {"choice": [0.0, 0.1]}
     assert not said(suite, "train.server_lr is each algorithm's own")
-    assert said(suite, "as the suite decides it", "train.server_lr of fedavg, fedadam")
+    assert said(suite, "because the suite decides it", "train.server_lr of fedavg, fedadam")
 
 
 def test_what_a_suite_searches_begins_alike(tmp_path):
@@ -94,7 +94,7 @@ def test_what_a_suite_searches_begins_alike(tmp_path):
     suite = written(tmp_path, ["fedavg", "fedadam"], space={"train.server_lr": {"choice": [0.1, 1.0]}})
     for spec in suite.specs:
         assert "train.server_lr" not in spec.base
-        assert spec.described["train.server_lr"] == {"choice": [0.1, 1.0]}
+        assert spec.raw_space["train.server_lr"] == {"choice": [0.1, 1.0]}
 
 
 def test_what_a_file_wants_first_is_kept_as_far_as_it_is_its_own(tmp_path):
@@ -127,8 +127,8 @@ def test_one_architecture_weighting_and_public_set_for_all(tmp_path):
         config = load(spec.base)
         assert (config.model.head, config.train.weighting, config.data.public_samples) == ("moon", "samples", 36)
     assert len({parameters(spec) for spec in suite.specs}) == 1
-    assert said(suite, "model.head=moon for all", "moon can't do without")
-    assert said(suite, "train.weighting=samples for all", "uniform weights for scaffold")
+    assert said(suite, "model.head=moon for all algorithms", "moon can't do without")
+    assert said(suite, "train.weighting=samples for all", "scaffold have uniform weights")
     assert said(suite, "data.public_samples=36 for all", "pfedmo")
 
 
@@ -223,5 +223,5 @@ def test_what_a_space_file_has_and_a_suite_leaves_out_is_said(tmp_path):
     whole = {"base": {"data.source": "sample", "train.local_steps": 4}, "algorithms": ["mine.yaml"]}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(whole))
     notes = read_suite(tmp_path / "suite.yaml").notes
-    (line,) = [note for note in notes if "as the suite decides it" in note]
+    (line,) = [note for note in notes if "because the suite decides it" in note]
     assert line.endswith("search it: train.local_steps of mine; algorithm.mu of mine; environments of mine")

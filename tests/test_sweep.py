@@ -21,13 +21,13 @@ from fedray.experiment import Own
 from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
-from fedray.tuning.axis import STEPS, budget_of, reached, value_of
-from fedray.tuning.report import pareto
+from fedray.tuning import report
+from fedray.tuning.axis import STEPS, budget_of, steps_reached, value_of
+from fedray.tuning.opening import open_sweep, trials_of
 from fedray.tuning.resources import _fitting
-from fedray.tuning.spec import check_together, known_spaces, overridden, read_sweeps
+from fedray.tuning.spec import check_together, known_spaces, merge_settings, read_sweeps
 from fedray.tuning.suite import known_suites, read_suite
-from fedray.tuning.sweep import opened_sweep, trials_of
-from fedray.tuning.trial import Round, RunEnd, TrialEnd, carry_out
+from fedray.tuning.trial import Round, RunEnd, TrialEnd, run_trial
 
 SPACE = {"algorithm.mu": {"loguniform": [0.001, 1]}, "train.lr": {"uniform": [0.01, 0.5]}}
 
@@ -40,7 +40,7 @@ def described(**more):
 
 def opened(tmp_path, *overrides, say=print, **more):
     (spec,) = read_sweeps(described(**more), [f"tune.output={tmp_path}", "tune.name=s", *overrides])
-    return opened_sweep(spec, Own(small_source()), say)
+    return open_sweep(spec, Own(small_source()), say)
 
 
 class Said(Exception):
@@ -60,7 +60,7 @@ def told(sweep, number, rounds, accuracies, run=0, runs=1):
     for round, accuracy in zip(rounds, accuracies, strict=True):
         step = round * STEPS // 10
         answers.append(
-            sweep.hear(
+            sweep.report(
                 str(number),
                 Round(run, range(before + 1, step + 1), row(round, accuracy), round == 10 and run + 1 == runs),
             )
@@ -73,8 +73,8 @@ def told(sweep, number, rounds, accuracies, run=0, runs=1):
 
 def ends(sweep, number, accuracy, runs=1):
     for run in range(runs):
-        sweep.hear(str(number), RunEnd(run, "completed", row(10, accuracy)))
-    sweep.hear(str(number), TrialEnd(None))
+        sweep.report(str(number), RunEnd(run, "completed", row(10, accuracy)))
+    sweep.report(str(number), TrialEnd(None))
 
 
 # ---------------------------------------------------------------- space files
@@ -90,19 +90,26 @@ def ends(sweep, number, accuracy, runs=1):
         ({}, ("tune.space=wid",), "there is no space 'wid' (did you mean 'wide'?)"),
         ({}, ("tune.trials=0",), "tune.trials must be at least 1, not 0"),
         ({}, ("tune.trails=3",), "unknown key tune.trails (did you mean 'tune.trials'?)"),
-        ({}, ("tune.search=tpee",), "did you mean 'tpe'?"),
-        ({}, ("tune.prune.by=ahsa",), "did you mean 'asha'?"),
-        ({}, ("tune.search=grid",), "every key needs a list (grid or choice); use tpe"),
-        ({}, ("tune.objective=test_accuracy",), "test_accuracy is of the test set"),
+        ({}, ("tune.sampler=tpee",), "did you mean 'tpe'?"),
+        ({}, ("tune.search=tpe",), "unknown key tune.search (there are: max_concurrent_trials, name,"),
+        ({}, ("tune.prune.by=asha",), "unknown key tune.prune (did you mean 'tune.pruner'?)"),
+        (
+            {},
+            ("tune.pruner.startup=3",),
+            "(did you mean 'tune.pruner.n_startup_trials'?)",
+        ),
+        ({}, ("tune.pruner.kind=ahsa",), "did you mean 'asha'?"),
+        ({}, ("tune.sampler=grid",), "every key needs a list (grid or choice); use tpe"),
+        ({}, ("tune.objective=test_accuracy",), "test_accuracy is measured on the test set"),
         ({}, ("tune.objective=accuracy",), "there is no column 'accuracy'"),
         ({}, ("tune.objective={}",), "must name at least one column"),
         ({}, ("tune.objective={bytes: least}",), "must be 'max' or 'min'"),
         (
             {},
-            ("tune.objective={validation_accuracy: max, bytes: min}", "tune.prune.by=asha"),
+            ("tune.objective={validation_accuracy: max, bytes: min}", "tune.pruner.kind=asha"),
             "goes with one objective",
         ),
-        ({}, ("tune.objective={validation_accuracy: max, bytes: min}", "tune.search=cmaes"), "cmaes goes with one"),
+        ({}, ("tune.objective={validation_accuracy: max, bytes: min}", "tune.sampler=cmaes"), "cmaes goes with one"),
         ({"first": [{"algorithm.muu": 1}]}, (), "first: algorithm.muu is not searched (did you mean 'algorithm.mu'?)"),
         ({"environments": {"data.partition.alpha": [0.1, 0.1]}}, (), "two of them have the same name"),
         ({}, ("run.name=x",), "run.name is set by the sweep; use tune.name"),
@@ -113,8 +120,8 @@ def ends(sweep, number, accuracy, runs=1):
         ({"environments": {"train.lr": [0.1, 0.3]}}, (), "environments: train.lr is searched; it can't be"),
         (
             {"spaces": {"wide": {1: {"choice": [1, 2]}}}},
-            ("tune.concurrency=0",),
-            "tune.concurrency must be at least 1, not 0",
+            ("tune.max_concurrent_trials=0",),
+            "tune.max_concurrent_trials must be at least 1, not 0",
         ),
         ({}, ("tune=3",), "tune must be a section, not 3"),
         ({}, ("tune.name=../up",), "must be a folder's name, not '../up'"),
@@ -176,7 +183,7 @@ def test_one_line_for_what_can_not_be_run(overrides, more, message, tmp_path):
 
 def test_what_is_fixed_on_the_command_line_is_searched_no_more():
     (spec,) = read_sweeps(described(), ["algorithm.mu=0.25"])
-    assert list(spec.described) == ["train.lr"]
+    assert list(spec.raw_space) == ["train.lr"]
     assert spec.base["algorithm.mu"] == 0.25
 
 
@@ -186,7 +193,7 @@ def test_the_work_stays_the_same_where_local_steps_are_searched():
     assert spec.base["run.iterations"] == 40
     assert "run.rounds" not in spec.base
     for steps in (2, 4, 8):
-        assert load(overridden(spec.base, {"train.local_steps": steps})).rounds * steps == 40
+        assert load(merge_settings(spec.base, {"train.local_steps": steps})).rounds * steps == 40
     (spec,) = read_sweeps(described(**space), ["run.iterations=80"])
     assert spec.base["run.iterations"] == 80
     (spec,) = read_sweeps({**described(**space), "base": {"run.rounds": 1e1, "train.local_steps": 2}})
@@ -243,7 +250,7 @@ def test_a_space_file_is_of_its_algorithm_and_begins_with_the_base(name):
             defaults = {f"algorithm.{key}": value for key, value in hyper.items()} | {"train.server_lr": 1.0}
             defaults |= {"train.weight_decay": 0.0} | spec.base | (spec.first[0] if spec.first else {})
             if space == "wide":
-                assert set(spec.space.stored({}, defaults)) == set(spec.described)
+                assert set(spec.space.stored({}, defaults)) == set(spec.raw_space)
             assert load(spec.base).rounds >= 25
 
 
@@ -252,7 +259,7 @@ def test_papers_grids():
 
     def grid(name):
         (spec,) = read_sweeps(name, ["tune.space=paper"])
-        return {key.partition(".")[2]: text["grid"] for key, text in spec.described.items()}
+        return {key.partition(".")[2]: text["grid"] for key, text in spec.raw_space.items()}
 
     common = {"server_lr": [1.0, 0.5, 0.1], "lr": [0.1, 0.05, 0.01], "weight_decay": [0.001, 0.0008, 0.0004]}
     assert grid("fedavg") == grid("scaffold") == grid("mime") == common
@@ -294,9 +301,9 @@ def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
 
 
 def test_steps_of_the_axis():
-    assert [reached(row(r), "rounds", 10) for r in (1, 3, 9, 10, 11)] == [2, 6, 18, 20, 20]
-    assert reached(row(3), "bytes", 6 * 2 * 100) == 10
-    assert reached(row(3), "flops", 7 * 4.0) == 15
+    assert [steps_reached(row(r), "rounds", 10) for r in (1, 3, 9, 10, 11)] == [2, 6, 18, 20, 20]
+    assert steps_reached(row(3), "bytes", 6 * 2 * 100) == 10
+    assert steps_reached(row(3), "flops", 7 * 4.0) == 15
     assert value_of(row(3, 0.25), "validation_accuracy") == 0.25
     assert value_of(row(3), "bytes") == 600
     assert math.isnan(value_of(row(3), "train_accuracy"))
@@ -319,7 +326,7 @@ def test_the_budget_is_what_a_whole_run_of_the_base_takes(algorithm, tmp_path):
 
 def test_a_trial_is_told_what_it_needs_and_its_folder(tmp_path):
     with opened(tmp_path, "tune.seeds=3", "run.seed=5") as sweep:
-        assignment = sweep.next()
+        assignment = sweep.next_trial()
         assert [run["run.seed"] for run in assignment.runs] == [5, 6, 7]
         assert len({run["run.name"] for run in assignment.runs}) == 3
         for run in assignment.runs:
@@ -328,18 +335,18 @@ def test_a_trial_is_told_what_it_needs_and_its_folder(tmp_path):
             assert (config.run.eval_test, config.run.log_clients, config.data.validation_samples) == (False, False, 36)
             # the base first
             assert (config.train.lr, config.model_dump()["algorithm"]["mu"]) == (0.1, 0.01)
-        another = load(sweep.next().runs[0])
+        another = load(sweep.next_trial().runs[0])
         assert another.train.lr != 0.1
 
 
 def test_the_mean_over_seeds_counts(tmp_path):
     with opened(tmp_path, "tune.seeds=2") as sweep:
-        sweep.next()
+        sweep.next_trial()
         told(sweep, 0, [5, 10], [0.1, 0.2], run=0, runs=2)
-        sweep.hear("0", RunEnd(0, "completed", row(10, 0.2)))
+        sweep.report("0", RunEnd(0, "completed", row(10, 0.2)))
         told(sweep, 0, [5, 10], [0.3, 0.4], run=1, runs=2)
-        sweep.hear("0", RunEnd(1, "completed", row(10, 0.4)))
-        sweep.hear("0", TrialEnd(None))
+        sweep.report("0", RunEnd(1, "completed", row(10, 0.4)))
+        sweep.report("0", TrialEnd(None))
         (trial,) = sweep.study.trials
         assert trial.value == pytest.approx(0.3)
         values = trial.intermediate_values
@@ -349,29 +356,34 @@ def test_the_mean_over_seeds_counts(tmp_path):
 
 
 def test_bad_trials_are_pruned_also_between_seeds_but_not_at_their_end(tmp_path):
-    options = ("tune.seeds=3", "tune.prune.by=median", "tune.prune.startup=2", "tune.prune.grace=50")
+    options = (
+        "tune.seeds=3",
+        "tune.pruner.kind=median",
+        "tune.pruner.n_startup_trials=2",
+        "tune.pruner.grace_period=50",
+    )
     with opened(tmp_path, *options) as sweep:
 
         def seed(number, run, accuracies):
             """Whether the trial is stopped in this seed's run or at its end."""
             if any(told(sweep, number, range(1, 11), accuracies, run, 3)):
                 return True
-            stopped = sweep.hear(str(number), RunEnd(run, "completed", row(10, accuracies[-1])))
+            stopped = sweep.report(str(number), RunEnd(run, "completed", row(10, accuracies[-1])))
             if run == 2:
-                sweep.hear(str(number), TrialEnd(None))
+                sweep.report(str(number), TrialEnd(None))
             return stopped
 
         for number in range(2):
-            sweep.next()
+            sweep.next_trial()
             assert not any(seed(number, run, [0.5] * 10) for run in range(3))
-        sweep.next()
+        sweep.next_trial()
         assert told(sweep, 2, range(1, 11), [0.1] * 10, 0, 3) == [False] * 4 + [True]
         # good in the first seed, and so good in all; then bad in the second, by which the mean is
-        sweep.next()
+        sweep.next_trial()
         assert not seed(3, 0, [0.6] * 10)
         assert seed(3, 1, [0.1] * 10)
         # bad in its very last round alone
-        sweep.next()
+        sweep.next_trial()
         assert not seed(4, 0, [0.6] * 10)
         assert not seed(4, 1, [0.6] * 10)
         assert not seed(4, 2, [0.6] * 9 + [0.0])
@@ -381,10 +393,10 @@ def test_bad_trials_are_pruned_also_between_seeds_but_not_at_their_end(tmp_path)
 
 def test_successive_halving_keeps_one_of_three_on_each_rung(tmp_path):
     """ASHA with rungs at 10, 30 and 90 %: of nine trials in the order of their values, worst last."""
-    with opened(tmp_path, "tune.prune.by=asha", "tune.trials=9") as sweep:
+    with opened(tmp_path, "tune.pruner.kind=asha", "tune.trials=9") as sweep:
         lengths = []
         for number in range(9):
-            sweep.next()
+            sweep.next_trial()
             answers = told(sweep, number, range(1, 11), [0.9 - 0.1 * number] * 10)
             lengths.append(len(answers))
             if not answers[-1]:
@@ -397,10 +409,10 @@ def test_successive_halving_keeps_one_of_three_on_each_rung(tmp_path):
 def test_a_diverged_trial_is_the_worst_and_a_failed_one_is_none(tmp_path):
     with opened(tmp_path, "tune.trials=3") as sweep:
         for _ in range(3):
-            sweep.next()
-        sweep.hear("0", RunEnd(0, "diverged", row(3, math.nan)))
-        sweep.hear("0", TrialEnd(None))
-        sweep.hear("1", TrialEnd("Traceback ...\nValueError: no\n"))
+            sweep.next_trial()
+        sweep.report("0", RunEnd(0, "diverged", row(3, math.nan)))
+        sweep.report("0", TrialEnd(None))
+        sweep.report("1", TrialEnd("Traceback ...\nValueError: no\n"))
         ends(sweep, 2, 0.4)
         assert [trial.state.name for trial in sweep.study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
         assert sweep.study.trials[0].value == -math.inf
@@ -409,7 +421,7 @@ def test_a_diverged_trial_is_the_worst_and_a_failed_one_is_none(tmp_path):
         assert sweep.finished
         assert sweep.study.retry_failed() == 1
         assert not sweep.finished
-        again = sweep.next()
+        again = sweep.next_trial()
         assert again.key == "3"
         assert load(again.runs[0]).train.lr == pytest.approx(sweep.study.trials[1].params["train.lr"])
     best = read_file(tmp_path / "s" / "best.yaml")
@@ -419,32 +431,51 @@ def test_a_diverged_trial_is_the_worst_and_a_failed_one_is_none(tmp_path):
 
 def test_several_objectives_give_a_front(tmp_path):
     objective = "tune.objective={validation_accuracy: max, bytes: min}"
-    with opened(tmp_path, objective, "tune.trials=3", "tune.search=nsga2") as sweep:
+    with opened(tmp_path, objective, "tune.trials=3", "tune.sampler=nsga2") as sweep:
         for number, (accuracy, size) in enumerate([(0.5, 100), (0.6, 200), (0.4, 150)]):
-            sweep.next()
-            sweep.hear(str(number), RunEnd(0, "completed", row(10, accuracy, size)))
-            sweep.hear(str(number), TrialEnd(None))
+            sweep.next_trial()
+            sweep.report(str(number), RunEnd(0, "completed", row(10, accuracy, size)))
+            sweep.report(str(number), TrialEnd(None))
         assert [trial.number for trial in sweep.study.best()] == [0, 1]
     assert sorted(path.name for path in (tmp_path / "s").glob("best*")) == ["best-0000.yaml", "best-0001.yaml"]
 
 
+def test_the_picture_of_the_front_has_optunas_front(tmp_path, monkeypatch):
+    """A trial that is worse in all is not on it, nor is one that diverged."""
+    objective = "tune.objective={validation_accuracy: max, bytes: min}"
+    with opened(tmp_path, objective, "tune.trials=5") as sweep:
+        for number, (accuracy, size) in enumerate([(0.5, 100), (0.6, 200), (0.4, 150), (0.7, 300), (math.nan, 50)]):
+            sweep.next_trial()
+            status = "completed" if accuracy == accuracy else "diverged"
+            sweep.report(str(number), RunEnd(0, status, row(10, accuracy, size)))
+            sweep.report(str(number), TrialEnd(None))
+        spec = sweep.spec
+    drawn = {}
+    # these trials have no runs
+    monkeypatch.setattr(report, "learning_curves", lambda *arguments: None)
+    monkeypatch.setattr(report, "save_figure", lambda figure, path: drawn.setdefault(path.name, figure) and path)
+    report.write_report(spec)
+    (line,) = drawn["pareto.png"].axes[0].lines
+    assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == [(0.5, 2000), (0.6, 4000), (0.7, 6000)]
+
+
 def test_a_sweep_goes_on_with_what_was_running(tmp_path):
     with opened(tmp_path, "tune.trials=4") as sweep:
-        first = [sweep.next() for _ in range(3)]
+        first = [sweep.next_trial() for _ in range(3)]
         ends(sweep, 1, 0.5)
         with pytest.raises(Said, match="is in use by process"), opened(tmp_path, "tune.trials=4", say=Said.at_once):
             pass
     with opened(tmp_path, "tune.trials=4") as sweep:
-        again = [sweep.next() for _ in range(3)]
+        again = [sweep.next_trial() for _ in range(3)]
         assert again[:2] == [first[0], first[2]]
         assert again[2].key == "3"
-        assert sweep.next() is None
+        assert sweep.next_trial() is None
         assert not sweep.finished
         for key in (0, 2, 3):
             ends(sweep, key, 0.1)
         assert sweep.finished
     with opened(tmp_path, "tune.trials=5") as sweep:
-        assert sweep.next().key == "4"
+        assert sweep.next_trial().key == "4"
 
 
 def test_a_folder_holds_one_sweep(tmp_path):
@@ -460,7 +491,7 @@ def test_a_folder_holds_one_sweep(tmp_path):
     # a run may be made longer; a sweep would have trials of two kinds
     with pytest.raises(UserError, match=r"\(run.rounds differs\)"), opened(tmp_path, "run.rounds=20"):
         pass
-    with opened(tmp_path, "engine.actors=2", "tune.trials=5", "tune.concurrency=1"):
+    with opened(tmp_path, "engine.actors=2", "tune.trials=5", "tune.max_concurrent_trials=1"):
         pass
     with opened(tmp_path, "tune.seeds=2", "tune.resume=false"):
         pass
@@ -473,25 +504,25 @@ def test_a_folder_holds_one_sweep(tmp_path):
 
 def test_what_ended_before_its_driver_heard_of_it(tmp_path):
     """A seed's run was finished when the driver was killed: only its end is told, and its value is the trial's."""
-    with opened(tmp_path, "tune.seeds=2", "tune.prune.by=median") as sweep:
-        sweep.next()
-        assert not sweep.hear("0", RunEnd(0, "completed", row(10, 0.4)))
+    with opened(tmp_path, "tune.seeds=2", "tune.pruner.kind=median") as sweep:
+        sweep.next_trial()
+        assert not sweep.report("0", RunEnd(0, "completed", row(10, 0.4)))
         assert sweep.study.trials[0].intermediate_values == {20: 0.4}
 
 
 def test_an_interrupted_trial_goes_on_with_the_sweep(tmp_path):
     with opened(tmp_path, "tune.trials=1") as sweep:
-        first = sweep.next()
-        sweep.hear("0", TrialEnd(interrupted=True))
+        first = sweep.next_trial()
+        sweep.report("0", TrialEnd(interrupted=True))
         assert not sweep.running
     with opened(tmp_path, "tune.trials=1") as sweep:
-        assert sweep.next() == first
+        assert sweep.next_trial() == first
 
 
 def test_the_study_in_a_storage_of_the_users(tmp_path):
     url = f"tune.storage=sqlite:///{tmp_path / 'all.db'}"
     with opened(tmp_path, url) as sweep:
-        sweep.next()
+        sweep.next_trial()
         ends(sweep, 0, 0.5)
     with opened(tmp_path, url) as sweep:
         assert sweep.study.count(TrialState.COMPLETE) == 1
@@ -519,7 +550,7 @@ def test_a_sweep_without_its_study_is_not_begun_again(tmp_path):
     # killed before its first trial
     (tmp_path / "s" / "study.journal").unlink()
     with opened(tmp_path) as sweep:
-        sweep.next()
+        sweep.next_trial()
         (tmp_path / "s" / "trials" / "0000").mkdir(parents=True)
         ends(sweep, 0, 0.5)
     record = (tmp_path / "s" / "sweep.yaml").read_bytes()
@@ -574,9 +605,9 @@ def test_the_order_of_objectives_and_the_kind_of_numbers_make_another_sweep(tmp_
 
 def test_what_can_not_be_run_together_fails_as_a_trial(tmp_path):
     space = {"train.cohort_size": {"choice": [None, 2]}, "train.participation": {"choice": [None, 0.5]}}
-    with opened(tmp_path, "tune.search=grid", spaces={"wide": space}) as sweep:
+    with opened(tmp_path, "tune.sampler=grid", spaces={"wide": space}) as sweep:
         for number in range(4):
-            assignment = sweep.next()
+            assignment = sweep.next_trial()
             assert assignment.key == str(number)
             assert assignment.runs[0]["run.seed"] == 0
 
@@ -606,7 +637,7 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
     values["base"] |= {"data.partition.kind": "dirichlet"}
     specs = read_sweeps(values, [f"tune.output={tmp_path}", "tune.name=s"])
     for spec in specs:
-        with opened_sweep(spec, Own(small_source())):
+        with open_sweep(spec, Own(small_source())):
             pass
     again = read_sweeps(tmp_path / "s")
     assert [spec.folder for spec in again] == [spec.folder for spec in specs]
@@ -616,7 +647,7 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
     assert [spec.folder.parent for spec in read_sweeps(tmp_path / "moved")] == [tmp_path / "moved"] * 2
     (tmp_path / "moved").rename(tmp_path / "s")
     (other,) = read_sweeps(described(), ["data.source=mnist", f"tune.output={tmp_path}", "tune.name=s/other"])
-    with opened_sweep(other, Own(small_source())):
+    with open_sweep(other, Own(small_source())):
         pass
     with pytest.raises(
         UserError, match=r"s/alpha-0.1 and s/other can't be run together, as data.source differs: name one"
@@ -627,7 +658,7 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
 def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
     """Without any driver: rounds, ends, a stop in the middle, and on from there."""
     with opened(tmp_path, "tune.seeds=2") as sweep:
-        assignment = sweep.next()
+        assignment = sweep.next_trial()
         heard = []
 
         def stop_after(rounds):
@@ -640,26 +671,26 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
         own = Own(small_source())
         # interrupted it keeps a checkpoint, from which it goes on
         folder = tmp_path / "s" / "trials" / "0000"
-        end = carry_out(assignment, own, stop_after(None), lambda: len(heard) >= 4)
+        end = run_trial(assignment, own, stop_after(None), lambda: len(heard) >= 4)
         assert (end.interrupted, end.error) == (True, None)
         assert [message.row["round"] for message in heard] == [1, 2, 3, 4]
         assert list(folder.glob("seed-0/checkpoints/round-*"))
-        assert carry_out(assignment, own, stop_after(None)) == TrialEnd()
+        assert run_trial(assignment, own, stop_after(None)) == TrialEnd()
         kinds = [(type(message).__name__, message.run, int(message.row["round"])) for message in heard[4:]]
         assert kinds == [
             *[("Round", 0, r) for r in range(5, 11)], ("RunEnd", 0, 10), *[("Round", 1, r) for r in range(1, 11)],
             ("RunEnd", 1, 10),
         ]  # fmt: skip
-        assert [message.last for message in heard if isinstance(message, Round)] == [False] * 19 + [True]
+        assert [message.is_last for message in heard if isinstance(message, Round)] == [False] * 19 + [True]
         assert all("test_accuracy" not in message.row for message in heard if isinstance(message, Round))
         # what has ended needs none
         assert not list(folder.glob("*/checkpoints"))
         heard.clear()
-        carry_out(assignment, own, stop_after(None))
+        run_trial(assignment, own, stop_after(None))
         assert [type(message).__name__ for message in heard] == ["RunEnd", "RunEnd"]
         # nor what is given up
-        pruned = sweep.next()
-        carry_out(pruned, own, stop_after(4))
+        pruned = sweep.next_trial()
+        run_trial(pruned, own, stop_after(4))
         assert len(read_metrics(tmp_path / "s" / "trials" / "0001" / "seed-0")) == 4
         assert not list((tmp_path / "s" / "trials" / "0001").glob("*/checkpoints"))
 
@@ -684,14 +715,6 @@ def test_as_many_trials_as_fit(bundles, nodes):
                 return
             left[place] -= amount
     raise AssertionError("one more would have fitted")
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
-def test_the_front_is_what_nothing_dominates(points):
-    front = pareto(np.array(points, dtype=float), ["max", "min"])
-    for (x, y), on_it in zip(points, front, strict=True):
-        beaten = any(a >= x and b <= y and (a > x or b < y) for a, b in points)
-        assert on_it == (not beaten)
 
 
 # ---------------------------------------------------------------- the command
@@ -726,5 +749,5 @@ def test_help_shows_all_keys_and_spaces(capsys):
     with pytest.raises(SystemExit):
         main(["tune", "--help"])
     shown = capsys.readouterr().out
-    assert "tune.prune.by = none" in shown
+    assert "tune.pruner.kind = none" in shown
     assert all(name in shown for name in known_spaces())

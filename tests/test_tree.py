@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedray.core.seeds import Purpose, stream
 from fedray.core.tree import TreeSum, reduce_rows, subtree
 from fedray.engine.cohorts import draw_cohort, weights_of
-from fedray.engine.dealing import shares
+from fedray.engine.dealing import deal
 
 SIZES = st.integers(1, 70)
 SEEDS = st.integers(0, 2**32)
@@ -126,8 +126,8 @@ def worth(work: list[int], blocks: list[tuple[int, int]]) -> int:
 
 
 @given(WORK, st.integers(1, 64), AT_ONCE, CHUNKS, st.integers(0, 5000))
-def test_shares_are_aligned_powers_of_two_and_hold_everybody_once(work, slots, at_once, size, least):
-    members, blocks = len(work), blocks_of(shares(work, slots, at_once, size, least=least))
+def test_shares_are_aligned_powers_of_two_and_hold_everybody_once(work, slots, task_fraction, size, least):
+    members, blocks = len(work), blocks_of(deal(work, slots, task_fraction, size, least=least))
     assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
     assert blocks[-1][1] == members
     for start, stop in blocks:
@@ -140,12 +140,12 @@ def test_shares_are_aligned_powers_of_two_and_hold_everybody_once(work, slots, a
 
 
 @given(WORK, st.integers(1, 64), AT_ONCE)
-def test_shares_keep_every_slot_busy_to_the_end(work, slots, at_once):
+def test_shares_keep_every_slot_busy_to_the_end(work, slots, task_fraction):
     """None is worth more than its part of what was left as its turn began, but for rounding and single clients."""
     left = sum(work)
-    for number, blocks in enumerate(shares(work, slots, at_once)):
+    for number, blocks in enumerate(deal(work, slots, task_fraction)):
         if number % slots == 0:
-            most = left * at_once / slots
+            most = left * task_fraction / slots
         share = worth(work, blocks)
         clients = [work[position] for block in blocks for position in range(*block)]
         assert len(clients) == 1 or share <= most * 17 / 16 + max(clients) / 2
@@ -155,22 +155,22 @@ def test_shares_keep_every_slot_busy_to_the_end(work, slots, at_once):
 
 @given(WORK, st.integers(1, 64), st.integers(0, 20000))
 def test_little_work_is_not_divided(work, slots, least):
-    given = shares(work, slots, least=least)
+    given = deal(work, slots, least=least)
     if sum(work) <= least / 5:
         assert len(given) == 1
-    assert len(given) <= len(shares(work, slots)) + slots
+    assert len(given) <= len(deal(work, slots)) + slots
 
 
 @given(WORK, st.integers(1, 64), AT_ONCE, st.integers(1, 20000))
-def test_no_share_is_longer_than_may_be(work, slots, at_once, longest):
-    for blocks in shares(work, slots, at_once, longest=longest):
+def test_no_share_is_longer_than_may_be(work, slots, task_fraction, longest):
+    for blocks in deal(work, slots, task_fraction, longest=longest):
         clients = [work[position] for block in blocks for position in range(*block)]
         assert len(clients) == 1 or sum(clients) <= longest * 17 / 16 + max(clients) / 2
 
 
 @given(st.integers(1, 3000), st.integers(1, 64))
 def test_of_equal_clients_there_are_few_shares_of_few_nodes(members, slots):
-    given = shares([7] * members, slots)
+    given = deal([7] * members, slots)
     assert len(given) <= 4 * slots * (1 + math.log2(max(members, 2)))
     nodes = 0
     for blocks in given:
@@ -182,9 +182,9 @@ def test_of_equal_clients_there_are_few_shares_of_few_nodes(members, slots):
 
 
 @given(WORK, st.integers(1, 64), AT_ONCE, CHUNKS, st.integers(1, 20), st.integers(0, 5000))
-def test_a_share_takes_no_more_memory_than_may_be(work, slots, at_once, size, nodes, least):
+def test_a_share_takes_no_more_memory_than_may_be(work, slots, task_fraction, size, nodes, least):
     """Whatever is added up: clients of any work, cut in any way."""
-    given = shares(work, slots, at_once, size, nodes, least)
+    given = deal(work, slots, task_fraction, size, nodes, least)
     assert [position for block in blocks_of(given) for position in range(*block)] == list(range(len(work)))
     for blocks in given:
         tree, most = TreeSum(len(work)), 0
@@ -198,7 +198,7 @@ def test_a_share_takes_no_more_memory_than_may_be(work, slots, at_once, size, no
 
 @given(WORK, st.integers(1, 64), st.sampled_from([1, 2, 4, 16, 32]))
 def test_what_costs_most_comes_first(work, slots, size):
-    heaviest = [max(worth(work, [block]) for block in blocks) for blocks in shares(work, slots, size=size)]
+    heaviest = [max(worth(work, [block]) for block in blocks) for blocks in deal(work, slots, size=size)]
     # larger blocks by powers of two
     assert all(later < (2 if size > 1 else 1.001) * earlier for earlier, later in itertools.pairwise(heaviest))
 
@@ -207,7 +207,7 @@ def test_what_costs_most_comes_first(work, slots, size):
 def test_a_client_that_would_keep_the_others_waiting_comes_first(work, slots, data):
     slow = data.draw(st.integers(0, len(work) - 1))
     work[slow] = 3 * sum(work)
-    first = shares(work, slots)[0]
+    first = deal(work, slots)[0]
     assert any(start <= slow < stop for start, stop in first)
 
 

@@ -26,10 +26,10 @@ from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
 from fedray.tuning import tune
-from fedray.tuning.driver import own_of, run_sweeps, started
-from fedray.tuning.report import state_of, study_of, write_report
+from fedray.tuning.driver import load_own, run_sweeps, start_ray
+from fedray.tuning.report import state_of, write_report
 from fedray.tuning.spec import known_spaces, read_sweeps
-from fedray.tuning.study import read_study
+from fedray.tuning.storage import read_study, study_of
 from fedray.tuning.suite import read_suite, run_suite
 from fedray.tuning.suite_table import suite_table, write_suite
 from fedray.tuning.view import View
@@ -180,7 +180,7 @@ def test_one_trial_of_every_space_file(ray_cluster, tmp_path):
     for name in known_spaces():
         for spec in read_sweeps(name, [f"tune.output={tmp_path}", "tune.trials=2"]):
             base = {key: value for key, value in spec.base.items() if not key.startswith(("data.", "model.name"))}
-            space = {key: text for key, text in spec.described.items() if key != "train.local_steps"}
+            space = {key: text for key, text in spec.raw_space.items() if key != "train.local_steps"}
             specs.append(
                 read_sweeps(
                     {"base": {**base, **small}, "spaces": {"wide": space}, "first": spec.first},
@@ -188,8 +188,8 @@ def test_one_trial_of_every_space_file(ray_cluster, tmp_path):
                 )[0]
             )
     view = View(quiet=True)
-    with started(specs, view) as start:
-        run_sweeps(specs, own_of(specs[0], data=small_source()), start, view)
+    with start_ray(specs, view) as start:
+        run_sweeps(specs, load_own(specs[0], data=small_source()), start, view)
     for spec in specs:
         assert [state_of(trial) for trial in study_of(spec).trials] == ["complete"] * 2, spec.name
         values = [trial.params for trial in study_of(spec).trials]
@@ -198,7 +198,7 @@ def test_one_trial_of_every_space_file(ray_cluster, tmp_path):
 
 def test_one_trial_at_a_time_makes_a_sweep_that_can_be_repeated(ray_cluster, tmp_path):
     """Which values are drawn, what is pruned and when, and every model."""
-    options = ("tune.concurrency=1", "tune.trials=6", "tune.prune.by=asha")
+    options = ("tune.max_concurrent_trials=1", "tune.trials=6", "tune.pruner.kind=asha")
     one, other = (go(tmp_path / name, *options).folder for name in ("one", "other"))
     for a, b in zip(trials(one), trials(other), strict=True):
         assert (a.state, a.params, a.intermediate_values) == (b.state, b.params, b.intermediate_values)
@@ -255,7 +255,7 @@ def test_a_failed_trial_is_recorded_and_the_others_go_on(ray_cluster, tmp_path):
 def test_a_trial_whose_process_is_killed_goes_on(ray_cluster, tmp_path):
     """From its last checkpoint, in another process, to the same bits; the others notice nothing."""
     slow = described(train__local_epochs=8, run__rounds=30, run__checkpoint_every=1)
-    whole = go(tmp_path / "whole", "tune.trials=3", "tune.concurrency=2", sweep=slow)
+    whole = go(tmp_path / "whole", "tune.trials=3", "tune.max_concurrent_trials=2", sweep=slow)
     killed: list[int] = []
 
     class Killing(View):
@@ -267,7 +267,9 @@ def test_a_trial_whose_process_is_killed_goes_on(ray_cluster, tmp_path):
                     killed.append(int(re.findall(r"server: pid (\d+)", log)[-1]))
                     os.kill(killed[0], signal.SIGKILL)
 
-    broken = go(tmp_path / "broken", "tune.trials=3", "tune.concurrency=2", sweep=slow, view=Killing(quiet=True))
+    broken = go(
+        tmp_path / "broken", "tune.trials=3", "tune.max_concurrent_trials=2", sweep=slow, view=Killing(quiet=True)
+    )
     assert killed
     assert states(broken.folder) == ["complete"] * 3
     log = (broken.folder / "trials/0001/seed-0/log.txt").read_text()
@@ -302,7 +304,7 @@ def test_a_process_that_dies_between_two_trials(ray_cluster, tmp_path):
                 self.killed += 1
 
     view = Killing(quiet=True)
-    result = go(tmp_path, "tune.trials=5", "tune.concurrency=1", view=view)
+    result = go(tmp_path, "tune.trials=5", "tune.max_concurrent_trials=1", view=view)
     assert view.killed == 2
     assert states(result.folder) == ["complete"] * 5
 
@@ -310,7 +312,7 @@ def test_a_process_that_dies_between_two_trials(ray_cluster, tmp_path):
 @pytest.mark.slow
 def test_a_trial_whose_process_always_dies_fails_alone(ray_cluster, tmp_path):
     space = described({"algorithm.mu": {"grid": [0.1, 0.7]}}, algorithm__name="test_tune:Deadly")
-    result = go(tmp_path, "tune.concurrency=1", sweep=space)
+    result = go(tmp_path, "tune.max_concurrent_trials=1", sweep=space)
     assert states(result.folder) == ["complete", "failed"]
     error = (result.folder / "trials/0001/error.txt").read_text()
     assert re.fullmatch(r"its process died: .* \(4 times\)", error.splitlines()[-1])
@@ -330,10 +332,10 @@ class Deadly(Touchy):
 
 def test_trials_with_client_actors_of_their_own_side_by_side(ray_cluster, tmp_path):
     """Two at once, of two client actors each, on 4 processors; the bits are those of the local engine."""
-    nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=4", "tune.concurrency=2")
+    nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=4", "tune.max_concurrent_trials=2")
     result = go(tmp_path / "nested", *nested)
     assert states(result.folder) == ["complete"] * 4
-    local = go(tmp_path / "local", "tune.trials=4", "tune.concurrency=2")
+    local = go(tmp_path / "local", "tune.trials=4", "tune.max_concurrent_trials=2")
     same = 0
     for number in range(4):
         if trials(result.folder)[number].params == trials(local.folder)[number].params:
@@ -349,14 +351,14 @@ def test_trials_with_client_actors_of_their_own_side_by_side(ray_cluster, tmp_pa
 def test_four_trials_at_once_with_client_actors_twenty_times(ray_cluster, tmp_path):
     """On 4 processors, of which they take all: none ever waits for another's."""
     for turn in range(20):
-        nested = ("engine.kind=ray", "engine.actors=1", "tune.trials=4", "tune.concurrency=4", "run.rounds=2")
+        nested = ("engine.kind=ray", "engine.actors=1", "tune.trials=4", "tune.max_concurrent_trials=4", "run.rounds=2")
         assert states(go(tmp_path / str(turn), *nested).folder) == ["complete"] * 4
 
 
 def test_a_client_actor_of_a_trial_is_killed(ray_cluster, tmp_path):
     """Another takes its place, within the trial's own resources: there are no others."""
     slow = described(train__local_epochs=8, run__rounds=20, run__checkpoint_every=1)
-    nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=2", "tune.concurrency=2")
+    nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=2", "tune.max_concurrent_trials=2")
     killed: list[int] = []
 
     class Killing(View):
@@ -372,7 +374,7 @@ def test_a_client_actor_of_a_trial_is_killed(ray_cluster, tmp_path):
     assert killed
     assert states(result.folder) == ["complete"] * 2
     assert "a client actor died" in (result.folder / "trials/0000/seed-0/log.txt").read_text()
-    alone = go(tmp_path / "alone", "tune.trials=2", "tune.concurrency=2", sweep=slow)
+    alone = go(tmp_path / "alone", "tune.trials=2", "tune.max_concurrent_trials=2", sweep=slow)
     same_model(result.folder, alone.folder, 0)
 
 
@@ -413,7 +415,7 @@ def test_fewer_at_once_than_asked_for_are_announced(ray_cluster, tmp_path):
     said: list[str] = []
     view = View(quiet=True)
     view.say = said.append  # type: ignore[method-assign]
-    go(tmp_path, "tune.concurrency=9", "tune.trials=5", "engine.cpus_per_actor=2", view=view)
+    go(tmp_path, "tune.max_concurrent_trials=9", "tune.trials=5", "engine.cpus_per_actor=2", view=view)
     assert "2 trials at once, not 9: a trial takes 2 CPU; the cluster has 4 CPU (4 free), 0 GPU (0 free)" in said
     assert len(trials(tmp_path / "s")) == 5
 

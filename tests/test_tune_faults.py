@@ -22,7 +22,7 @@ from test_tune import described
 import fedray
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.report import state_of
-from fedray.tuning.study import read_study
+from fedray.tuning.storage import read_study
 
 ROUNDS = 12
 
@@ -185,7 +185,7 @@ def cluster() -> Iterator[str]:
 @pytest.mark.slow
 def test_two_sweeps_on_one_cluster(space: Path, cluster: str) -> None:
     """Each in its declared slice, side by side; a third finds no room and says so."""
-    shared = (f"engine.address={cluster}", "tune.concurrency=1", "tune.trials=500")
+    shared = (f"engine.address={cluster}", "tune.max_concurrent_trials=1", "tune.trials=500")
     two = [begun(command(space, *shared, f"tune.name={name}")) for name in ("a", "b")]
     for process, name in zip(two, ("a", "b"), strict=True):
         until(process, lambda name=name: any((space.parent / name).glob("trials/*/seed-0/metrics.csv")))

@@ -71,7 +71,7 @@ def test_a_space(tmp_path: Path) -> None:
         )
     )
     assert dict(spec.base) == {"algorithm.name": "fedavg", "run.rounds": 3, "data.clients": 4}
-    assert dict(spec.described) == {"train.lr": {"loguniform": [0.001, 1]}}
+    assert dict(spec.raw_space) == {"train.lr": {"loguniform": [0.001, 1]}}
 
 
 def test_a_suite(tmp_path: Path) -> None:

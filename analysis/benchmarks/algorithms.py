@@ -26,9 +26,9 @@ from fedray.algorithms import known_algorithms
 from fedray.config import load
 from fedray.core.batches import Batch
 from fedray.core.network import predicting_head
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.engine.run import Run
 from fedray.resolve import resolve
 
@@ -59,7 +59,7 @@ class Running:
         experiment, data = resolve(load({**SETTING, "algorithm.name": algorithm, "run.output": folder, **keys}))
         pool: Callable[[Any], Any] = lambda worker: (LocalPool(worker), [describe("cpu")])  # noqa: E731
         self.experiment = experiment
-        self.run: Run = stack.enter_context(opened(experiment, data, pool, False))
+        self.run: Run = stack.enter_context(open_run(experiment, data, pool, False))
         self.rounds = self.run.rounds()
 
     def round(self) -> float:
@@ -69,8 +69,8 @@ class Running:
 
     def passes(self) -> dict[str, float]:
         """Seconds of a mini-batch's forward pass and gradient, and of a gradient of a part of the full batch."""
-        network, at = self.run.worker.network, self.run.state.server["x"].rows(1)
-        x, y = (tensor[None] for tensor in self.run.worker.train.gather(self.run.data.client(0)[:PART]))
+        network, at = self.run.worker.clients.network, self.run.state.server["x"].rows(1)
+        x, y = (tensor[None] for tensor in self.run.worker.clients.train.gather(self.run.data.client(0)[:PART]))
         small, large = Batch(x[:, :BATCH], y[:, :BATCH], 0), Batch(x, y, 0)
         return {
             "forward": timed(lambda: network.forward(at, small.x)),
@@ -81,7 +81,7 @@ class Running:
 
     def _prediction(self) -> float:
         """Seconds of a mini-batch there and back through the head's predictor, if it has one."""
-        head = predicting_head(self.run.worker.network.module)
+        head = predicting_head(self.run.worker.clients.network.module)
         if head is None:
             return 0.0
         predictor = head.predictor.train()
@@ -159,7 +159,7 @@ def main() -> None:
     columns = ["algorithm", "seconds", "fedavg", "must", "forward", "gradient", "part", "prediction", "foreign", "kept"]
     results, rows = Results("algorithms", columns), []
     torch.manual_seed(0)
-    with settled(1, False):
+    with computing_process(1, False):
         for name in args.only:
             rows.append(row := compare(name, args, results))
             if "must" in row:

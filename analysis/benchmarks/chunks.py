@@ -28,7 +28,7 @@ from fedray.core.local_training import LocalTraining
 from fedray.core.network import LoopNetwork, StackNetwork, cross_entropy
 from fedray.core.optimizer import Carry
 from fedray.core.tree import reduce_rows
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.models import build, find_model
 from fedray.models.inspection import inspect_model
 
@@ -197,7 +197,7 @@ def main() -> None:
     columns = ["model", "batch", "precision", "back_end", "turn", "steps_per_second", "memory_mib", "foreign", "kept"]
     results, cells = Results(f"chunks-{args.device}", columns), []
     names = ["loop", *(f"vmap {chunk}" for chunk in args.chunks)]
-    with settled(1, False):
+    with computing_process(1, False):
         for model, batch, precision in itertools.product(args.models, args.batches, args.precisions):
             cells.append(measure(model, batch, precision, args, results))
             print(table(cells[-1:], names).splitlines()[-1], flush=True)

@@ -22,7 +22,7 @@ from statistics import median
 from common import Results, median_ratio
 
 PROGRAM = str(Path(__file__).parents[2] / "fedray" / "run.py")
-ASHA = ["tune.prune.by=asha", "tune.prune.axis=flops"]
+ASHA = ["tune.pruner.kind=asha", "tune.pruner.axis=flops"]
 
 
 def tune(output: Path, trials: int, *more: str) -> None:
@@ -30,7 +30,7 @@ def tune(output: Path, trials: int, *more: str) -> None:
         "tune",
         "pfedmo",
         "run.iterations=400",
-        "tune.search=random",
+        "tune.sampler=random",
         f"tune.trials={trials}",
         f"tune.output={output}",
         *more,

@@ -1,6 +1,6 @@
-"""Federated learning algorithms, one short file per method.
+"""Federated learning algorithms, in one short file for each method.
 
-An algorithm of this package is found by its name in any module here; a user's own by ``file.py:Class`` or
+An algorithm of this package is found by its name. An algorithm of the user's own is named by ``file.py:Class`` or
 ``module:Class``.
 """
 
@@ -38,7 +38,8 @@ __all__ = [
 
 @cache
 def known_algorithms() -> dict[str, type[Algorithm]]:
-    """All algorithms of this package by name: the class's name in lower case, or its ``name``."""
+    """Returns all algorithms of this package by name. The name is the class's ``name``, or the name of the class in
+    lower case."""
     found = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
@@ -50,7 +51,8 @@ def known_algorithms() -> dict[str, type[Algorithm]]:
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """The algorithm of a name, or the user's own of ``file.py:Class`` or ``module:Class``."""
+    """Returns the algorithm of a name, or the user's own of ``file.py:Class`` or ``module:Class``. Raises
+    :class:`UserError` if there is none."""
     if is_own(name):
         found = import_object(name, "algorithm.name")
         if not (inspect.isclass(found) and issubclass(found, Algorithm)):

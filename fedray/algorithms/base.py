@@ -1,4 +1,4 @@
-"""What an algorithm declares and defines; see fedavg.py for the smallest one."""
+"""What an algorithm declares and defines. The smallest algorithm is in fedavg.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
 
 
 class Hyper(BaseModel):
-    """Hyper-parameters of an algorithm: typed, ranged, documented with the paper's symbol."""
+    """The hyper-parameters of an algorithm. Each has a type, a range, and a description with the paper's symbol."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -33,16 +33,18 @@ class Hyper(BaseModel):
 
 
 def parameter(default: Any, description: str, **bounds: Any) -> Any:
-    """A hyper-parameter: its default, what it is (with the paper's symbol), and its range (ge, gt, le, lt)."""
+    """Declares a hyper-parameter: its default, its description (with the paper's symbol), and its range by ge, gt, le
+    or lt."""
     return Field(default, description=description, **bounds)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """C models or vectors ``[C, ...]`` of which the server gets one: their sum over the cohort with ``weights``.
+    """C models or vectors ``[C, ...]``, one from each client. The server gets their sum over the cohort, with weights.
 
-    ``weighted_mean``: p_i, which are 1 in sum over the cohort; ``uniform_mean``: 1/m; ``sum``: 1; ``mean_by``:
-    ``scale [C, 1]`` over its sum. Whole-number buffers of models, which have no average, are the first client's.
+    The weights are p_i for ``weighted_mean`` (they sum to 1 over the cohort), 1/m for ``uniform_mean``, 1 for ``sum``,
+    and s_i / sum_i s_i for ``mean_by``, where ``scale [C, 1]`` holds the s_i. A buffer of whole numbers has no average:
+    the server gets the first client's.
     """
 
     value: Vector
@@ -51,31 +53,33 @@ class Upload:
 
     @classmethod
     def weighted_mean(cls, value: Vector) -> Upload:
-        """sum_i p_i v_i, with the aggregation weights p_i."""
+        """Uploads ``value`` for the sum over i of p_i v_i, where p_i are the aggregation weights."""
         return cls(value, "weighted_mean")
 
     @classmethod
     def uniform_mean(cls, value: Vector) -> Upload:
-        """(1/m) sum_i v_i over the cohort of m clients."""
+        """Uploads ``value`` for (1/m) times the sum over i of v_i, where m is the size of the cohort."""
         return cls(value, "uniform_mean")
 
     @classmethod
     def sum(cls, value: Vector) -> Upload:
-        """sum_i v_i."""
+        """Uploads ``value`` for the sum over i of v_i."""
         return cls(value, "sum")
 
     @classmethod
     def mean_by(cls, scale: Tensor, value: Vector) -> Upload:
-        """sum_i s_i v_i / sum_i s_i, with one non-negative scalar s_i per client, ``scale [C, 1]``."""
+        """Uploads ``value`` for sum_i s_i v_i / sum_i s_i, with a number s_i >= 0 from each client, ``scale [C,
+        1]``."""
         return cls(value, "mean_by", scale)
 
 
 @dataclass
 class Result:
-    """What a phase gives for a stack of clients.
+    """What a phase returns for a stack of clients.
 
-    ``uploads`` are summed over the cohort; ``state`` replaces the clients' models and vectors when the round commits;
-    ``scalars [C, 1]`` go to the server as they are, one per client; ``kept`` is there again in the next phase.
+    ``uploads`` are summed over the cohort. ``state`` replaces the clients' models and vectors when the round ends.
+    ``scalars [C, 1]`` are sent to the server unchanged, one number from each client. ``kept`` is available to the
+    round's next phase.
     """
 
     uploads: Mapping[str, Upload] = field(default_factory=dict)
@@ -86,10 +90,8 @@ class Result:
 
 @dataclass
 class Broadcast:
-    """What the server sends at the start of a phase: models and tensors by name for all, and scalars for each client.
-
-    ``scalars``: lists in the order of the cohort.
-    """
+    """What the server sends at the start of a phase: ``shared`` models and tensors by name for all clients, and
+    ``scalars``, lists of numbers for the clients in the order of the cohort."""
 
     shared: dict[str, Vector]
     scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -97,7 +99,8 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one client exchanges per round: models (parameters and buffers) and state vectors (parameters only)."""
+    """What one client exchanges in a round: models, which have parameters and buffers, and vectors, which are as long
+    as the parameters."""
 
     models_down: float = 1
     models_up: float = 1
@@ -109,9 +112,9 @@ class Traffic:
 class Work:
     """What one client computes in a round beyond the forward and backward passes of its J mini-batches.
 
-    ``per_step`` and ``once``: operations per parameter, in each local step and once a round; ``forwards`` and
-    ``backwards``: further passes over each mini-batch; ``predictions``: passes there and back through the head's
-    predictor, per mini-batch; ``full_gradients``: gradients over all its samples.
+    ``per_step`` and ``once`` are operations for each parameter, in each local step and once in the round. ``forwards``
+    and ``backwards`` are additional passes over each mini-batch. ``predictions`` are forward and backward passes
+    through the head's predictor, for each mini-batch. ``full_gradients`` are gradients over all its samples.
     """
 
     per_step: float = 0
@@ -125,11 +128,14 @@ class Work:
 class Algorithm:
     """A federated learning algorithm.
 
-    A round runs through ``phases``. Each begins with the server's :meth:`broadcast`, is a method of the phase's name
-    that maps a stack of clients to a :class:`Result`, and ends with the server's :meth:`server_update`. The phase
-    ``train`` is local training, given by :meth:`begin`, :meth:`step` and :meth:`end`. Client methods are pure: whatever
-    they return depends on the :class:`ClientPhase` alone, since a lost client is simply run again. Formulas broadcast
-    over the C clients of a stack: models and vectors have C rows, scalars are ``[C, 1]``.
+    A round goes through ``phases``. A phase begins with the server's :meth:`broadcast`. Then the method with the
+    phase's name maps each stack of clients to a :class:`Result`, and the server ends the phase by
+    :meth:`server_update`. The phase ``train`` is local training, which :meth:`begin`, :meth:`step` and :meth:`end`
+    define.
+
+    The methods of clients must be pure: what they return depends on the :class:`ClientPhase` alone, because a client
+    whose process died is simply run again. Formulas broadcast over the C clients of a stack: models and vectors have C
+    rows, and scalars are ``[C, 1]``.
     """
 
     Hyper: ClassVar[type[Hyper]] = Hyper
@@ -137,48 +143,51 @@ class Algorithm:
     paper: ClassVar[str] = ""
     phases: tuple[str, ...] = ("train",)
     client_state: tuple[str, ...] = ()
-    """Names of the vectors ``[width]`` that a client keeps from one participation to the next."""
+    """The names of the vectors ``[width]`` that a client keeps from one participation to the next."""
     client_models: tuple[str, ...] = ()
-    """Names of the models that it keeps likewise."""
+    """The names of the models that a client keeps from one participation to the next."""
     weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
-    """The paper's aggregation weights, used under ``train.weighting: auto``."""
+    """The paper's aggregation weights, which ``train.weighting: auto`` stands for."""
     traffic: Traffic = Traffic()
     work: Work = Work()
     needs_received: ClassVar[bool] = False
-    """Whether clients need the model that they received last, :attr:`ClientPhase.received`. It is kept once for each
-    round in which a client got it, not for each client."""
+    """Whether clients need :attr:`ClientPhase.received`, the model that they received last. It is kept once for each
+    round in which a client received it, and not for each client."""
     needs_public: ClassVar[bool] = False
-    """Whether the server trains on a public set of its own."""
+    """Whether the server trains on a public set."""
     uses_server_lr: ClassVar[bool] = True
     assumes_plain_sgd: ClassVar[bool] = False
-    """Whether the local rule is meant for clients without momentum, which would accumulate its corrections."""
+    """Whether the local rule is meant for clients without momentum. A momentum buffer would accumulate its corrections.
+    """
     needs_head: ClassVar[Literal["nothing", "projection", "prediction"]] = "nothing"
-    """What it needs of the model's head (``model.head``): a ``projection``, whose output is the representation z, and
-    beside it a ``prediction`` of z."""
+    """What the algorithm needs of the model's head (``model.head``): a ``projection``, whose output is the
+    representation z, or a ``projection`` with a ``prediction`` of z, called ``prediction``."""
     server_training_before: ClassVar[str | None] = None
-    """The phase before which :meth:`server_training` must be done."""
+    """The phase that begins only when :meth:`server_training` has ended, or None if the server trains nothing."""
 
     def __init__(self, hyper: BaseModel | None = None) -> None:
         self.hyper: Any = hyper if hyper is not None else self.Hyper()
 
     def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
-        """What hyper-parameters whose default depends on the run stand for when they are None, by name.
+        """Returns, by name, the values of hyper-parameters that are None because their default depends on the run.
 
-        ``cohort`` of ``clients`` clients take part in a round, with ``steps`` local steps each (None: whole epochs).
+        ``cohort`` of ``clients`` clients take part in a round. Each makes ``steps`` local steps; None means whole
+        epochs.
         """
         return {}
 
     def init_server(self, server: ServerState) -> None:
-        """Add the algorithm's models and vectors to ``server``, which holds the initial model ``x``."""
+        """Adds the algorithm's own models and vectors to ``server``, which already has the initial model ``x``."""
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
-        """What clients need in ``phase``; by default the model ``x``."""
+        """Returns what the server sends to clients at the start of ``phase``. It is the model ``x`` unless an algorithm
+        says otherwise."""
         return Broadcast({"x": server["x"]})
 
     @property
     def earlier_models(self) -> int:
-        """How many rounds back the server's rules ask for models, by :attr:`ServerState.model_of`. Each is kept in a
-        file."""
+        """How many rounds back the server's rules ask for models by :attr:`ServerState.model_of`. Each of these models
+        is kept in a file."""
         return 0
 
     @property
@@ -187,29 +196,31 @@ class Algorithm:
         return bool(self.client_state or self.client_models)
 
     def begin(self, client: ClientPhase) -> Carry:
-        """The models and vectors that local training carries from step to step."""
+        """Returns the models and vectors with which local training begins."""
         raise NotImplementedError
 
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
-        """The local step ``batch.step`` (j, from 0), on one mini-batch."""
+        """Makes one local step on a mini-batch, and returns what is carried to the next. ``batch.step`` is j, from
+        0."""
         raise NotImplementedError
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        """What local training gives."""
+        """Returns what local training uploads, and the clients' new state."""
         raise NotImplementedError
 
     def train(self, client: ClientPhase) -> Result:
-        """The phase ``train``: J_i local steps of each client."""
+        """The phase ``train``: each client makes its J_i local steps."""
         return self.end(client, self.local_steps(client, self.begin(client)))
 
     def local_steps(self, client: ClientPhase, carry: Carry) -> Carry:
-        """All local steps from ``carry`` on; a client that has made its J_i steps is held where it is."""
+        """Makes all local steps, beginning with ``carry``. A client stays where it is once it has made its J_i
+        steps."""
         for batch in client.data.batches():
             carry = client.hold(self.step(client, carry, batch), carry, batch.step)
         return carry
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
-        """Lines worth logging about a run with this client momentum, so many of the clients in a cohort, and this
+        """Yields lines to log about a run with this client ``momentum``, a ``cohort`` of so many ``clients``, and this
         server learning rate."""
         if momentum and self.assumes_plain_sgd:
             yield (
@@ -218,42 +229,43 @@ class Algorithm:
             )
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """What the server trains while the clients train, as its models and vectors by name, which replace those of
-        ``server`` when it is done; pure."""
+        """Trains models of the server's own while the clients train. Returns models and vectors by name, which replace
+        those of ``server`` afterwards. It must be pure."""
         return {}
 
     def server_update(
         self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        """The server's rule after ``phase``: ``sums`` are the uploads, summed over the cohort; ``scalars`` the
-        clients', in id order."""
+        """Applies the server's rule at the end of ``phase``. ``sums`` are the uploads, summed over the cohort;
+        ``scalars`` are lists of the clients' numbers, in the order of ids."""
         raise NotImplementedError
 
     def eval_model(self, server: ServerState) -> Model:
-        """The model that is evaluated, saved and hashed."""
+        """Returns the model that is evaluated, saved and hashed."""
         return server["x"]
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Further models by name: the test accuracy of each is the column ``<name>_accuracy``.
+        """Returns further models by name. The test accuracy of each is logged as ``<name>_accuracy``.
 
         The names must be the same in every round, from :meth:`init_server` on.
         """
         return {}
 
     def has_personal_model(self) -> bool:
-        """Whether :meth:`personal_model` is defined."""
+        """Whether the algorithm defines :meth:`personal_model`."""
         return type(self).personal_model is not Algorithm.personal_model
 
     def personal_broadcast(self, server: ServerState) -> Broadcast:
-        """What clients need to build their personal models after a round."""
+        """Returns what clients need to build their personal models after a round."""
         raise NotImplementedError
 
     def personal_model(self, client: ClientPhase) -> Model:
-        """The personal models of a stack, from :meth:`personal_broadcast`."""
+        """Returns the personal models of a stack, built from :meth:`personal_broadcast`."""
         raise NotImplementedError
 
     def server_flops(self, server: ServerState, forward: float) -> float:
-        """The server's own computation in the round, in FLOPs; ``forward`` is one sample's forward pass.
+        """Returns the FLOPs of the server's own computation in a round. ``forward`` are those of one sample's forward
+        pass.
 
         It may use what ``server`` says of the round and the sizes of its sets, but neither models nor data.
         """

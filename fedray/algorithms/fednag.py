@@ -40,8 +40,10 @@ class FedNAG(Algorithm):
         return Carry({"x": client.start("x"), "y": client.start("y")})
 
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
-        y = client.optimizer.descend(carry, "x", client.objective.gradient(carry["x"], batch))["x"]
-        return carry.update(x=y + self.hyper.gamma * (y.parameters - carry["y"]), y=y.parameters)
+        before = carry["y"]
+        carry = client.optimizer.descend(carry, "x", client.objective.gradient(carry["x"], batch))
+        y = carry["x"]
+        return carry.update(x=y + self.hyper.gamma * (y.parameters - before), y=y.parameters)
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         return Result(uploads={"x": Upload.weighted_mean(carry["x"]), "y": Upload.weighted_mean(carry["y"])})

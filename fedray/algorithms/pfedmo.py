@@ -95,7 +95,8 @@ class PFedMo(Algorithm):
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         gamma, x, m = self.hyper.gamma, carry["x"], carry["m"]
         if self.hyper.form == "printed":
-            y = client.optimizer.descend(carry, "x", client.objective.gradient(x, batch))["x"]
+            carry = client.optimizer.descend(carry, "x", client.objective.gradient(x, batch))
+            y = carry["x"]
             return carry.update(x=y + gamma * (y.parameters - m), m=y.parameters)
         direction, carry = client.optimizer.direction(carry, "x", client.objective.gradient(x, batch))
         pull = client.lr * direction

@@ -14,8 +14,9 @@ from fedray.core.vectors import Model, Vector
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of a round, sorted by id: samples n_i, weights p_i (sum 1), local steps J_i, rounds since the last
-    participation (0: never)."""
+    """The clients of a round, sorted by id, with an entry for each in every list: ``sizes`` n_i in samples, ``weights``
+    p_i, which sum to 1, local ``steps`` J_i, and ``gaps``, the rounds since a client last took part (0 if it never
+    did)."""
 
     ids: Sequence[int] = ()
     sizes: Sequence[int] = ()
@@ -28,11 +29,12 @@ class Cohort:
 class ServerState:
     """The server's side of a run.
 
-    ``vectors``: models and tensors by name, checkpointed, of which ``x`` is the model x^r. ``table``: per-client
-    numbers by name and client, lazily filled and checkpointed. The rest describes the round r in progress: ``lr`` is
-    eta_l of this round, ``server_lr`` eta_g, ``N`` the number of clients that hold samples, ``weighting`` samples or
-    uniform, ``total_samples`` of all clients, ``batch_size`` B (None: full batch), ``public_samples`` and
-    ``test_samples`` the sizes of those sets.
+    ``vectors`` are the server's models and tensors by name, of which ``x`` is the model x^r. ``table`` holds numbers
+    for each client, by name. Both are in checkpoints.
+
+    The rest describes the round r in progress. ``lr`` is the client learning rate eta_l of this round and ``server_lr``
+    is eta_g. ``N`` clients hold samples, ``total_samples`` in all. ``weighting`` is samples or uniform. ``batch_size``
+    is B, None for full batches. ``public_samples`` and ``test_samples`` are the sizes of these sets.
     """
 
     vectors: dict[str, Vector]
@@ -40,14 +42,14 @@ class ServerState:
     seed: int
     server_lr: float
     as_client: Callable[[ServerState, int], ClientPhase]
-    """``as_client(server, steps)``: the server itself as a client whose data is the public set, of which it takes
-    ``steps`` batches."""
+    """``as_client(server, steps)`` returns the server as a client that trains on the public set and makes ``steps``
+    local steps."""
     draw_inputs: Callable[[ServerState, int, str], Tensor]
-    """``draw_inputs(server, size, source)``: a batch of inputs ``[size, ...]`` of the public or the test set, drawn
-    anew each round."""
+    """``draw_inputs(server, size, source)`` returns a batch of inputs ``[size, ...]`` of the public or the test set,
+    which is drawn anew each round."""
     model_of: Callable[[int], Model]
-    """``model_of(s)``: the model x^s as it was at the start of round s, which is this one or one of the algorithm's
-    ``earlier_models`` before it."""
+    """``model_of(s)`` returns the model x^s as it was at the start of round s. s must be this round, or one of the
+    algorithm's ``earlier_models`` before it."""
     weighting: str = "samples"
     total_samples: int = 0
     batch_size: int | None = None
@@ -55,9 +57,9 @@ class ServerState:
     test_samples: int = 0
     table: dict[str, dict[int, float]] = field(default_factory=dict)
     last_round: dict[int, int] = field(default_factory=dict)
-    """The round in which each client took part last, checkpointed."""
+    """The round in which each client took part last. It is in checkpoints."""
     client_scalars: dict[str, Sequence[float]] = field(default_factory=dict)
-    """Numbers of the cohort's clients that a rule wants logged for this round, in id order."""
+    """Numbers of the cohort's clients, in the order of ids, that a rule wants logged for this round."""
     round: int = 0
     lr: float = 0.0
     cohort: Cohort = Cohort()
@@ -69,19 +71,19 @@ class ServerState:
         self.vectors[name] = value
 
     def column(self, name: str) -> dict[int, float]:
-        """The table's column ``name``: client -> number."""
+        """Returns the column ``name`` of the table, which maps clients to numbers."""
         return self.table.setdefault(name, {})
 
     def gap(self, client: int, number: int) -> int:
-        """The rounds from the last participation of ``client`` to round ``number``; 0 if it never took part."""
+        """Returns how many rounds before round ``number`` the client took part last, or 0 if it never did."""
         return number - self.last_round[client] if client in self.last_round else 0
 
     def shares(self) -> list[float]:
-        """The weights of the cohort's clients among all clients: n_i / n, or 1 / N."""
+        """Returns the weights of the cohort's clients among all clients: n_i / n, or 1 / N."""
         if self.weighting == "uniform":
             return [1 / self.N] * len(self.cohort.ids)
         return [size / self.total_samples for size in self.cohort.sizes]
 
     def move(self, average: Model) -> None:
-        """x <- x + eta_g (average - x): the plain server step towards the clients' ``average``."""
+        """Makes the plain server step towards the clients' ``average``: x <- x + eta_g (average - x)."""
         self["x"] = self["x"].lerp(average, self.server_lr)

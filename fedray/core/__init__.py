@@ -1,1 +1,2 @@
-"""Flat parameter vectors, chunk gradients, the local training loop and seeds: numpy and torch, no Ray."""
+"""What a client computes: data and batches, gradients, the local optimizer, sums over clients, and random numbers. It
+uses numpy and torch, and knows nothing of Ray."""

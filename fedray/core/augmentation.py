@@ -1,4 +1,5 @@
-"""Random crops and mirror images of a stack's batches, drawn for each client by itself."""
+"""Crops and mirrors the images of a stack's mini-batches at random. The random numbers of a client do not depend on the
+other clients of its stack."""
 
 from __future__ import annotations
 
@@ -12,15 +13,14 @@ from torch import Tensor
 from fedray.core.seeds import Purpose, stream
 
 BORDER = 4
-"""Black pixels put around an image before it is cropped to its size again."""
+"""The number of black pixels that are put around an image before it is cropped to its old size."""
 
 
 def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Tensor:
-    """Randomly cropped and mirrored samples ``x [C, b, c, h, w]``, as they are stored.
+    """Returns randomly cropped and mirrored copies of the stored samples ``x [C, b, c, h, w]``.
 
-    The border is a stored 0, so it is black however inputs are normalised afterwards. Of the client ``ids[i]`` the
-    first ``counts[i]`` samples are real. What is drawn for them depends on the client alone, and not on the other
-    clients of its stack.
+    The border has the stored value 0, so it is black however inputs are normalised later. The first ``counts[i]``
+    samples of client ``ids[i]`` are real, the rest is padding.
     """
     samples, _, height, width = x.shape[1:]
     draws = [_windows(seed, round, client, step, own, samples) for client, own in zip(ids, counts, strict=True)]
@@ -36,8 +36,8 @@ def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, r
 def _windows(
     seed: int, round: int, client: int, step: int, own: int, samples: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Top and left edge (0 to 2 :data:`BORDER`) of the window of each of ``samples`` samples, and whether it is
-    mirrored: drawn for the first ``own``, zero for the rest."""
+    """Draws the top and left edge (0 to 2 :data:`BORDER`) of each sample's window, and whether the sample is mirrored.
+    Only the first ``own`` of the ``samples`` samples are drawn for; the others get zeros."""
     rng = stream(seed, Purpose.AUGMENTATION, round, client, step)
     others = (0, samples - own)
     top, left = (np.pad(rng.integers(0, 2 * BORDER + 1, own), others) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Which samples a client takes in each local step."""
+"""Decides which samples a client uses in each local step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedray.core.seeds import Purpose, stream
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch of each client of a stack.
+    """One mini-batch for each client of a stack.
 
-    ``x [C, b, ...]`` float32, ``y [C, b]`` int64, ``step`` j. ``counts [C]``: how many of the b samples are real (the
-    rest is padding); None when all are.
+    ``x [C, b, ...]`` are float32 inputs and ``y [C, b]`` int64 targets. ``step`` is j, from 0. ``counts [C]`` says how
+    many of the b samples are real, as the rest is padding; None means that all are real.
     """
 
     x: Tensor
@@ -27,9 +27,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order in which one client's samples are used in a round.
+    """The order in which one client uses its samples in a round.
 
-    ``order [J, b]``: position among the client's samples; ``counts``: how many of each of the J rows are real.
+    ``order [J, b]`` holds positions among the client's samples. ``counts`` says how many of each of the J rows are
+    real.
     """
 
     order: NDArray[np.int64]
@@ -37,7 +38,8 @@ class Schedule:
 
 
 def steps_of(samples: int, batch_size: int | None, local_steps: int | None, local_epochs: int | None) -> int:
-    """J_i: local_steps for everybody, or E * ceil(n_i / B). ``batch_size`` None is the full batch."""
+    """Returns J_i, the local steps of a client with ``samples`` samples: ``local_steps`` if it is set, otherwise E *
+    ceil(n_i / B). A ``batch_size`` of None is the full batch."""
     if local_steps is not None:
         return local_steps
     assert local_epochs is not None
@@ -54,10 +56,10 @@ def schedule(
     local_steps: int | None,
     local_epochs: int | None = None,
 ) -> Schedule:
-    """The batches of one client in one round, which depend on nothing but the arguments.
+    """Returns the mini-batches of one client in one round. They depend on the arguments alone.
 
-    ``local_steps``: slices of b = min(B, n) from an endless stream of permutations of the n samples. ``local_epochs``:
-    a fresh permutation each epoch, the ragged last batch kept.
+    With ``local_steps`` the batches are slices of length min(B, n) of an endless stream of permutations of the n
+    samples. With ``local_epochs`` each epoch is a fresh permutation, and its last batch may be smaller.
     """
     size = min(batch_size or samples, samples)
     steps = steps_of(samples, batch_size, local_steps, local_epochs)
@@ -66,7 +68,7 @@ def schedule(
         return stream(seed, purpose, round, client, number).permutation(samples)
 
     if size == samples:
-        # a full batch is the same set whatever its order: keep the order fixed, so that its sum is too
+        # the order of a full batch does not matter, so it stays fixed, and with it the rounding of the sum
         return Schedule(np.broadcast_to(np.arange(samples), (steps, samples)), [samples] * steps)
     if local_steps is not None:
         passes = -(-steps * size // samples)

@@ -1,4 +1,4 @@
-"""What a phase of an algorithm sees of a stack of clients."""
+"""What a phase of an algorithm gets to see of a stack of clients."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from fedray.core.vectors import Model
 
 @dataclass
 class Stack:
-    """Clients that are trained together, and what the server says of each (lists of C).
+    """Clients that are trained together, with an entry for each of the C clients in every list.
 
-    ``ids``, ``indices`` of their samples, local ``steps``, aggregation ``weights``, ``gaps`` in rounds since the last
-    participation (0: never took part), and the ``scalars`` of the broadcast.
+    ``indices`` are the indices of a client's samples, ``steps`` its local steps, and ``weights`` its aggregation
+    weight. ``gaps`` are the rounds since it last took part, 0 if it never did. ``scalars`` are the numbers that the
+    server sent to each client.
     """
 
     ids: Sequence[int]
@@ -38,15 +39,19 @@ class Stack:
 
 
 class ClientPhase:
-    """One phase of one round for a stack of C clients.
+    """A stack of C clients in one phase of one round.
 
-    Its three parts are ``data`` (whose mini-batches), ``objective`` (gradients and forward passes) and ``optimizer``
-    (the clients' SGD). ``shared``: the server's broadcast by name; ``scalars``: its per-client numbers, ``[C, 1]``;
-    ``state``: the clients' own vectors ``[C, width]`` and models, zeros before the first participation; ``kept``: what
-    an earlier phase of this round kept; ``received``: for an algorithm that ``needs_received``, the models that the
-    clients got at their last participation, zeros before the first. ``n``, ``J``, ``gap`` and ``p`` are ``[C, 1]``
-    float32: samples, local steps, rounds since the last participation (0: never took part), aggregation weight.
-    ``N`` clients hold samples, ``members`` are in the cohort, and ``lr`` is eta_l of the round.
+    It has three parts: ``data`` gives the mini-batches, ``objective`` computes gradients and forward passes, and
+    ``optimizer`` is the clients' SGD.
+
+    ``shared`` is the server's broadcast by name, and ``scalars`` its numbers for each client, ``[C, 1]``. ``state``
+    holds the clients' own vectors ``[C, width]`` and models, which are zeros before the first participation. ``kept``
+    is what an earlier phase of this round kept. ``received`` are the models that the clients received at their last
+    participation, zeros before the first; they are there only if the algorithm declares ``needs_received``.
+
+    ``n``, ``J``, ``gap`` and ``p`` are ``[C, 1]`` float32: samples, local steps, rounds since the last participation (0
+    if there was none), and aggregation weight. ``N`` is the number of clients that hold samples, ``members`` the number
+    of clients in the cohort, and ``lr`` the client learning rate eta_l of the round.
     """
 
     def __init__(
@@ -101,16 +106,22 @@ class ClientPhase:
         return self._received
 
     def start(self, name: str) -> Any:
-        """The shared model or vector ``name`` as the start of each of the C clients."""
+        """Returns the shared model or vector ``name`` once for each of the C clients, as the start of local
+        training."""
         shared = self.shared[name]
         return shared.rows(self.size) if isinstance(shared, Model) else shared.expand(self.size, -1)
 
     def initial_models(self, own: bool) -> Model:
-        """The initial model x^1 for each of the C clients, or with ``own`` a fresh draw for each."""
+        """Returns the initial model x^1 for each of the C clients. With ``own`` each client gets a model drawn for
+        it."""
         assert self._initial is not None
         models = [self._initial(client if own else None) for client in self.stack.ids]
         return Model(torch.stack([model.row for model in models]), models[0].width)
 
     def hold(self, new: Carry, old: Carry, j: int) -> Carry:
-        """``new`` after step j, but ``old`` for the clients that have made their J_i steps already."""
+        """Returns ``new`` for the clients that make local step ``j``, and ``old`` for those whose J_i steps are over.
+
+        The clients of a stack make their steps together, but some have fewer. In a stack with 3 and 5 steps, the first
+        client's model and its momentum buffer stay what they were after j = 2, while the second client goes on.
+        """
         return new if j < min(self.stack.steps) else Carry.where(j < self.J, new, old)

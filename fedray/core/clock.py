@@ -1,4 +1,4 @@
-"""What time is spent on."""
+"""Measures what time is spent on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from types import TracebackType
 
 
 class Clock:
-    """Adds up seconds by purpose; what is timed within something else counts for itself only.
+    """Adds up seconds by purpose. Time that is measured within another purpose counts for the inner one only.
 
-    ``settle`` waits for work that goes on by itself (a GPU's), so that its seconds count where they were caused.
+    ``settle`` waits for work that goes on by itself, such as a GPU's, so that its seconds count for the purpose that
+    caused them.
     """
 
     def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
@@ -20,11 +21,11 @@ class Clock:
         self._since = 0.0
 
     def on(self, purpose: str) -> _Span:
-        """A context manager: what happens within it is for ``purpose``."""
+        """A context whose time counts for ``purpose``."""
         return _Span(self, purpose)
 
     def take(self) -> dict[str, float]:
-        """The seconds by purpose since the last time."""
+        """Returns the seconds by purpose since the last call."""
         taken, self._seconds = self._seconds, {}
         return taken
 

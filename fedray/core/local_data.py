@@ -1,4 +1,4 @@
-"""The data of a stack of clients: their samples, and the mini-batches of their local steps."""
+"""The samples of a stack of clients, and the mini-batches that they make of them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fedray.core.seeds import Purpose
 Indices = NDArray[np.int64]
 
 GATHERED_BYTES = 8 << 20
-"""How much of a stack's samples is gathered ahead of the steps that use it."""
+"""The number of bytes of samples that are gathered at once, ahead of the steps that use them."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A data set on its device; inputs are ``float32(x) * scale + shift`` per channel."""
+    """A data set on its device. The model's inputs are ``float32(x) * scale + shift``, for each channel."""
 
     x: Tensor
     y: Tensor
@@ -34,18 +34,19 @@ class Samples:
     shift: Tensor | None = None
 
     def gather(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """``x [*indices.shape, ...]`` float32 and ``y`` of the samples, in fresh (hence aligned) memory."""
+        """Returns the inputs ``x [*indices.shape, ...]`` float32 and the targets ``y`` of some samples. They are in
+        fresh memory, which is aligned."""
         raw, y = self.raw(indices)
         return self.inputs(raw), y
 
     def raw(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """As :meth:`gather`, but ``x`` as it is stored."""
+        """Does the same as :meth:`gather`, but leaves ``x`` as it is stored."""
         flat = torch.from_numpy(indices.reshape(-1)).to(self.x.device)
         x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
         return x.view(*indices.shape, *x.shape[1:]), y.view(indices.shape)
 
     def inputs(self, raw: Tensor) -> Tensor:
-        """Float32 inputs of stored samples ``[..., *sample]``, in fresh memory whatever ``raw`` is a slice of."""
+        """Returns the float32 inputs of stored samples ``[..., *sample]``, in fresh memory."""
         if self.scale is None or self.shift is None:
             return raw.to(torch.float32, copy=True)
         shape = (-1,) + (1,) * (self.x.dim() - 2)
@@ -53,10 +54,11 @@ class Samples:
 
 
 class LocalData:
-    """The data of C clients, whose samples of ``samples`` are ``indices`` and who take ``steps`` local steps each.
+    """The data of C clients. ``indices`` are the indices of each client's samples in ``samples``, and ``steps`` the
+    number of its local steps.
 
-    ``ids``: the clients; ``purpose``: what batches are drawn for. ``n`` and ``J`` are ``[C, 1]`` float32: samples, and
-    local steps.
+    ``purpose`` says what the mini-batches are drawn for. ``n`` and ``J`` are ``[C, 1]`` float32: samples and local
+    steps.
     """
 
     def __init__(
@@ -85,16 +87,17 @@ class LocalData:
         return torch.tensor(values, dtype=torch.float32, device=self.samples.x.device)[:, None]
 
     def epoch_steps(self) -> Tensor:
-        """The steps of a local epoch, ceil(n / B), ``[C, 1]``."""
+        """Returns the number of steps in a local epoch, ceil(n / B), ``[C, 1]``."""
         size = self.training.batch_size
         return torch.ceil(self.n / size).clamp(min=1) if size else torch.ones_like(self.n)
 
     def epoch(self, j: int) -> Tensor:
-        """The local epoch (from 0) in which step j lies, ``[C, 1]``."""
+        """Returns the local epoch, from 0, in which step ``j`` lies, ``[C, 1]``."""
         return torch.floor(j / self.epoch_steps())
 
     def batches(self) -> Iterator[Batch]:
-        """The mini-batches of the local steps j = 0, 1, ...; clients with fewer steps get padding at the end."""
+        """Yields the mini-batches of the local steps j = 0, 1, ... Clients with fewer steps than others get padding at
+        the end."""
         made = self._batches()
         while True:
             with self.clock.on("data"):
@@ -109,7 +112,7 @@ class LocalData:
         block = max(1, GATHERED_BYTES // max(1, self.samples.x[0].nbytes * len(self.ids) * size))
         for start in range(0, len(chosen), block):
             raw, labels = self.samples.raw(chosen[start : start + block])
-            # all at once, if each batch then begins where a fresh one would: kernels round by alignment
+            # batches are converted together only if each begins at an aligned address, as kernels round by alignment
             full = all(min(of_step) == size for of_step in counts[start : start + block])
             at_once = full and raw[0].numel() * 4 % 64 == 0 and not self.training.augment
             inputs = self.samples.inputs(raw) if at_once else None
@@ -141,10 +144,10 @@ class LocalData:
         ]
 
     def _padded(self) -> tuple[Indices, list[tuple[int, ...]]]:
-        """Sample indices ``[J, C, b]``, for the longest and largest client, and of each step the number of real ones of
-        each client.
+        """Returns sample indices ``[J, C, b]``, and for each step the number of real samples of each client.
 
-        Padding repeats a client's first sample: a valid input, whose weight is zero.
+        J and b are those of the client with the most steps and of the one with the largest batch. The padding repeats a
+        client's first sample, which is a valid input; its weight is zero.
         """
         schedules = self._schedules()
         steps = max(len(plan.order) for plan in schedules)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What every algorithm's local training shares (the keys ``train.*``): batches, and the clients' optimizer.
+    """The settings ``train.*`` that local training has in common in all algorithms: batches, and the clients'
+    optimizer.
 
-    ``batch_size`` None is the full batch. Of ``local_steps`` and ``local_epochs`` one is None.
+    A ``batch_size`` of None is the full batch. One of ``local_steps`` and ``local_epochs`` is None.
     """
 
     seed: int

@@ -1,7 +1,7 @@
-"""A network is the user's module, run at models that lie in flat rows: forward passes and gradients of a stack.
+"""Runs the user's module at models that are flat rows: forward passes and gradients for a stack of clients.
 
-A *stack* is C clients that are trained together: their models are the rows of ``[C, row_width]``. The two kinds of
-networks, :class:`LoopNetwork` and :class:`StackNetwork`, give the same numbers to float tolerance.
+A stack is C clients that are trained together. Their models are the rows of a tensor ``[C, row_width]``. There are two
+kinds of networks, :class:`LoopNetwork` and :class:`StackNetwork`. They give the same numbers up to rounding.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from fedray.core.vectors import Layout, Model
 
 
 class Outputs(NamedTuple):
-    """What a forward pass gives: ``logits [b, classes]``, ``features [b, d]``, the input of the last Linear called, and
-    ``prediction [b, d]``, what the head's predictor makes of them where a loss may ask for it. An algorithm that needs
-    the latter two says so by ``needs_head``; of a model that hasn't got them they are None."""
+    """What a forward pass returns.
+
+    ``logits`` are ``[b, classes]``. ``features [b, d]`` are the inputs of the Linear layer that was called last.
+    ``prediction [b, d]`` is what the head's predictor makes of the features. An algorithm that needs the latter two
+    declares it by ``needs_head``. They are None for a model that does not have them.
+    """
 
     logits: Tensor
     features: Tensor = None  # type: ignore[assignment]
@@ -38,7 +41,8 @@ RuleLoss = Callable[..., Tensor]
 
 
 class Gradient(NamedTuple):
-    """``value [C, width]``, and the task loss and the number of right answers of each client's batch, ``[C]``."""
+    """The gradient ``value [C, width]``, and for each client's batch the task loss and the number of right answers,
+    ``[C]``."""
 
     value: Tensor
     task_loss: Tensor
@@ -46,35 +50,36 @@ class Gradient(NamedTuple):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each sample, from logits."""
+    """Returns the cross-entropy of each sample."""
     return F.cross_entropy(logits, targets, reduction="none")
 
 
 class Predicting(nn.Module):
-    """A head with a ``predictor``, which takes what enters its ``classifier``, and is run only where a loss may ask."""
+    """A head with a ``predictor`` of what enters its ``classifier``. The predictor is run only if a loss may ask for
+    it."""
 
     predictor: nn.Module
     classifier: nn.Linear
 
 
 def predicting_head(module: nn.Module) -> Predicting | None:
-    """The head with a predictor that a module has inside, if any."""
+    """Returns the head with a predictor within ``module``, or None."""
     return next((m for m in module.modules() if isinstance(m, Predicting)), None)
 
 
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
-"""``draws(row)``: within it, torch's generators draw what belongs to the client of that row of the stack."""
+"""``draws(row)`` is a context in which torch's random numbers are those of the client in that row of the stack."""
 
 
 def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
-    """The :data:`Draws` of a module that draws nothing."""
+    """The :data:`Draws` of a module that draws no random numbers."""
     return contextlib.nullcontext()
 
 
 class TrainingPass:
-    """A training-mode forward pass of a stack whose gradient is taken later, once its loss is known.
+    """A forward pass of a stack in training mode. Its gradient is taken later, when its loss is known.
 
-    ``features [C, b, d]`` are detached; ``task_loss`` and ``correct`` as in :class:`Gradient`.
+    ``features [C, b, d]`` are detached. ``task_loss`` and ``correct`` are those of :class:`Gradient`.
     """
 
     def __init__(
@@ -96,7 +101,7 @@ class TrainingPass:
         return torch.stack([o.features.detach() for o in self._outputs])
 
     def gradient(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Gradient ``[C, width]`` of the mean over the batch of ``loss``. It can be taken once."""
+        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over the batch. It can be called once."""
         value = self.task_loss.new_zeros(len(self._outputs), self._layout.width)
         with self.clock.on("gradient"):
             for row, (tensors, outputs, losses) in enumerate(
@@ -109,15 +114,13 @@ class TrainingPass:
 
 
 COPIED = 200_000
-"""Models of up to as many parameters are copied into the module. It refers to larger ones where they lie, which costs
-microseconds for each of its tensors."""
+"""The most parameters of a model that is copied into the module. The module refers to a larger one where it lies, which
+costs microseconds for each tensor."""
 
 
 class Network:
-    """A module whose parameters are views into one flat row, so that loading a model is one copy, or none.
-
-    ``initial`` is the model that the module came with.
-    """
+    """A module whose parameters are views into one flat row, so that a model is loaded by one copy, or by none.
+    ``initial`` is the module's model as it was given."""
 
     def __init__(
         self,
@@ -149,13 +152,13 @@ class Network:
         self._watched = False
 
     def _bind(self, parameters: Tensor) -> None:
-        """Make the module's parameters views into ``parameters [width]``."""
+        """Makes the module's parameters views into ``parameters [width]``."""
         self._bound = parameters
         for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
             tensor.data = slot.view(parameters)
 
     def _watch(self) -> None:
-        """Have the layers say what enters them, from now on: it costs a small model some hundredths of its step."""
+        """Has the layers record their inputs from now on. This costs a few percent of a small model's step."""
         self._watched = True
         beside = set(self._head.predictor.modules()) if self._head else set()
         for layer in self.module.modules():
@@ -171,8 +174,8 @@ class Network:
     def outputs(
         self, x: Tensor, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
     ) -> Outputs:
-        """Forward of ``x [b, ...]`` with the loaded model, or with the tensors given; ``features``, ``predict``: with
-        these outputs beside the logits."""
+        """Runs the forward pass of ``x [b, ...]`` with the loaded model, or with ``tensors``. ``features`` and
+        ``predict`` ask for these outputs beside the logits."""
         if features and not self._watched:
             self._watch()
         self._predicting = predict
@@ -188,8 +191,9 @@ class Network:
         return contextlib.nullcontext()
 
     def mode(self, training: bool, normalise: bool = True) -> None:
-        """Put the module into training or evaluation mode; ``normalise``: by the batch's own statistics. Normalisation
-        layers that are frozen stay in evaluation mode, so that their running statistics stay too."""
+        """Puts the module into training or evaluation mode. ``normalise`` says whether normalisation layers use the
+        batch's own statistics. Normalisation layers that are frozen stay in evaluation mode, so that their running
+        statistics do not change."""
         # walking through a module takes as long as a small layer
         if self._mode != (training, normalise):
             self._mode = training, normalise
@@ -199,7 +203,7 @@ class Network:
                 norm.eval()
 
     def load(self, model: Model) -> None:
-        """Make the parameters and buffers of a single model the module's."""
+        """Loads the parameters and buffers of a single model into the module."""
         if self.layout.width > COPIED:
             self._bind(model.parameters.contiguous())
         else:
@@ -209,13 +213,14 @@ class Network:
             tensor.copy_(value if slot.dtype.is_floating_point else value.round())
 
     def _store_buffers(self, model: Model) -> None:
-        """Copy the module's buffers into ``model``."""
+        """Copies the module's buffers into ``model``."""
         for slot, tensor in self._others:
             slot.view(model.buffers).copy_(tensor)
 
     @torch.no_grad()
     def forward(self, at: Model, x: Tensor, rng: Draws = undrawn) -> Outputs:
-        """Evaluation-mode forward of ``x [C, b, ...]`` at the C models ``at``: logits ``[C, b, classes]``."""
+        """Runs the forward pass of ``x [C, b, ...]`` at the C models ``at``, in evaluation mode. The logits are ``[C,
+        b, classes]``."""
         self.mode(training=False)
         results = []
         for row in range(len(at.row)):
@@ -238,7 +243,8 @@ class Network:
         return x, y
 
     def training_pass(self, at: Model, batch: Batch, rng: Draws = undrawn) -> TrainingPass:
-        """The forward pass at the C models ``at``, with all outputs; buffers are updated as in :meth:`gradients`."""
+        """Runs the forward pass at the C models ``at`` with all outputs. Buffers are updated as in
+        :meth:`gradients`."""
         parameters, outputs, losses, targets = [], [], [], []
         for row in range(len(at.row)):
             x, y = self._begin(batch, row)
@@ -264,23 +270,23 @@ class Network:
         extras: Sequence[Tensor] = (),
         rng: Draws = undrawn,
     ) -> Gradient:
-        """Gradient of the mean loss over each client's batch at the C models ``at``, in training mode.
+        """Returns the gradient of the mean loss over each client's batch at the C models ``at``, in training mode.
 
-        The buffers of ``at`` are updated in place, as the module's forward does it. ``rule_loss`` replaces the task
-        loss, and gets one row of each of ``extras [C, ...]``. ``rng`` is entered around forwards of modules that draw
-        (dropout).
+        The buffers of ``at`` are updated in place, as the module's forward pass does it. ``rule_loss`` replaces the
+        task loss; it gets one row of each of ``extras [C, ...]``. The forward pass of a module that draws random
+        numbers (dropout) runs within ``rng``.
         """
         raise NotImplementedError
 
 
 def _is_frozen(layer: nn.Module) -> bool:
-    """Whether a layer has parameters of its own, none of which is trained."""
+    """Whether ``layer`` has parameters of its own, and none of them is trained."""
     own = list(layer.parameters(recurse=False))
     return bool(own) and not any(parameter.requires_grad for parameter in own)
 
 
 class LoopNetwork(Network):
-    """One client after another, through the module itself."""
+    """Runs one client after another through the module itself."""
 
     def gradients(
         self,
@@ -312,7 +318,8 @@ class LoopNetwork(Network):
 
 
 class StackNetwork(Network):
-    """All clients of a stack in one batched stream of kernels (torch.func). Not for modules with buffers or draws."""
+    """Runs all clients of a stack through one stream of batched kernels (torch.func). It can't be used for modules that
+    have buffers or draw random numbers."""
 
     @torch.no_grad()
     def forward(self, at: Model, x: Tensor, rng: Draws = undrawn) -> Outputs:

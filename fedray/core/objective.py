@@ -1,4 +1,4 @@
-"""What clients minimise: gradients and forward passes of their losses, at any models."""
+"""The losses that clients minimise: gradients and forward passes, at any models."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fedray.core.seeds import Purpose
 from fedray.core.vectors import Model
 
 NO_STEP = 2**63
-"""The step coordinate of what a module draws outside local steps."""
+"""The coordinate, in place of a step, of random numbers that a module draws outside local steps."""
 
 PART = 256
-"""Samples of a full-batch gradient that are taken at a time, or fewer."""
+"""The most samples of a full-batch gradient that are taken at a time."""
 
 
 class Objective:
-    """The losses f_i of the C clients of ``data``, as ``network`` computes them.
+    """The losses f_i of the C clients of ``data``, computed by ``network``.
 
-    A training-mode pass updates the buffers of the models at which it is taken, in place.
+    A forward pass in training mode updates the buffers of the models at which it is taken, in place.
     """
 
     def __init__(self, network: Network, data: LocalData, clock: Clock | None = None) -> None:
@@ -38,11 +38,11 @@ class Objective:
         self._last_step = -1
 
     def gradient(self, at: Model, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Mini-batch gradient ``[C, width]`` at the C models ``at``.
+        """Returns the mini-batch gradient ``[C, width]`` at the C models ``at``.
 
-        ``loss(outputs, task_losses, *extras)`` replaces the task loss where an algorithm has its own; each of
-        ``extras`` is ``[C, ...]`` and is handed over a client at a time. May be called several times on one batch (with
-        the same dropout each time); the first call of a step is the one whose loss and accuracy are logged.
+        ``loss(outputs, task_losses, *extras)`` replaces the task loss if an algorithm has a loss of its own. Each of
+        ``extras`` is ``[C, ...]``, of which the loss gets one client's row at a time. The method may be called several
+        times on one batch, and dropout is the same each time. The loss and accuracy of a step's first call are logged.
         """
         with self.clock.on("gradient"):
             gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step))
@@ -50,8 +50,11 @@ class Objective:
         return gradient.value
 
     def training_pass(self, at: Model, batch: Batch) -> TrainingPass:
-        """The forward pass of ``batch`` at the C models ``at``, for a loss that needs what other models make of its
-        features: ``training_pass(at, batch).gradient(loss, extras)`` is what :meth:`gradient` would have given."""
+        """Runs the forward pass of ``batch`` at the C models ``at``, for a loss that depends on what other models make
+        of the batch.
+
+        ``training_pass(at, batch).gradient(loss, extras)`` is what :meth:`gradient` would have returned.
+        """
         with self.clock.on("gradient"):
             forward = self.network.training_pass(at, batch, self._draws(batch.step))
         forward.clock = self.clock
@@ -59,8 +62,8 @@ class Objective:
         return forward
 
     def full_gradient(self, at: Model) -> Tensor:
-        """Gradient ``[C, width]`` of each client's mean loss over all its samples, unaugmented, at the C models ``at``,
-        whose buffers stay as they are."""
+        """Returns the gradient ``[C, width]`` of each client's mean loss over all its samples, which are not augmented,
+        at the C models ``at``. Their buffers do not change."""
         rows = []
         for row, own in enumerate(self.data.indices):
             total = torch.zeros(at.width, dtype=torch.float64, device=at.row.device)
@@ -78,18 +81,18 @@ class Objective:
         return torch.stack(rows)
 
     def forward(self, at: Model, x: Tensor) -> Outputs:
-        """Evaluation-mode outputs of ``x [C, b, ...]``, or of ``x [b, ...]``, the same for all, at the C models
-        ``at``."""
+        """Runs a forward pass at the C models ``at``, in evaluation mode. The inputs are ``x [C, b, ...]``, or ``x [b,
+        ...]`` if they are the same for all clients."""
         if x.dim() == self.data.samples.x.dim():
             x = x.expand(len(self.data.ids), *x.shape)
         with self.clock.on("gradient"):
             return self.network.forward(at, x, self._draws(NO_STEP))
 
     def logged(self) -> dict[str, list[float]]:
-        """``loss`` and ``accuracy`` of each client's mini-batches, means over its local steps."""
+        """Returns ``loss`` and ``accuracy`` of each client: means over the mini-batches of its local steps."""
         if not self._losses:
             return {}
-        # plain numbers: of the few that a client has, arrays would take longer
+        # plain numbers, because arrays would take longer for so few
         of_steps = torch.stack(self._losses).double().tolist(), torch.stack(self._correct).tolist(), self._seen
         columns = (zip(*rows, strict=True) for rows in of_steps)
         found: dict[str, list[float]] = {"loss": [], "accuracy": []}
@@ -106,6 +109,7 @@ class Objective:
             self._seen.append(batch.counts or [batch.y.shape[1]] * len(self.data.ids))
 
     def _draws(self, step: int, first: int = 0) -> Draws:
-        """What a module draws (dropout) in a step, for the clients from position ``first`` of the stack on."""
+        """The random numbers that a module draws (dropout) in a step, for the clients from position ``first`` of the
+        stack on."""
         seed, round, ids = self.data.training.seed, self.data.round, self.data.ids
         return lambda row: seeds.torch_rng(seed, Purpose.DROPOUT, round, ids[first + row], step)

@@ -1,4 +1,5 @@
-"""The clients' own optimizer: SGD with clipping, weight decay and momentum; and what local training carries along."""
+"""The clients' own optimizer, which is SGD with clipping, weight decay and momentum; and what local training carries
+from step to step."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from fedray.core.vectors import Model
 
 
 class Carry:
-    """What local training carries from one local step to the next: an algorithm's models and vectors by name, each of C
-    clients, and the momentum buffer ``momentum [C, width]`` of the clients' optimizer (None before its first step).
+    """What local training carries from one local step to the next: the algorithm's models and vectors of C clients by
+    name, and the momentum buffer ``momentum [C, width]`` of the clients' optimizer, which is None before its first
+    step.
 
-    It is never changed: a step makes another.
+    A carry never changes. Each step makes a new one.
     """
 
     __slots__ = ("_values", "momentum")
@@ -28,12 +30,12 @@ class Carry:
         return self._values[name]
 
     def update(self, **values: Any) -> Carry:
-        """The carry with these values in place of those of the same names."""
+        """Returns the carry with these values in place of those with the same names."""
         return Carry({**self._values, **values}, self.momentum)
 
     @staticmethod
     def where(chosen: Tensor, one: Carry, other: Carry) -> Carry:
-        """``one`` for the clients for which ``chosen [C, 1]`` is true, ``other`` for the rest."""
+        """Returns ``one`` for the clients for which ``chosen [C, 1]`` is true, and ``other`` for the rest."""
         momentum = one.momentum
         if momentum is not None:
             before = torch.zeros_like(momentum) if other.momentum is None else other.momentum
@@ -46,17 +48,17 @@ def _where(chosen: Tensor, one: Any, other: Any) -> Any:
 
 
 class LocalOptimizer:
-    """SGD at the learning rate ``lr`` (eta_l), with the clipping, weight decay and momentum of ``training``."""
+    """SGD with the learning rate ``lr`` (eta_l), and with the clipping, weight decay and momentum of ``training``."""
 
     def __init__(self, training: LocalTraining, lr: float) -> None:
         self.training, self.lr = training, lr
 
     def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
-        """The direction ``[C, width]`` of a step of the models ``carry[name]``, and the carry with the momentum buffer
-        as it is afterwards.
+        """Returns the direction ``[C, width]`` of a step of the models ``carry[name]``, and the carry with the new
+        momentum buffer.
 
-        ``gradient`` may have been corrected by the algorithm. It is clipped, weight decay is added, and the sum goes
-        through the momentum buffer: this order is ALGORITHMS' rule R2 (c), (d), (e).
+        ``gradient`` may have been corrected by the algorithm. First it is clipped, then weight decay is added, and the
+        sum goes through the momentum buffer.
         """
         training = self.training
         if training.grad_clip:
@@ -71,6 +73,6 @@ class LocalOptimizer:
         return gradient, carry
 
     def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:
-        """One step of the models ``carry[name]``: w - eta_l * direction."""
+        """Makes one step of the models ``carry[name]``: w - eta_l * direction."""
         direction, carry = self.direction(carry, name, gradient)
         return carry.update(**{name: carry[name].moved(direction, -self.lr)})

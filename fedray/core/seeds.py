@@ -1,8 +1,8 @@
-"""Counter-based randomness: every draw is a function of (seed, purpose, coordinates), in whichever order and process.
+"""Random numbers that depend on (seed, purpose, coordinates) alone, and not on who draws them or in which order.
 
-Philox (Salmon et al., SC 2011) is a keyed function of a 256-bit counter. The key is (seed, purpose). Of the counter's
-four words the upper three are the coordinates, for example (round, client, pass); a stream advances only the lowest,
-so distinct coordinates give disjoint streams of 2**64 blocks each.
+They come from Philox (Salmon et al., SC 2011), a keyed function of a 256-bit counter. The key is (seed, purpose). The
+upper three of the counter's four words are the coordinates, for example (round, client, pass). A stream advances only
+the lowest word, so different coordinates give streams that do not overlap for 2**64 blocks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 SERVER = 2**63
-"""The client coordinate of the server: coordinates can't be negative, and clients have ids below it."""
+"""The server's number where a client's is expected. Coordinates can't be negative, and the ids of clients are smaller.
+"""
 
 
 class Purpose(IntEnum):
-    """What a stream is for. The numbers are part of every result: add to them, never renumber."""
+    """What random numbers are drawn for. The numbers are part of every result, so new ones may be added, but none
+    changed."""
 
     INIT = 0
     PARTITION = 1
@@ -41,7 +43,7 @@ class Purpose(IntEnum):
 
 
 class _Unseeded(ISeedSequence):
-    """Saves a generator whose state is set anyway from being seeded with entropy of the system's, which takes longer
+    """Keeps numpy from seeding a generator, whose state is set anyway, with the system's entropy. Seeding takes longer
     than all the rest."""
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
@@ -49,9 +51,10 @@ class _Unseeded(ISeedSequence):
 
 
 def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generator:
-    """The generator of (seed, purpose, coordinates): a pure function, some 4 microseconds.
+    """Returns the generator of (seed, purpose, coordinates). It takes about 4 microseconds.
 
-    Seed and coordinates (three at most, 0 where left out) are in [0, 2**64); ValueError otherwise.
+    There are at most three coordinates; those that are left out are 0. Raises ValueError if the seed or a coordinate is
+    not in [0, 2**64).
     """
     if len(coordinates) > 3:
         raise ValueError(f"a stream has three coordinates at most, not {len(coordinates)}")
@@ -66,16 +69,18 @@ def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generato
 
 
 def torch_seed(seed: int, purpose: Purpose, *coordinates: int) -> int:
-    """A seed in [0, 2**63) for a torch generator, drawn from the stream of the same arguments."""
-    # the raw word, as numpy may change how `integers` uses it
+    """Returns a seed in [0, 2**63) for a torch generator, drawn from the stream of these arguments."""
+    # the raw word is used, as numpy may change how `integers` makes numbers of it
     return int(stream(seed, purpose, *coordinates).bit_generator.random_raw()) >> 1
 
 
 @contextmanager
 def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
-    """Within it torch's global generators draw from (seed, purpose, coordinates); afterwards they are as before.
+    """A context in which torch's global generators draw from (seed, purpose, coordinates). Afterwards they are as
+    before.
 
-    For model construction and dropout, which know no other generator. CUDA's are included once CUDA is in use.
+    It is for the construction of models and for dropout, which can't be given a generator. CUDA's generators are
+    included once CUDA is in use.
     """
     import torch
 
@@ -91,8 +96,8 @@ def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
 
 @contextmanager
 def global_generators(seed: int | None = None) -> Iterator[None]:
-    """Within it the user's own code may draw from the global generators of Python, numpy and torch; afterwards they are
-    as before. ``seed`` sets them first."""
+    """A context in which the user's code may draw from the global generators of Python, numpy and torch. ``seed`` seeds
+    them first. Afterwards they are as before."""
     import torch
 
     # numpy's old generator is named because users' transforms draw from it

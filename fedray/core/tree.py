@@ -1,9 +1,9 @@
-"""Sums along one fixed binary tree, so that the way in which work is divided never changes a bit.
+"""Sums along one fixed binary tree, so that the way in which work is divided changes no bit of a sum.
 
-A sum over a cohort of m clients is taken over positions 0..m-1 (clients sorted by id). Node (level, index) of the tree
-covers positions [index * 2**level, (index + 1) * 2**level); its value is the float64 sum of its two children, and a
-node whose sibling lies wholly beyond the cohort is handed up as it is. Whoever holds all of a subtree may add it up
-alone.
+The sum over a cohort of m clients, sorted by id, is taken over the positions 0..m-1. Node (level, index) of the tree
+covers the positions [index * 2**level, (index + 1) * 2**level). Its value is the float64 sum of its two children. A
+node whose sibling lies wholly beyond the cohort passes its value on unchanged. So a worker that has all leaves of a
+subtree can add them up alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Node: TypeAlias = tuple[int, int]
 
 
 class TreeSum:
-    """The sum of ``members`` float64 vectors along the fixed tree, from any mixture of leaves and complete subtrees.
+    """The sum of ``members`` float64 vectors along the tree. Leaves and complete subtrees may be added in any order.
 
-    Memory: one vector per level when the leaves come in order. With ``in_place`` what is added is taken over; else it
-    is only read.
+    It holds one vector for each level of the tree if the leaves are added in order. With ``in_place`` it may overwrite
+    the tensors that are added; without, it only reads them.
     """
 
     def __init__(self, members: int, in_place: bool = True) -> None:
@@ -28,7 +28,7 @@ class TreeSum:
         self.nodes: dict[Node, Tensor] = {}
 
     def add(self, node: Node, value: Tensor) -> None:
-        """Add the value of a node (a leaf is ``(0, position)``); ``value`` is float64."""
+        """Adds the float64 ``value`` of a node. A leaf is the node ``(0, position)``."""
         level, index = node
         while index or (1 << level) < self.members:
             sibling = index ^ 1
@@ -41,13 +41,14 @@ class TreeSum:
         self.nodes[level, index] = value
 
     def total(self) -> Tensor:
-        """The whole sum; all members must have been added."""
+        """Returns the whole sum. All members must have been added."""
         (value,) = self.nodes.values()
         return value
 
 
 def reduce_rows(rows: Tensor) -> Tensor:
-    """The subtree over ``rows [C, ...]``, whose first row stands at a multiple of a power of two >= C."""
+    """Returns the sum of the subtree over ``rows [C, ...]``. The position of the first row must be a multiple of a
+    power of two that is at least C."""
     while len(rows) > 1:
         even = len(rows) // 2 * 2
         paired = rows[0:even:2] + rows[1:even:2]
@@ -56,10 +57,10 @@ def reduce_rows(rows: Tensor) -> Tensor:
 
 
 def subtree(start: int, size: int) -> Node:
-    """The lowest node that covers the positions start .. start + size - 1.
+    """Returns the lowest node that covers the positions start .. start + size - 1.
 
-    ``start`` is a multiple of a power of two that is at least ``size``; unless ``size`` is that power, the cohort ends
-    with these positions.
+    ``start`` must be a multiple of a power of two that is at least ``size``. If ``size`` is not that power, the cohort
+    must end with these positions.
     """
     level, index = 0, start
     while (1 << level) < size:

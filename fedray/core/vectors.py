@@ -1,4 +1,4 @@
-"""Flat vectors: a model, its parameters and its buffers, as one contiguous float32 row."""
+"""A model as one row of float32 numbers: its parameters, followed by its buffers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 ROW = 16
-"""Rows are padded to 16 floats (64 bytes): kernels round differently on rows that are aligned differently."""
+"""Rows are padded to a multiple of 16 floats (64 bytes), because kernels round differently on rows that are aligned
+differently."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one named tensor lies in a flat vector.
+    """Says where one named tensor lies in a row.
 
-    ``order``: its dimensions from the outermost in memory to the innermost, so that a module's memory format (channels
-    last, say) is kept: it decides which kernels run.
+    ``order`` lists the tensor's dimensions from the outermost in memory to the innermost. It keeps a module's memory
+    format, such as channels last, which decides what kernels are run.
     """
 
     name: str
@@ -34,18 +35,18 @@ class Slot:
         return prod(self.shape)
 
     def view(self, vector: Tensor) -> Tensor:
-        """The tensor in ``vector [width]``."""
+        """Returns the tensor as a view into ``vector [width]``."""
         return self.shaped(vector[self.start : self.start + self.size])
 
     def shaped(self, piece: Tensor) -> Tensor:
-        """The tensor from its numbers ``piece [size]`` in memory order."""
+        """Returns the tensor, given its numbers ``piece [size]`` in memory order."""
         if self.plain:
             return piece.view(self.shape)
         inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
         return piece.view([self.shape[d] for d in self.order]).permute(inverse)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """The numbers ``[size]`` of ``tensor`` in memory order."""
+        """Returns the numbers ``[size]`` of ``tensor`` in memory order."""
         return (tensor if self.plain else tensor.permute(self.order)).reshape(-1)
 
     @cached_property
@@ -54,11 +55,11 @@ class Slot:
 
 
 class Model:
-    """A model, or C models of a stack: ``row [..., width + buffer_width]`` float32 holds the trainable parameters, then
-    the buffers (running statistics, say), if there are any.
+    """A model, or the C models of a stack. ``row [..., width + buffer_width]`` float32 holds the trainable parameters
+    first, and then the buffers, such as running statistics, if there are any.
 
-    Models are points, plain tensors ``[..., width]`` are directions. The difference of two models is a direction, of
-    the parameters alone; a model plus a direction is a model with the same buffers. Shapes broadcast.
+    Models are points, and plain tensors ``[..., width]`` are directions. The difference of two models is the direction
+    between their parameters. A model plus a direction is a model with the same buffers. Shapes broadcast.
     """
 
     __slots__ = ("row", "width")
@@ -68,32 +69,32 @@ class Model:
 
     @property
     def parameters(self) -> Tensor:
-        """The trainable parameters ``[..., width]``, a view."""
+        """The trainable parameters ``[..., width]``, as a view."""
         return self.row[..., : self.width] if self.has_buffers else self.row
 
     @property
     def buffers(self) -> Tensor:
-        """The buffers ``[..., buffer_width]``, a view."""
+        """The buffers ``[..., buffer_width]``, as a view."""
         return self.row[..., self.width :]
 
     @property
     def has_buffers(self) -> bool:
-        """Whether it has any buffers."""
+        """Whether the model has any buffers."""
         return self.row.shape[-1] > self.width
 
     def with_parameters(self, parameters: Tensor) -> Model:
-        """The model with these ``parameters [..., width]`` and the buffers of this one."""
+        """Returns a model with ``parameters [..., width]`` and this model's buffers."""
         if not self.has_buffers:
             return Model(parameters, self.width)
         buffers = self.buffers.expand(*parameters.shape[:-1], -1)
         return Model(torch.cat([parameters, buffers], dim=-1), self.width)
 
     def with_buffers_of(self, other: Model) -> Model:
-        """The model with these parameters and the buffers of ``other``."""
+        """Returns a model with this model's parameters and the buffers of ``other``."""
         return other.with_parameters(self.parameters)
 
     def moved(self, direction: Tensor, by: float = 1.0) -> Model:
-        """The model plus ``by`` times ``direction [..., width]``."""
+        """Returns the model plus ``by`` times ``direction [..., width]``."""
         return self.with_parameters(self.parameters.add(direction, alpha=by))
 
     def __add__(self, direction: Tensor) -> Model:
@@ -111,21 +112,21 @@ class Model:
         return self.with_parameters(self.parameters - other)
 
     def lerp(self, target: Model, weight: float) -> Model:
-        """The parameters ``weight`` of the way to those of ``target``, and the buffers of ``target``, which are
-        averages of statistics already."""
+        """Returns the model whose parameters lie the fraction ``weight`` of the way to those of ``target``. Its buffers
+        are those of ``target``, because they are averages of statistics already."""
         return target.with_parameters(self.parameters.lerp(target.parameters, weight))
 
     def zeros(self) -> Tensor:
-        """The direction of length zero."""
+        """Returns the direction of length zero."""
         return torch.zeros_like(self.parameters)
 
     def clone(self) -> Model:
-        """A copy in fresh memory."""
+        """Returns a copy in fresh memory."""
         return Model(self.row.clone(), self.width)
 
     def rows(self, count: int) -> Model:
-        """``count`` copies of a single model as a stack: of buffers in memory of their own, as training updates
-        them in place."""
+        """Returns ``count`` copies of a single model as a stack. Each copy has its own memory for buffers, because
+        training updates them in place."""
         row = self.row.expand(count, -1)
         return Model(row.clone() if self.has_buffers else row, self.width)
 
@@ -134,7 +135,8 @@ class Model:
 
     @staticmethod
     def where(chosen: Tensor, one: Model, other: Model) -> Model:
-        """Of each client of a stack the model in ``one`` where ``chosen [C, 1]`` is true, else that in ``other``."""
+        """Returns for each client of a stack the model in ``one`` if ``chosen [C, 1]`` is true, and the one in
+        ``other`` if not."""
         return Model(torch.where(chosen, one.row, other.row), one.width)
 
 
@@ -143,11 +145,11 @@ Vector: TypeAlias = Model | Tensor
 
 
 class Layout:
-    """How a module's tensors lie in the row of a :class:`Model`: trainable parameters, then buffers.
+    """Says how a module's tensors lie in the row of a :class:`Model`: the trainable parameters first, then the buffers.
 
-    ``parameters`` numbers (P) are trainable; they take ``width`` >= P numbers, of which the last are padding and zero.
-    ``buffers`` numbers are in buffers, which take ``buffer_width``; whole-number buffers are kept as floats and rounded
-    when they are loaded. Frozen parameters are in neither: they never change.
+    ``parameters`` is the number of trainable parameters. They take ``width`` numbers of the row, the last of which may
+    be padding, which is zero. ``buffers`` and ``buffer_width`` are the same for buffers. A buffer of whole numbers is
+    kept as floats and rounded when it is loaded. Frozen parameters never change, so they are not in the row.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -159,21 +161,21 @@ class Layout:
 
     @property
     def row_width(self) -> int:
-        """The numbers of a model's row."""
+        """How many numbers the row of a model has."""
         return self.width + self.buffer_width
 
     def model(self, row: Tensor) -> Model:
-        """The model, or models, in ``row [..., row_width]``."""
+        """Returns the model, or the models, in ``row [..., row_width]``."""
         return Model(row, self.width)
 
     @cached_property
     def whole_numbers(self) -> list[slice]:
-        """Where whole-number buffers lie in a row: they are counts, of which there is no average."""
+        """Where buffers of whole numbers lie in a row. They are counts, which have no average."""
         places = [(self.width + s.start, s.size) for s in self.buffer_slots if not s.dtype.is_floating_point]
         return [slice(start, start + size) for start, size in places]
 
     def pack(self, module: nn.Module) -> Model:
-        """The module's parameters and buffers, copied, on the CPU."""
+        """Returns a copy of the parameters and buffers of ``module``, on the CPU."""
         row, tensors = torch.zeros(self.row_width), tensors_of(module)
         for slots, vector in ((self.slots, row), (self.buffer_slots, row[self.width :])):
             for slot in slots:
@@ -181,11 +183,11 @@ class Layout:
         return Model(row, self.width)
 
     def named(self, model: Model) -> dict[str, Tensor]:
-        """The tensors of a single model by name: views, but copies of whole-number ones."""
+        """Returns the tensors of a single model by name. They are views, except for those of whole numbers."""
         return {slot.name: slot.view(model.row) for slot in self.slots} | self.named_buffers(model)
 
     def named_buffers(self, model: Model) -> dict[str, Tensor]:
-        """The same of the buffers alone."""
+        """Does the same for the buffers alone."""
         named, buffers = {}, model.buffers
         for slot in self.buffer_slots:
             value = slot.view(buffers)
@@ -193,7 +195,8 @@ class Layout:
         return named
 
     def gather(self, pieces: Sequence[Tensor | None], out: Tensor) -> None:
-        """Write the gradients of the named parameters, None for one that has none, into ``out [width]``."""
+        """Writes gradients of the parameters, in the module's order, into ``out [width]``. None stands for a parameter
+        that has none."""
         flat = [
             out.new_zeros(slot.size) if piece is None else slot.flat(piece)
             for slot, piece in zip(self.slots, pieces, strict=True)
@@ -201,18 +204,18 @@ class Layout:
         torch.cat(flat, out=out[: self.parameters])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parameters ``vector [width]`` by name, by one differentiable split."""
+        """Returns the parameters in ``vector [width]`` by name, by one differentiable split."""
         pieces = vector.split(self.sizes)
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 
 
 def frozen(module: nn.Module) -> dict[str, Tensor]:
-    """A module's parameters that are not trained, by name."""
+    """Returns the parameters of ``module`` that are not trained, by name."""
     return {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """A module's parameters and buffers by name, each once."""
+    """Returns the parameters and buffers of ``module`` by name. Each tensor is there once."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 

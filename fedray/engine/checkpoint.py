@@ -1,7 +1,9 @@
-"""Checkpoints that are whole or not there: written beside, flushed to disk, renamed; checksummed; never pickled.
+"""Writes and reads checkpoints, from which a run that was interrupted goes on.
 
-``round-N/`` holds what changes in every round. Files that many rounds share (a client's state, a model of an earlier
-round) lie in ``shared/``, each written once and kept as long as a checkpoint names it.
+A checkpoint is whole or it is not there: its files are written beside their final place, flushed to disk, and then
+renamed. Every file has a checksum, and nothing is pickled. ``round-N/`` holds what changes in every round. Files that
+many rounds share (a client's state, a model of an earlier round) lie in ``shared/``: each is written once, and kept as
+long as a checkpoint names it.
 """
 
 from __future__ import annotations
@@ -26,18 +28,20 @@ from fedray.errors import UserError
 from fedray.files import move_whole
 
 FORMAT = 2
-"""Of the files of a checkpoint. A run can't go on from another one's."""
+"""The version of a checkpoint's files. A run can't go on from a checkpoint of another version."""
 
 THREADS = 4
-"""Files that are placed or checked at once: most of that time the disk works, or a checksum without Python's lock."""
+"""The number of files that are linked or checked at the same time. Threads help, because most of that time is spent on
+the disk or in a checksum, neither of which holds Python's lock."""
 
 
 @dataclass
 class Checkpoint:
-    """Everything that a run continues from after round ``round``.
+    """All that a run needs to go on after round ``round``.
 
-    ``vectors``: the server's models and tensors; ``states`` and ``past``: the files of the clients' states, by client,
-    and of the earlier models that clients refer to, by round; ``record``: JSON (the server's table, cumulative costs).
+    ``vectors`` are the server's models and tensors. ``states`` are the files of the clients' states, by client.
+    ``past`` are the files of the earlier models that clients or the server still need, by round. ``record`` is the
+    rest, as JSON: the server's table of numbers, and the costs so far.
     """
 
     round: int
@@ -57,9 +61,10 @@ def save(
     store: Callable[[str, Path], None],
     keep: int,
 ) -> Path:
-    """Write a checkpoint below ``folder`` and remove all but the last ``keep``; returns its path.
+    """Writes a checkpoint into ``folder``, removes all but the last ``keep``, and returns its path.
 
-    ``states`` and ``past`` name shared files; ``store(name, path)`` is asked for those that no checkpoint has yet.
+    ``states`` and ``past`` name files in ``shared/``. ``store(name, path)`` is called for each of them that no earlier
+    checkpoint has, and must write it to ``path``.
     """
     shared = folder / "shared"
     shared.mkdir(parents=True, exist_ok=True)
@@ -100,7 +105,8 @@ def save(
 
 
 def load_last(folder: Path, warn: Any) -> Checkpoint | None:
-    """The newest checkpoint that is whole; ``warn(line)`` is told of each that is damaged. None if there is none."""
+    """Returns the newest checkpoint that is whole, or None if there is none. ``warn(line)`` is called for each damaged
+    one."""
     for path in reversed(_rounds(folder)):
         try:
             return _load(path)
@@ -112,7 +118,7 @@ def load_last(folder: Path, warn: Any) -> Checkpoint | None:
 
 
 def discard(folder: Path) -> None:
-    """Remove what interrupted writers left behind."""
+    """Removes the unfinished files of writers that were interrupted."""
     for path in folder.glob(".round-*"):
         shutil.rmtree(path, ignore_errors=True)
     if folder.exists():
@@ -120,7 +126,8 @@ def discard(folder: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """All that was written reaches the disk of ``folder``: an fsync for each of many small files takes for ever."""
+    """Flushes everything that was written to the disk of ``folder``. This is one call, because an fsync for each of
+    many small files takes far longer."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
@@ -134,7 +141,7 @@ def _rounds(folder: Path) -> list[Path]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the shared files that no checkpoint names."""
+    """Removes the shared files that no checkpoint names any more."""
     named = {name for path in _rounds(folder) for name in _checksums(path)}
     for path in (folder / "shared").glob("*"):
         if f"shared/{path.name}" not in named:
@@ -142,7 +149,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _checksums(path: Path) -> dict[str, str]:
-    """The checksums of a checkpoint's files by name; none if it is damaged."""
+    """Returns the checksums of a checkpoint's files by name, or nothing if they can't be read."""
     try:
         sums = json.loads((path / "checksums.json").read_text())
     except (OSError, ValueError):
@@ -191,8 +198,11 @@ def _checksum(path: Path) -> str:
 
 
 def flat_sha256(named: Mapping[str, Tensor]) -> str:
-    """sha256 of the float32 bytes of a model's tensors, one after another as they come: trainable parameters in the
-    module's order, then buffers (running statistics, whole-number ones too), if it has any, in theirs."""
+    """Returns the sha256 of a model: of the bytes of its tensors as float32, one after another.
+
+    The trainable parameters come first, in the module's order. The buffers (running statistics, say) follow in theirs;
+    whole-number buffers count as float32 too.
+    """
     digest = hashlib.sha256()
     for tensor in named.values():
         digest.update(tensor.detach().cpu().to(torch.float32).contiguous().numpy().tobytes())

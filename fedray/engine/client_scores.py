@@ -1,9 +1,9 @@
-"""How good models are for single clients: accuracies on the clients' own test shares, at a round's end.
+"""Scores models on single clients: their accuracies on the clients' own test shares, at the end of a round.
 
-Every model is scored on the same shares, so that the numbers can be compared: the global model, the algorithm's further
-models, its personal models, and the global model after some steps of local training on each client. Which samples the
-models get right that are the same for all clients, the evaluation of the whole test set has found already: only the
-clients' own models are further work.
+Every model is scored on the same shares, so that the numbers can be compared. The models are the global model, the
+algorithm's further models, its personal models, and the global model after some steps of local training on each client.
+The first two are the same for all clients, so the evaluation of the whole test set has told already which samples they
+get right. Only the models that each client has of its own need work of their own.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from fedray.algorithms import Broadcast, Cohort, ServerState
 from fedray.data.federated import FederatedData
 from fedray.data.test_shares import draw_eval_clients
 from fedray.engine.cohorts import weights_of
-from fedray.engine.dealing import shares
+from fedray.engine.dealing import deal
 from fedray.engine.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
 from fedray.experiment import Experiment
 
 OWN_COLUMNS = {"personal": "personalized_accuracy", "finetuned": "finetuned_accuracy"}
-"""Columns of metrics.csv of models that each client has its own of; the others are ``<model>_on_shares_accuracy``."""
+"""Columns of metrics.csv for the models of which each client has its own. A model that all clients share has the column
+``<model>_on_shares_accuracy``."""
 
 OF_CHOSEN = (
     "clients_accuracy_mean", "clients_accuracy_worst_tenth", "clients_accuracy_std", "clients_with_shares",
     "clients_least_share",
 )  # fmt: skip
-"""Columns of metrics.csv about the clients of ``run.eval_clients``."""
+"""Columns of metrics.csv about the clients that ``run.eval_clients`` chose."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """Which clients are scored at each evaluation of a run, by which models.
+    """Says which clients are scored at each evaluation of a run, and by which models.
 
-    The cohort is scored if there are ``personal`` models or ``finetune_steps``, and so are the clients ``chosen`` by
-    ``run.eval_clients``, whether they are in the cohort or not.
+    The cohort is scored if there are ``personal`` models or ``finetune_steps``. The clients ``chosen`` by
+    ``run.eval_clients`` are always scored, whether they are in the cohort or not.
     """
 
     personal: bool = False
@@ -49,7 +50,7 @@ class Scoring:
 
     @classmethod
     def of(cls, experiment: Experiment, data: FederatedData) -> Scoring:
-        """What the configuration asks for: nothing, where the test set is left alone."""
+        """What the configuration asks for. Where the test set is left alone, no client is scored."""
         run = experiment.config.run
         if not run.eval_test:
             return cls()
@@ -72,14 +73,17 @@ class Scoring:
         return [GLOBAL, *further, *(name for name, there in own.items() if there)]
 
     def columns(self, further: Sequence[str]) -> list[str]:
-        """The columns that it adds to metrics.csv."""
+        """The columns that scoring adds to metrics.csv."""
         of_cohort = [_column(name) for name in self.models(further)] + ["cohort_with_shares", "cohort_least_share"]
         return [*(of_cohort if self.of_cohort else ()), *(OF_CHOSEN if self.chosen else ())]
 
 
 class ClientScores:
-    """The scores of a round: once :meth:`take` had the results of all ``tasks``, and :meth:`take_right` every model of
-    the evaluation of the test set, there are ``row`` and ``rows``."""
+    """The scores of one round.
+
+    They are complete, as ``row`` and ``rows``, when :meth:`take` has had the result of each of the ``tasks``, and
+    :meth:`take_right` has had every model that was evaluated on the whole test set.
+    """
 
     def __init__(
         self,
@@ -101,7 +105,7 @@ class ClientScores:
         self.accuracies: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
 
     def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
-        """The work, in parts for ``slots`` workers; ``handle`` holds what they need."""
+        """The tasks of scoring, for ``slots`` workers; ``handle`` names the broadcast that they need."""
         members, experiment, steps = self.members, self.experiment, self.scoring.finetune_steps
         if not (self.scoring.of_cohort and members.ids):
             return []
@@ -111,7 +115,7 @@ class ClientScores:
             for client, size in zip(members.ids, members.sizes, strict=True)
         ]
         tasks = []
-        for blocks in shares(work, slots, size=experiment.chunk if experiment.vectorize else None):
+        for blocks in deal(work, slots, size=experiment.chunk if experiment.vectorize else None):
             places = positions(blocks)
             ids = [members.ids[place] for place in places]
             scalars = {name: [values[place] for place in places] for name, values in self.broadcast.scalars.items()}
@@ -132,20 +136,20 @@ class ClientScores:
         return tasks
 
     def take_right(self, model: str, right: NDArray[np.bool_]) -> None:
-        """Which samples of the whole test set a model gets right that is the same for all clients."""
+        """Takes which samples of the whole test set a model gets right. The model is the same for all clients."""
         self.accuracies[model] = {
             client: float(right[self.data.client_test(client)].mean()) for client in self.members.ids
         }
 
     def take(self, task: ScoreTask, result: ScoreResult) -> None:
-        """The result of one of the tasks."""
+        """Takes the result of a task."""
         for model, correct in result.correct.items():
             found = self.accuracies[model]
             for client, right in zip(task.ids, correct, strict=True):
                 found[client] = right / self.shares[client]
 
     def row(self) -> dict[str, float]:
-        """The columns of metrics.csv, means over the clients that have a test share; NaN where none has."""
+        """The columns of metrics.csv: means over the clients that have a test share, NaN if none has one."""
         row: dict[str, float] = {}
         if self.scoring.of_cohort:
             scored = [client for client in self.members.ids if client in self.cohort]
@@ -163,7 +167,8 @@ class ClientScores:
         return row
 
     def rows(self) -> dict[str, Any]:
-        """The rows of evaluation.parquet as lists by column: a row per client, with or without a test share."""
+        """The columns of evaluation.parquet as lists, with a row for each client, whether it has a test share or
+        not."""
         chosen = frozenset(self.scoring.chosen)
         return {
             "round": self.round,
@@ -179,7 +184,7 @@ class ClientScores:
 
 
 def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort:
-    """The clients ``ids`` as a cohort of the server's round."""
+    """The clients ``ids``, described as a cohort of the server's round."""
     if not ids:
         return Cohort()
     sizes = data.sizes()[ids]

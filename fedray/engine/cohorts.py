@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and with which weights."""
+"""Draws the clients that take part in a round, and their aggregation weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from fedray.experiment import Experiment
 def draw_cohort(
     present: NDArray[np.int64], size: int, sampling: str, seed: int, data_seed: int, round: int
 ) -> NDArray[np.int64]:
-    """The ids of round ``round`` (from 1), sorted: a function of seed and round alone.
+    """Returns the sorted ids of the clients of round ``round`` (from 1). They depend on the seeds and the round alone.
 
-    ``uniform``: without replacement. ``cyclic``: one permutation from the data seed, of which round r takes positions
-    (r-1)m .. rm-1 modulo N. ``present``: the clients that have samples.
+    ``present`` are the ids of the clients that have samples. With ``sampling`` uniform, ``size`` of them are drawn
+    without replacement. With cyclic, all N of them are permuted once, by the data seed, and round r takes the positions
+    (r-1)m .. rm-1 modulo N, where m is ``size``.
     """
     if sampling == "cyclic":
         order = stream(data_seed, Purpose.COHORT).permutation(present)
@@ -31,7 +32,8 @@ def draw_cohort(
 
 
 def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
-    """p_i, normalised in the cohort: n_i / n_S, or 1 / m."""
+    """The aggregation weights p_i, whose sum over the cohort is 1: n_i / n_S by samples, or 1 / m if they are
+    uniform."""
     if weighting == "uniform":
         return [1 / len(sizes)] * len(sizes)
     total = int(sizes.sum())
@@ -39,7 +41,7 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
 
 
 def cohort_of_round(state: RunState, experiment: Experiment, number: int) -> Cohort:
-    """The cohort of round ``number``, with what each of its clients does."""
+    """The cohort of round ``number``: who takes part, with how many samples, local steps and which weights."""
     config, training, sizes = experiment.config, experiment.training, state.sizes
     chosen = draw_cohort(
         np.flatnonzero(sizes),

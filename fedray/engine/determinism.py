@@ -1,7 +1,8 @@
 """Makes torch choose deterministic kernels, and notes the operations that have none.
 
-A GPU's bits depend on more than the operations: cuBLAS needs a workspace of a fixed size, cuDNN must not measure which
-of its kernels is fastest, and TF32 rounds what is multiplied to 10 bits. On a CPU none of these changes anything.
+On a GPU the same operations can give different bits: cuBLAS needs a workspace of a fixed size, cuDNN must not choose
+its kernels by measuring which is fastest, and TF32 rounds the factors of a product to 10 bits. On a CPU none of these
+settings changes anything.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from collections.abc import Iterator
 from typing import Any
 
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""cuBLAS reads it when a process first uses it."""
+"""The environment variable that gives cuBLAS a workspace of a fixed size. cuBLAS reads it when a process first uses it.
+"""
 
 _met: set[str] = set()
 
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Have this process compute deterministically where torch can; its settings are put back afterwards.
+    """A context in which this process computes deterministically where torch can. Its settings are put back afterwards.
 
-    Operations that torch can only do otherwise are done, and noted: see :func:`nondeterministic_operations`.
+    Operations of which torch has no deterministic version are run all the same, and noted: see
+    :func:`nondeterministic_operations`.
     """
     import torch
 
@@ -59,14 +62,14 @@ def deterministic() -> Iterator[None]:
 
 
 def nondeterministic_operations() -> tuple[str, ...]:
-    """What this process has done since it was last asked that another time may give other bits, in words."""
+    """The names of the operations without a deterministic version that this process has run since the last call."""
     found = tuple(sorted(_met))
     _met.difference_update(found)
     return found
 
 
 def _operation(warning: str) -> str | None:
-    """What torch warns of, if it is an operation that is not deterministic."""
+    """The operation that torch warns of, if the warning is about one that is not deterministic."""
     if "deterministic" not in warning.lower():
         return None
     if "CuBLAS" in warning:
@@ -76,7 +79,7 @@ def _operation(warning: str) -> str | None:
 
 @contextlib.contextmanager
 def _gpu_switches() -> Iterator[None]:
-    """Full float32 products, and the kernels of cuDNN that always add up in one order."""
+    """Settings for full float32 products, and for kernels of cuDNN that always add up in the same order."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -102,7 +105,8 @@ def _gpu_switches() -> Iterator[None]:
 
 
 def _set_mode(mode: bool, warn_only: bool) -> None:
-    """torch.use_deterministic_algorithms without its import of the compiler, which takes a second and is not used."""
+    """Does what torch.use_deterministic_algorithms does, but without importing the compiler, which takes a second and
+    is not used here."""
     import torch
 
     torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)

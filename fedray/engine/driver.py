@@ -1,4 +1,4 @@
-"""The driver's end of a run: what is shown there, and how it steers."""
+"""What the driver, the process that the user started, shows of a run and how it steers the run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from fedray.engine.run import Report
 
 @dataclass(frozen=True)
 class Driver:
-    """``say`` shows a line, ``started`` is told the rounds made before, ``show`` each new round.
+    """The callbacks by which a run reaches its driver.
 
-    ``on_round`` is waited for after each round, and ends the run by returning true; ``stopping`` ends it too when set.
+    ``say(line)`` shows a line. ``started(rounds)`` gets the number of rounds that were made before. ``show(report)``
+    gets each new round. The run waits for ``on_round(report)`` after each round, and ends if it returns true. It also
+    ends, after the round in progress, when ``stopping`` is set.
     """
 
     say: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""The evaluation at a round's end: what is asked of the pool, and what its answers make."""
+"""Evaluates the models at the end of a round: cuts the work into tasks, and adds up their results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from fedray.experiment import Experiment
 from fedray.tracking.columns import METRICS
 
 EVAL_BLOCK = 1000
-"""Samples per evaluation task; fixed, so that sums over blocks do not depend on who evaluates them."""
+"""The number of samples in an evaluation task. It is fixed, so that sums over blocks do not depend on who evaluates
+them."""
 
 RESERVED = frozenset({"test", "validation", "train", "global", "personal", "personalized", "finetuned"})
-"""Names that a further model can't have, as other columns have them."""
+"""Names that a further model can't have, because other columns are called so."""
 
 
 class Accuracies(Observer):
-    """Has the models evaluated every ``run.eval_every`` rounds, and after the last, by tasks that nothing waits for."""
+    """An observer that has the models evaluated every ``run.eval_every`` rounds and after the last round. No phase
+    waits for the tasks of the evaluation."""
 
     def __init__(
         self, state: RunState, experiment: Experiment, scoring: Scoring, data: FederatedData, queue: TaskQueue
@@ -43,10 +45,10 @@ class Accuracies(Observer):
 
 
 class Evaluation:
-    """All accuracies of the models as they are now, from ``tasks`` that may be run at any time, in any order.
+    """One evaluation of the models as they are now. Its ``tasks`` may be run at any time and in any order.
 
-    The last result that comes completes ``round.metrics`` and ``round.scores``. The clients' states must last until
-    then. Where the configuration says so, the test set is left alone.
+    The last result that comes in completes ``result.metrics`` and ``result.scores``. The clients' states must be kept
+    until then. The test set is not evaluated if the configuration says so.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Evaluation:
             self._complete()
 
     def take(self, task: EvalTask | ScoreTask, result: Any) -> None:
-        """The result of one of the tasks."""
+        """Takes the result of a task."""
         if isinstance(task, ScoreTask):
             self.scores.take(task, result)
         else:

@@ -1,11 +1,11 @@
-"""Evaluates models on the data of one worker: on blocks of samples, and on single clients' own test shares."""
+"""Evaluates models on blocks of samples, and on the own test shares of single clients."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,48 +18,48 @@ from fedray.core.objective import NO_STEP
 from fedray.core.optimizer import Carry
 from fedray.core.seeds import SERVER, Purpose, torch_rng
 from fedray.core.vectors import Model, Vector
+from fedray.engine.clients import Clients
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreResult, ScoreTask
 
-if TYPE_CHECKING:
-    from fedray.engine.worker import Worker
-
 EVAL_BATCH = {"cpu": 50, "cuda": 250}
-"""Samples per forward pass of an evaluation. Of more, the activations of a convolutional network leave a core's cache:
-with 250 pfl-research's CNN takes 2.2 times as long on a CPU, ResNet-20 1.4 times (LeNet-5 0.9). On GPUs not tried."""
+"""Samples in a forward pass of an evaluation, by kind of device. With more samples, the activations of a convolutional
+network no longer fit into a core's cache: with 250 on a CPU, pfl-research's CNN takes 2.2 times as long and ResNet-20
+1.4 times (LeNet-5 0.9 times). The number for GPUs has not been measured."""
 
 
 class Evaluator:
-    """Runs the evaluation tasks of ``worker``, with its model and data."""
+    """Runs evaluation tasks with the network and the data of ``clients``."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker, self.data, self.network, self.experiment = worker, worker.data, worker.network, worker.experiment
+    def __init__(self, clients: Clients) -> None:
+        self.clients, self.data = clients, clients.data
+        self.network, self.experiment = clients.network, clients.experiment
 
     def evaluate(self, task: EvalTask) -> EvalResult:
-        """Sums over a block of samples for each model."""
-        models: Mapping[str, Any] = self.worker.shared(task.broadcast)
+        """Evaluates each model on a block of samples."""
+        models: Mapping[str, Any] = self.clients.broadcast(task.broadcast)
         if task.split == "test":
-            samples, indices = self.worker.test, np.arange(task.start, task.stop)
+            samples, indices = self.clients.test, np.arange(task.start, task.stop)
         else:
             own = self.data.validation if task.split == "validation" else self.data.train_subset
-            samples, indices = self.worker.train, own[task.start : task.stop]
+            samples, indices = self.clients.train, own[task.start : task.stop]
         with self._draws(0, SERVER, task.start):
             found = [self._evaluate(models[name], samples, indices) for name in task.models]
         return EvalResult([sums for sums, _ in found], [right for _, right in found] if task.each else [])
 
     def _draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
-        """For a module that draws even in evaluation mode."""
+        """A context that seeds torch's random numbers for a module that draws even in evaluation mode."""
         if not self.experiment.draws:
             return contextlib.nullcontext()
         return torch_rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
     def _evaluate(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, float], NDArray[np.bool_]]:
-        """The sums over some samples, and which of them the model gets right."""
+        """Returns the sums over some samples, and which of them the model gets right."""
         self.network.mode(training=False)
         self.network.load(model)
         sums = dict.fromkeys(("loss", "correct", *self.experiment.metrics), 0.0)
         found = np.empty(len(indices), np.bool_)
-        size = EVAL_BATCH[self.worker.device.type]
+        size = EVAL_BATCH[self.clients.device.type]
         for start in range(0, len(indices), size):
             x, y = samples.gather(indices[start : start + size])
             logits = self.network.outputs(x, features=False).logits
@@ -72,11 +72,11 @@ class Evaluator:
         return sums, found
 
     def score(self, task: ScoreTask) -> ScoreResult:
-        """How many samples of its own test share each client's own models get right."""
-        shared = self.worker.shared(task.broadcast)
+        """Counts how many samples of its own test share each client's own models get right."""
+        shared = self.clients.broadcast(task.broadcast)
         correct: dict[str, list[float]] = {}
         row = 0
-        for _, size in self.worker.stacks(task.blocks):
+        for _, size in self.clients.stacks(task.blocks):
             rows = slice(row, row + size)
             row += size
             made: dict[str, Model] = {}
@@ -88,14 +88,14 @@ class Evaluator:
                 own = self.data.client_test(client)
                 for name, models in made.items():
                     with self._draws(task.round, client, NO_STEP):
-                        sums, _ = self._evaluate(models[place], self.worker.test, own)
+                        sums, _ = self._evaluate(models[place], self.clients.test, own)
                     correct.setdefault(name, []).append(sums["correct"])
         return ScoreResult(correct)
 
     def _client(
         self, task: ScoreTask, rows: slice, shared: Mapping[str, Vector], steps: int, **rest: Any
     ) -> ClientPhase:
-        """Some clients of a task, as they would train ``steps`` local steps beside the run's own training."""
+        """Some clients of a task, prepared for ``steps`` local steps that are not part of the run's training."""
         ids = task.ids[rows]
         stack = Stack(
             ids=ids,
@@ -108,18 +108,18 @@ class Evaluator:
         )
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         # all of it counts as evaluation, so nothing is clocked by itself
-        return self.worker.client(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
+        return self.clients.of(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
 
     @torch.no_grad()
     def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
         """The personal models of some clients of a task."""
         prefix = PERSONAL_PREFIX
         shared = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
-        state = self.worker.client_states(task.states[rows]) if task.states else None
-        return self.worker.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
+        state = self.clients.states_of(task.states[rows]) if task.states else None
+        return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
-        """The global model after local SGD on each client's own data, whatever the algorithm."""
+        """The global model after local SGD on each client's own data. The algorithm's own rule is not used."""
         client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr)
         carry = Carry({"y": client.start("x")})
         for batch in client.data.batches():

@@ -1,4 +1,5 @@
-"""How many client actors share a GPU: measured by one that has it to itself, before the others are made."""
+"""Finds out how many client actors fit on a GPU, by measuring one that has the GPU to itself before the others
+start."""
 
 from __future__ import annotations
 
@@ -9,35 +10,35 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
-from fedray.engine.memory import Footprint, actors_per_gpu
-from fedray.engine.process import environment, require_device, settled
-from fedray.engine.ray_cluster import in_group, shortage
+from fedray.engine.clients import Clients
+from fedray.engine.memory import Footprint, actors_per_gpu, footprint_of
+from fedray.engine.process import computing_process, environment, require_device
+from fedray.engine.ray_cluster import in_trial_group, shortage
 from fedray.engine.states import StateFolder
 from fedray.engine.stored import StoredData
-from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.experiment import Experiment
 
 
 class Probe:
-    """A client actor that only measures what one takes."""
+    """A client actor that only measures how much memory a client actor takes."""
 
     def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
-        with settled(experiment.config.engine.threads, experiment.config.engine.portable_bits):
+        with computing_process(experiment.config.engine.threads, experiment.config.engine.portable_bits):
             require_device(experiment.device)
-            worker = Worker(experiment, data.get(), StateFolder.of_run(experiment.config), experiment.device)
-            return worker.footprint()
+            clients = Clients(experiment, data.get(), StateFolder.of_run(experiment.config), experiment.device)
+            return footprint_of(clients)
 
 
 def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:
-    """``experiment`` with ``engine.actors_per_gpu`` as a number of actors that fit.
+    """Returns ``experiment`` with ``engine.actors_per_gpu`` as the number of actors that fit on a GPU.
 
-    Raises :class:`UserError`, with the sum, if those that were asked for do not.
+    Raises :class:`UserError`, which shows the arithmetic, if the user asked for more than that.
     """
     engine = experiment.config.engine
     asked: Any = engine.actors_per_gpu or round(1 / (engine.gpus_per_actor or 1))
     # a trial's placement group has no whole GPU to measure on
-    if experiment.device != "cuda" or asked == 1 or in_group():
+    if experiment.device != "cuda" or asked == 1 or in_trial_group():
         return experiment
     say("measuring what a client actor takes of a GPU ...")
     found = _measured(experiment, data)

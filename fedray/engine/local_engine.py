@@ -1,4 +1,4 @@
-"""The local engine: server and clients in this process, without Ray; the same code path and the same bits."""
+"""The local engine: server and clients run in this process, without Ray, by the same code and to the same bits."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from typing import Any
 
 from fedray.data.federated import FederatedData
 from fedray.engine.driver import Driver
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool, Pool
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.engine.worker import Worker
 from fedray.experiment import Experiment
 
 
 def simulate(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
-    """Run to the end."""
+    """Runs ``experiment`` to its end."""
 
     def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
         if experiment.device != experiment.server_device:
-            worker = Worker(experiment, data, worker.states, experiment.device)
+            worker = Worker(experiment, data, worker.clients.states, experiment.device)
         return LocalPool(worker), [describe(experiment.device)]
 
     engine = experiment.config.engine
     with (
-        settled(engine.threads, engine.portable_bits),
-        opened(experiment, data, make_pool, False, say=driver.say) as run,
+        computing_process(engine.threads, engine.portable_bits),
+        open_run(experiment, data, make_pool, False, say=driver.say) as run,
     ):
         if run is None:
             return

@@ -1,43 +1,48 @@
-"""How much memory simulating clients takes: arithmetic for those who have too little, and for sharing a GPU."""
+"""Estimates how much memory the simulation of clients takes, for error messages and for sharing a GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedray.core.batches import Batch
+from fedray.core.local_data import Indices
 from fedray.core.network import Network
 from fedray.core.rounding import whole
+from fedray.engine.clients import Clients
+from fedray.errors import UserError, first_line
 
 VECTORS = 5
-"""Vectors of a model's width that local training holds at once, beyond the clients' state: parameters, gradient,
-direction, what an algorithm carries, and a sum over clients in double precision."""
+"""How many vectors as long as a model local training holds at once, beyond the clients' state: parameters, gradient,
+direction, what the algorithm carries, and a sum over clients in double precision."""
 
 HEADROOM = 0.9
-"""The part of a device's free memory that may be planned for: allocators can't use the last bytes."""
+"""The part of a device's free memory that may be used. Allocators can't use the rest."""
 
 CONTEXT = 600_000_000
-"""Bytes that a process's CUDA context takes, which no process can measure of itself. Assumed, not measured."""
+"""The bytes that a process's CUDA context takes. A process can't measure its own, so this is an assumption."""
 
 MOST_PER_GPU = 4
-"""Actors on one GPU under ``engine.actors_per_gpu: auto``. A guess: it has not been measured."""
+"""The most actors on one GPU under ``engine.actors_per_gpu: auto``. This is a guess: it has not been measured."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on whichever device: torch has no one type for it."""
+    """Whether ``error`` says that an allocation failed. torch has no single type for that on all devices."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def activations(network: Network, x: Tensor) -> int:
-    """Bytes that a forward pass of ``x [b, ...]`` keeps for its gradient, beyond the parameters."""
+    """The bytes that a forward pass of ``x [b, ...]`` keeps for its gradient, without the parameters."""
     own = {parameter.untyped_storage().data_ptr() for parameter in network.module.parameters()}
     kept: dict[int, int] = {}
 
@@ -55,7 +60,8 @@ def activations(network: Network, x: Tensor) -> int:
 
 
 def available(device: torch.device) -> int:
-    """Bytes of memory that are still to be had: of the machine, the container, and what this process may take."""
+    """The bytes of memory that this process can still get: the least of what is free on the machine, in its container,
+    and within its own limit."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -71,7 +77,8 @@ def available(device: torch.device) -> int:
 
 
 def too_large(network: Network, clients: int, batch: Tensor, state_width: int, reason: str) -> str:
-    """What to tell someone whose chunk of ``clients`` with batches like ``batch [b, ...]`` had no room."""
+    """The message for a user whose stack of ``clients``, with mini-batches like ``batch [b, ...]``, did not fit into
+    memory."""
     vectors = 4 * (VECTORS * network.layout.width + state_width)
     each = activations(network, batch)
     whole, there = clients * (vectors + each), available(network.device)
@@ -91,8 +98,8 @@ def too_large(network: Network, clients: int, batch: Tensor, state_width: int, r
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one client actor takes of a GPU, in bytes: ``context`` (CUDA's, and the data set) and ``chunk`` (the peak of
-    a chunk of clients); ``free`` was there before it, of ``total``."""
+    """The memory that one client actor takes of a GPU, in bytes. ``context`` is CUDA's own and the data set; ``chunk``
+    is the peak while it trains a stack of clients. Before it there were ``free`` of ``total`` bytes."""
 
     device: str
     context: int
@@ -106,18 +113,18 @@ class Footprint:
 
     @property
     def fits(self) -> int:
-        """How many such actors have room beside each other."""
+        """How many such actors fit on the GPU together."""
         return int(HEADROOM * self.free // self.whole)
 
     def arithmetic(self, actors: int) -> str:
-        """The sum that shows whether ``actors`` fit."""
+        """The sum, as text, that shows whether so many ``actors`` fit."""
         return (
             f"{actors} x {_size(self.whole)} (context and data {_size(self.context)}, a chunk {_size(self.chunk)}) = "
             f"{_size(actors * self.whole)} of {_size(self.free)} free on {self.device}"
         )
 
     def warning(self) -> str | None:
-        """A line about a device that others use, if they do."""
+        """A warning if other processes already use the device, else None."""
         used = self.total - self.free
         if used < 0.2 * self.total:
             return None
@@ -125,12 +132,13 @@ class Footprint:
 
 
 def actors_per_gpu(footprint: Footprint, cpus: float) -> int:
-    """``engine.actors_per_gpu: auto``: as many as fit and can help, where each GPU has CPUs for ``cpus`` of them."""
+    """The number that ``engine.actors_per_gpu: auto`` stands for: as many actors as fit, but no more than have CPUs
+    (``cpus`` for each GPU)."""
     return max(1, min(footprint.fits, MOST_PER_GPU, whole(cpus)))
 
 
 def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
-    """Measured on this process's GPU: one step of a chunk of clients, with ``batch [C, b, ...]``."""
+    """Measures one training step of a stack of clients, with ``batch [C, b, ...]``, on this process's GPU."""
     free, total = torch.cuda.mem_get_info(network.device)
     data = torch.cuda.memory_reserved(network.device)
     vectors = [torch.zeros(len(batch.x), VECTORS * network.layout.width + state_width, device=network.device)]
@@ -142,6 +150,37 @@ def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
     name = torch.cuda.get_device_name(network.device)
     # what is free was read after this process had taken its context and its data
     return Footprint(name, CONTEXT + data, chunk, free + data + CONTEXT, total)
+
+
+def too_large_for(clients: Clients, ids: Sequence[int], error: BaseException) -> str:
+    """The message for a user whose stack of the clients ``ids`` did not fit into memory; ``error`` is the
+    allocator's."""
+    batch = clients.train.gather(_first_batch(clients, ids))[0]
+    return too_large(clients.network, len(ids), batch, clients.state_width(), first_line(error))
+
+
+def footprint_of(clients: Clients) -> Footprint:
+    """Measures what this process takes of its GPU with a stack of the largest clients.
+
+    Raises :class:`UserError` if even one such stack does not fit.
+    """
+    experiment = clients.experiment
+    size = (experiment.chunk or 1) if experiment.vectorize else 1
+    own = _first_batch(clients, [int(clients.data.sizes().argmax())])
+    x, y = clients.train.gather(np.broadcast_to(own, (size, len(own))))
+    try:
+        return footprint(clients.network, Batch(x, y, 0), clients.state_width())
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        found = too_large(clients.network, size, x[0], clients.state_width(), first_line(error))
+        raise UserError(f"{found}, and engine.device=cpu does without a GPU") from None
+
+
+def _first_batch(clients: Clients, ids: Sequence[int]) -> Indices:
+    """The samples in the largest mini-batch of the first of the clients ``ids``."""
+    own = clients.data.client(ids[0])
+    return own[: clients.experiment.training.batch_size or len(own)]
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,4 +1,8 @@
-"""What observes the rounds of a run: none of these knows of another."""
+"""The observers of a run. Each is shown every finished round, and none of them knows of another.
+
+The evaluation of a round may go on while the next round trains. So an observer sees each round twice: when it is
+trained, and when it is evaluated as well.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +19,22 @@ from fedray.tracking.recorder import Recorder
 
 
 class Observer:
-    """Sees each round twice: when it is trained, and when it is evaluated too, which may be while the next one is
-    trained."""
+    """What an observer of a run can define."""
 
     def trained(self, result: RoundResult) -> None:
-        """The run's state is that after the round."""
+        """Called when a round is trained. The run's state is the state after this round."""
 
     def evaluated(self, result: RoundResult) -> None:
-        """``result.metrics`` is complete. The state is that after the round if :meth:`needs_state_after` said so."""
+        """Called when a round is evaluated, so that ``result.metrics`` is complete. The run's state may already belong
+        to the next round, unless :meth:`needs_state_after` returned true for this one."""
 
     def needs_state_after(self, number: int) -> bool:
-        """Whether :meth:`evaluated` must come before the next round begins."""
+        """Whether :meth:`evaluated` must be called for round ``number`` before the next round begins."""
         return False
 
 
 class Costs(Observer):
-    """Adds up what the rounds cost the clients, in bytes and FLOPs."""
+    """Adds up the bytes and the FLOPs that the rounds cost the clients."""
 
     def __init__(self, state: RunState, experiment: Experiment) -> None:
         self.state, self.experiment = state, experiment
@@ -46,7 +50,7 @@ class Costs(Observer):
 
 
 class Records(Observer):
-    """Writes each round to the run folder. ``wall_seconds`` gives the seconds of the run so far."""
+    """Writes each round to the run folder. ``wall_seconds()`` returns the seconds that the run has taken so far."""
 
     def __init__(self, recorder: Recorder, wall_seconds: Callable[[], float]) -> None:
         self.recorder, self.wall_seconds = recorder, wall_seconds
@@ -60,7 +64,7 @@ class Records(Observer):
 
 
 class Checkpoints(Observer):
-    """Writes a checkpoint every ``run.checkpoint_every`` rounds, and when it is asked to at the end."""
+    """Writes a checkpoint every ``run.checkpoint_every`` rounds, and one at the end of the run."""
 
     def __init__(
         self,
@@ -85,7 +89,7 @@ class Checkpoints(Observer):
                 self.save()
 
     def save(self) -> None:
-        """Write a checkpoint, after everything that was recorded up to it; nothing if the round has one already."""
+        """Writes a checkpoint of the round, unless it has one. The records of the round reach the disk first."""
         state, number = self.state, self.state.server.round
         if self.saved_round == number:
             return

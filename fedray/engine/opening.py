@@ -1,4 +1,4 @@
-"""Opens a run: its folder, its last checkpoint, its records, and the simulation that continues it."""
+"""Opens a run: locks its folder, reads its last checkpoint, and makes what the rounds need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedray.tracking.recorder import Recorder
 
 
 @contextlib.contextmanager
-def opened(
+def open_run(
     experiment: Experiment,
     data: FederatedData,
     make_pool: Callable[[Worker], tuple[Pool, list[dict[str, Any]]]],
@@ -35,13 +35,13 @@ def opened(
     say: Callable[[str], None] = lambda line: None,
     node: str = "",
 ) -> Iterator[Run | None]:
-    """The run of ``experiment``, at the round that its folder has reached; everything is closed afterwards. None
-    if another process has finished the run while this one waited for the folder.
+    """A context with the run of ``experiment``, at the round that its folder has reached. It is None if another process
+    finished the run while this one waited for the folder. Everything is closed at the end.
 
-    ``make_pool`` gives the pool and a description of each computing process; ``concurrent`` and ``overlap`` as in
-    :class:`~fedray.engine.task_queue.TaskQueue`; ``say`` shows a line;
-    ``node`` is the name of this one's node.
-    Raises :class:`UserError` if the folder can't be used, before anything in it is changed.
+    ``make_pool(worker)`` makes the pool and describes each computing process. ``concurrent`` and ``overlap`` are those
+    of :class:`~fedray.engine.task_queue.TaskQueue`. ``say(line)`` shows a line. ``node`` is Ray's name of this node.
+
+    Raises :class:`UserError` if the folder can't be used. Nothing in the folder has been changed then.
     """
     folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
     with folder.lock(say), contextlib.ExitStack() as stack:
@@ -89,9 +89,10 @@ def opened(
 def _last_checkpoint(
     folder: RunFolder, found: FoundRun, experiment: Experiment, warnings: list[str]
 ) -> checkpoints.Checkpoint | None:
-    """The checkpoint from which a run goes on, None if it made no round; ``warnings`` gets a line for a damaged one.
+    """The checkpoint from which the run goes on, or None if the run has made no round yet. A line about each damaged
+    checkpoint is added to ``warnings``.
 
-    Raises :class:`UserError` if there is none any more, or ``experiment`` can't go on from it.
+    Raises :class:`UserError` if all checkpoints are lost, or ``experiment`` can't go on from the one there is.
     """
     saved = checkpoints.load_last(folder.checkpoints, warnings.append)
     if saved is None:

@@ -11,21 +11,22 @@ from fedray.errors import UserError
 
 
 class Form(NamedTuple):
-    """Of one thing that a phase returned: what kind it is, and its shape without the number of clients."""
+    """The kind of one thing that a phase returned, and its shape without the dimension of the clients."""
 
     kind: str
     shape: tuple[int, ...]
 
 
 Forms = Mapping[str, Form]
-"""By what a phase returned, such as ``uploads['y']``: all stacks of a phase return things of the same forms."""
+"""The form of each thing that a phase returned, by its name in messages, such as ``uploads['y']``. All stacks of a
+phase must return things of the same forms."""
 
 
 def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int, layout: Layout) -> dict[str, Form]:
-    """The forms of what ``phase`` returned for a stack of so many ``clients``.
+    """Returns the forms of what ``phase`` returned for a stack of ``clients`` clients.
 
-    Raises :class:`UserError`, which names the algorithm, the phase and the key, if something has not one row for each
-    client, or is not among what the algorithm declares.
+    Raises :class:`UserError`, which names the algorithm, the phase and the key, if something does not have one row for
+    each client, or is not what the algorithm declares.
     """
     where = f"{type(algorithm).__name__}.{phase}"
     if not isinstance(result, Result):
@@ -45,7 +46,8 @@ def checked_forms(result: Result, algorithm: Algorithm, phase: str, clients: int
 
 
 def check_same_forms(found: Forms | None, before: Forms | None, algorithm: Algorithm, phase: str) -> None:
-    """Raises :class:`UserError` if a stack returned other things than the stacks ``before``, if there were any."""
+    """Raises :class:`UserError` if a stack returned other things than the stacks ``before`` it. ``before`` is None for
+    the first stack."""
     if before is None or found is None or found == before:
         return
     where = f"{type(algorithm).__name__}.{phase}"

@@ -1,4 +1,4 @@
-"""Models and vectors as plain arrays, in which form they travel between processes and lie in files."""
+"""Converts models and vectors to plain arrays, which travel between processes and are written to files, and back."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from fedray.core.vectors import Model, Vector
 
 @dataclass(frozen=True)
 class Packed:
-    """Models and vectors by name: ``arrays``, and the ``widths`` of those that are models."""
+    """Models and vectors by name as plain ``arrays``. ``widths`` holds the number of parameters of those that are
+    models."""
 
     arrays: dict[str, Any]
     widths: dict[str, int]
 
     @classmethod
     def of(cls, vectors: Mapping[str, Vector]) -> Packed:
-        """As tensors, on their own devices."""
+        """Packs models and vectors as tensors, each on the device where it is."""
         rows = {name: value.row if isinstance(value, Model) else value for name, value in vectors.items()}
         return cls(rows, {name: value.width for name, value in vectors.items() if isinstance(value, Model)})
 
     def numpy(self) -> Packed:
-        """As numpy arrays."""
+        """The same as numpy arrays."""
         return Packed({name: value.cpu().numpy() for name, value in self.arrays.items()}, self.widths)
 
     def own(self, device: torch.device) -> dict[str, Vector]:
-        """The models and vectors, in fresh memory of this process: what came may be shared, read-only and
-        unaligned."""
+        """The models and vectors in fresh memory of this process, because the memory in which they arrived may be
+        shared, read-only or unaligned."""
         tensors = {name: _own(value, device) for name, value in self.arrays.items()}
         return {
             name: Model(tensor, self.widths[name]) if name in self.widths else tensor
@@ -41,7 +42,8 @@ class Packed:
 
 
 def tensor_over(array: Any) -> Tensor:
-    """A tensor over ``array``'s memory, which may be read-only and shared: it must only be read."""
+    """A tensor that shares the memory of ``array``. It must only be read, as that memory may be shared and
+    read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)

@@ -1,4 +1,5 @@
-"""Who simulates clients. The server gives tasks to a pool and takes results in whatever order they come."""
+"""The interface of those who simulate clients. The server gives tasks to a pool, and takes the results in whatever
+order they come."""
 
 from __future__ import annotations
 
@@ -15,53 +16,57 @@ from fedray.engine.worker import Worker
 
 
 class Pool(Protocol):
-    """A set of workers.
-
-    ``slots``: tasks that are worked on at once; ``at_once``: the part of its even share of the work left that a worker
-    may be given with one task. ``publish`` makes a broadcast available to all of them; ``map`` runs
-    tasks and yields ``(task, result)`` as they finish; ``sticky`` tasks go to the worker that did the phase before on
-    the same clients. ``keep`` makes vectors available for many rounds, under a name, and ``fetch`` gives them back;
-    ``store`` writes what a handle of kept vectors or of a state names to a file, and ``drop`` forgets it.
-    """
+    """A set of workers. ``slots`` of them do tasks at the same time."""
 
     slots: int
 
     @property
-    def at_once(self) -> float: ...
+    def task_fraction(self) -> float:
+        """The fraction of an even share of the work left that one task should be (see :mod:`fedray.engine.dealing`)."""
 
-    def publish(self, vectors: Mapping[str, Vector]) -> Handle: ...
+    def publish(self, vectors: Mapping[str, Vector]) -> Handle:
+        """Makes a broadcast available to all workers."""
 
-    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]: ...
+    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
+        """Does all tasks, and yields each with its result, in any order.
 
-    def keep(self, name: str, vectors: State) -> Handle: ...
+        With ``sticky`` a task goes to the worker that did the phase before for the same clients, if it is still there.
+        """
 
-    def fetch(self, handle: Handle) -> State: ...
+    def keep(self, name: str, vectors: State) -> Handle:
+        """Keeps vectors for many rounds, until they are dropped."""
 
-    def store(self, handle: Handle, target: Path) -> None: ...
+    def fetch(self, handle: Handle) -> State:
+        """Returns the vectors that :meth:`keep` kept."""
 
-    def drop(self, handles: Iterable[Handle]) -> None: ...
+    def store(self, handle: Handle, target: Path) -> None:
+        """Writes kept vectors, or a client's state, to the file ``target``."""
 
-    def close(self) -> None: ...
+    def drop(self, handles: Iterable[Handle]) -> None:
+        """Forgets kept vectors, or states of clients."""
+
+    def close(self) -> None:
+        """Stops the workers."""
 
 
 @dataclass(eq=False)
-class Held:
-    """A handle in the same process: it is what it names."""
+class LocalHandle:
+    """A handle within one process: it simply holds what it names."""
 
     value: Any
 
 
 class LocalPool:
-    """One worker in this process: the reference for every other pool, and the way to debug."""
+    """A pool of one worker in this process. It is the reference for every other pool, and the way to debug."""
 
-    slots, at_once = 1, 0.5
+    slots, task_fraction = 1, 0.5
 
     def __init__(self, worker: Worker) -> None:
-        self.worker, self.states = worker, worker.states
-        worker.fetch = lambda handle: handle.value
+        self.worker, self.states = worker, worker.clients.states
+        worker.clients.fetch = lambda handle: handle.value
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        return Held(Packed.of(vectors))
+        return LocalHandle(Packed.of(vectors))
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task in tasks:

@@ -1,4 +1,4 @@
-"""How a computing process is set up, so that it is fast and its results are the same everywhere."""
+"""Sets up the processes that compute, so that they are fast and give the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from fedray.engine.determinism import CUBLAS, deterministic
 from fedray.errors import UserError
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
-"""glibc's settings under which a training step returns no memory to the system: either threshold alone is worse than
-neither. Larger ones make no step faster, and every process may keep as much that it does not use, in each arena."""
+"""Settings of glibc's allocator under which a training step returns no memory to the system. One of the two thresholds
+alone is worse than none. Larger values make no step faster, and let every process keep more memory that it does not
+use."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
-"""One instruction set for ATen, oneDNN and MKL on every CPU that has AVX2."""
+"""Environment variables that give ATen, oneDNN and MKL the same instruction set on every CPU that has AVX2."""
 
 
-def own_path() -> list[str]:
-    """Where this process finds the user's own modules; others find them there too, as far as their node has them."""
+def user_import_path() -> list[str]:
+    """The entries of ``sys.path`` at which this process finds the user's own modules."""
     return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
 
 
 def _import_path() -> dict[str, str]:
-    """Environment variables with which a process of Ray's looks for the user's modules where this one does: ahead of
-    Python's own modules, or, by ``fedray/__init__.py``, after all others."""
-    own = own_path()
+    """Environment variables with which a Ray process finds the user's modules at the same places as this process.
+    Entries that come before Python's own modules stay there; the others are added at the end, by
+    ``fedray/__init__.py``."""
+    own = user_import_path()
     python = sysconfig.get_path("stdlib")
     ahead = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in own]
     last = [entry for entry in own if entry not in ahead]
@@ -40,15 +42,15 @@ def _import_path() -> dict[str, str]:
 
 
 def environment(threads: int, portable: bool) -> dict[str, str]:
-    """Environment variables of a computing process, to be set before it starts."""
+    """The environment variables of a computing process. They must be set before the process starts."""
     count = str(threads)
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **_import_path(), **ALLOCATOR, **CUBLAS}
     return variables | PORTABLE if portable else variables
 
 
 @contextlib.contextmanager
-def settled(threads: int, portable: bool) -> Iterator[None]:
-    """This process as a computing process; torch's global settings are put back afterwards."""
+def computing_process(threads: int, portable: bool) -> Iterator[None]:
+    """A context in which this process is set up to compute. torch's global settings are put back afterwards."""
     if portable and "torch" in sys.modules and any(os.environ.get(k) != v for k, v in PORTABLE.items()):
         raise UserError(
             "engine.portable_bits=true with engine.kind=local needs these set before Python starts: "
@@ -70,7 +72,8 @@ def settled(threads: int, portable: bool) -> Iterator[None]:
 
 
 def require_device(device: str) -> None:
-    """Raises :class:`UserError` if torch can't use ``device`` in this process, whatever Ray takes the node to have."""
+    """Raises :class:`UserError` if torch can't use ``device`` in this process. Ray may count a GPU that torch can't
+    use."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -82,7 +85,7 @@ def require_device(device: str) -> None:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """What decides the bits of a result on this node, and which node it is."""
+    """Describes this process: which node it is on, and everything on which the bits of its results depend."""
     import torch
 
     kind = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
@@ -96,7 +99,7 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def same_kind(machines: list[dict[str, Any]]) -> bool:
-    """Whether results on these nodes are equal to the bit: device kind, instruction set and torch version agree."""
+    """Whether all these processes give the same bits: their devices, instruction sets and torch versions are equal."""
     return len({(m["device"], m["instructions"], m["torch"]) for m in machines}) <= 1
 
 

@@ -1,4 +1,4 @@
-"""Measures where a round's time goes."""
+"""Measures how the time of a round is spent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedray.tracking.columns import PURPOSES
 
 
 class Profile:
-    """Collects seconds between rows. A worker's count as their share of all workers: two that compute at the same time
-    take as long as one."""
+    """Adds up seconds by purpose. The seconds of a worker are divided by the number of workers, because workers compute
+    at the same time."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
@@ -19,7 +19,8 @@ class Profile:
 
     @contextlib.contextmanager
     def of_pool(self, slots: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
-        """While ``slots`` workers are given tasks; gives what wants to be told of each result's seconds."""
+        """A context for the time in which ``slots`` workers are busy. It yields a function that must be called with the
+        seconds of each result."""
         began, busy = time.perf_counter(), 0.0
 
         def done(seconds: Mapping[str, float]) -> None:
@@ -33,13 +34,13 @@ class Profile:
 
     @contextlib.contextmanager
     def of(self, purpose: str) -> Iterator[None]:
-        """While the server does something that has a purpose of its own."""
+        """A context for the time in which the server itself does something."""
         began = time.perf_counter()
         yield
         self._seconds[purpose] += time.perf_counter() - began
 
     def take(self) -> dict[str, float]:
-        """The seconds of each purpose since the last time."""
+        """Returns the seconds of each purpose since the last call."""
         now = time.perf_counter()
         taken, self._seconds = self._seconds, dict.fromkeys(PURPOSES, 0.0)
         taken["server"] = now - self._since - sum(taken.values())

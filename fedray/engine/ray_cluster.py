@@ -1,10 +1,10 @@
-"""The Ray cluster of a run: found, joined or started, and asked what it has."""
+"""Finds, joins or starts the Ray cluster of a run, and asks what it has."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -12,36 +12,41 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole
-from fedray.errors import UserError
+from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:
     # it imports torch, and Ray is started meanwhile
     from fedray.experiment import Experiment
 
 INLINE_BYTES = 4 << 20
-"""Results up to this size come with an actor's answer. Ray's limit is 100 kB: beyond it the object store is asked
-several times for each, and while all cores train it is slow to answer. Only a cluster that is started here has it."""
+"""Results up to this size are sent together with an actor's answer. Ray's own limit is 100 kB. A larger result goes
+through the object store, which is asked several times for each and answers slowly while all cores train. The setting
+takes effect only in a cluster that is started here."""
 
-UNRECORDED = {"enable_task_events": False}
-"""The option with which actors are created: of each task that is recorded, for its dashboard and the command ``ray list
-tasks``, Ray's head keeps 5 KB, of up to 100,000 tasks."""
+NO_TASK_EVENTS = {"enable_task_events": False}
+"""An option for actors. It stops Ray from recording their tasks, which are shown by its dashboard and by ``ray list
+tasks``: Ray's head keeps 5 KB for each of up to 100,000 tasks."""
 
+RESOURCES = ("CPU", "GPU")
+"""The kinds of Ray's resources that fedray asks for and reports."""
 
 OWN_BUNDLE = 0
-"""The bundle of a trial's placement group in which the trial itself is, and the server beside it."""
+"""The bundle of a trial's placement group that holds the trial itself, and the server beside it."""
 
 
-def in_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
-    """Within the placement group that this process is part of, if it is part of one: a trial's, which holds what the
-    actors of its run need. They would wait for ever for anything else where trials have taken all that there is."""
+def in_trial_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
+    """The scheduling strategy that keeps an actor in the placement group of this process's trial, or None if the
+    process is in no trial. The group holds what the actors of the trial's run need. Anywhere else they would wait for
+    ever once trials have taken the whole cluster."""
     group = ray.util.get_current_placement_group()
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) if group else None
 
 
 def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
-    """Connect to a Ray cluster: ``engine.address``, this node's, or a new one, if this process is connected to none.
+    """Connects this process to a Ray cluster, unless it is connected: to the one at ``engine.address``, to the one that
+    this node belongs to, or to a new one.
 
-    Gives whether it was started here, or None if there was a connection.
+    Returns whether the cluster was started here, or None if there was a connection before.
     """
     if ray.is_initialized():
         return None
@@ -58,7 +63,9 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
         except (OSError, ValueError) as error:
             if engine.spill_dir is None:
                 raise
-            raise UserError(f"Ray did not start with engine.spill_dir={engine.spill_dir}: {_line(error)}") from None
+            raise UserError(
+                f"Ray did not start with engine.spill_dir={engine.spill_dir}: {first_line(error)}"
+            ) from None
     else:
         say(f"connecting to the Ray cluster at {address} ...")
         try:
@@ -67,12 +74,13 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
                 _connect(address)
             ray.init(address=address, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
-            raise UserError(f"no Ray cluster answers at engine.address={address}: {_line(error)}") from None
+            raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
     return address == "local"
 
 
 def _address_here() -> str | None:
-    """The address of the cluster that this node belongs to, if it still answers: a dead one leaves its file behind."""
+    """The address of the cluster that this node belongs to, if that cluster still answers. A cluster that has died
+    leaves its address behind."""
     from ray._private import utils
 
     address = utils.read_ray_address()
@@ -86,17 +94,14 @@ def _address_here() -> str | None:
 
 
 def _connect(address: str, seconds: float = 10) -> None:
-    """Raises OSError or ValueError if nobody listens at ``host:port``."""
+    """Raises OSError or ValueError if nobody listens at ``address``, which is ``host:port``."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=seconds).close()
 
 
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def actor_count(experiment: Experiment) -> int:
-    """``engine.actors`` as a number: ``auto`` fills the cluster, and nobody needs more actors than clients."""
+    """``engine.actors`` as a number. ``auto`` is as many as the cluster has room for, but no more than the cohort has
+    clients."""
     engine, members = experiment.config.engine, experiment.cohort_size
     if engine.actors == "per_client":
         return members
@@ -112,7 +117,7 @@ def actor_count(experiment: Experiment) -> int:
 
 
 def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:
-    """Refuse at once what a cluster that nobody can join will never have."""
+    """Raises :class:`UserError` if the cluster will never have what the run needs, because nobody can join it."""
     engine, total = experiment.config.engine, ray.cluster_resources()
     wanted = {
         "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
@@ -131,7 +136,8 @@ def check_resources(experiment: Experiment, actors: int, started_here: bool) -> 
 
 
 def gpu_share(experiment: Experiment) -> float:
-    """The GPU fraction of a client actor; all of one while it is not yet known how many can share it."""
+    """The fraction of a GPU that a client actor gets. It is a whole GPU while it is not known yet how many actors can
+    share one."""
     engine = experiment.config.engine
     if engine.actors_per_gpu == "auto":
         return 1.0
@@ -139,8 +145,22 @@ def gpu_share(experiment: Experiment) -> float:
 
 
 def shortage(actors: int, share: dict[str, float]) -> str:
-    """What was asked for and what the cluster has, in words."""
+    """Says what so many client actors need and what the cluster has. ``share`` has Ray's options num_cpus and
+    num_gpus of one actor."""
+    each = {"CPU": share.get("num_cpus", 0), "GPU": share.get("num_gpus", 0)}
+    return compared_with_cluster(f"engine.actors={actors} of {in_words(each)} each")
+
+
+def compared_with_cluster(request: str) -> str:
+    """``request``, and after it what the cluster has in all and what of it is free.
+
+    ``a trial takes 2 CPU`` becomes ``a trial takes 2 CPU; the cluster has 4 CPU (1 free), 0 GPU (0 free)``.
+    """
     total, free = ray.cluster_resources(), ray.available_resources()
-    asked = " and ".join(f"{amount:g} {name[4:].upper()[:-1]}" for name, amount in share.items() if amount)
-    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
-    return f"engine.actors={actors} of {asked or 'no resources'} each; the cluster has {have}"
+    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in RESOURCES)
+    return f"{request}; the cluster has {have}"
+
+
+def in_words(amounts: Mapping[str, float]) -> str:
+    """Amounts of resources by their kind, without those that are 0: ``1 CPU and 0.5 GPU``, or ``no resources``."""
+    return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"

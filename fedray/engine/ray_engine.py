@@ -1,4 +1,4 @@
-"""The Ray engine: a server actor beside the driver, and what the driver does with it."""
+"""The Ray engine: a server actor runs the rounds, and the driver shows them and steers."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedray.data.federated import FederatedData
+from fedray.engine.client_actor import create_actor
 from fedray.engine.driver import Driver
 from fedray.engine.gpu_sharing import shared_gpus
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.pool import Pool
-from fedray.engine.process import environment, settled
+from fedray.engine.process import computing_process, environment
 from fedray.engine.ray_cluster import (
+    NO_TASK_EVENTS,
     OWN_BUNDLE,
-    UNRECORDED,
     actor_count,
     check_resources,
     gpu_share,
-    in_group,
+    in_trial_group,
     shortage,
 )
-from fedray.engine.ray_pool import RayPool, create_actor
+from fedray.engine.ray_pool import RayPool
 from fedray.engine.ray_start import RayStart
 from fedray.engine.stored import StoredData, store
-from fedray.errors import ClientError, StateLost, UserError
+from fedray.errors import ClientError, StateLost, UserError, first_line
 from fedray.experiment import Experiment
-from fedray.making import SeededMaker
+from fedray.own_modules import is_library
 
 BATCH_SECONDS = 0.1
-"""Reports of rounds are handed to the driver together when rounds are shorter than this."""
+"""Rounds that are shorter than this are reported to the driver several at a time."""
 
 
 class ServerActor:
-    """Runs the simulation on client actors that the driver has begun to start, beside it, to save time."""
+    """Runs the rounds with the client actors ``actors``. The driver has begun to start them before the server, to save
+    time."""
 
     def __init__(self, experiment: Experiment, data: StoredData, actors: list[Any]) -> None:
         self.experiment, self.data, self.actors = experiment, data, actors
@@ -51,7 +53,7 @@ class ServerActor:
         self.stop_asked = threading.Event()
 
     def run(self, lockstep: bool) -> None:
-        """The run. With ``lockstep`` each round waits for the driver's answer."""
+        """Runs to the end. With ``lockstep`` the run waits for the driver's answer after each round."""
         try:
             for events in self._run(lockstep):
                 self.events.put(events)
@@ -59,24 +61,26 @@ class ServerActor:
             self.events.put(None)
 
     def next(self, answer: bool | None) -> list[Any] | None:
-        """The next events, None at the end; ``answer``: whether the run stops after the round that was seen last."""
+        """Returns the next events, or None at the end. ``answer`` says whether the run stops after the round that the
+        driver saw last."""
         if answer is not None:
             self.answers.put(answer)
         return self.events.get()
 
     def _run(self, lockstep: bool) -> Iterator[list[Any]]:
-        """Open the run, then yield lists of events: what was said, where it starts, and its rounds."""
+        """Opens the run and yields lists of events: lines to show, the round at which the run starts, and its
+        rounds."""
         data = self.data.get()
         engine, here = self.experiment.config.engine, ray.get_runtime_context().get_node_id()
         notes: list[str] = []
 
         def make_pool(worker: Any) -> tuple[Pool, list[dict[str, Any]]]:
-            pool = RayPool(self.experiment, self.data, self.actors, worker.states, notes.append)
+            pool = RayPool(self.experiment, self.data, self.actors, worker.clients.states, notes.append)
             return pool, pool.machines
 
         with (
-            settled(engine.threads, engine.portable_bits),
-            opened(self.experiment, data, make_pool, True, not lockstep, self._say, here) as run,
+            computing_process(engine.threads, engine.portable_bits),
+            open_run(self.experiment, data, make_pool, True, not lockstep, self._say, here) as run,
         ):
             if run is None:
                 return
@@ -110,21 +114,24 @@ class ServerActor:
         self.events.put([("said", line)])
 
     def stop(self) -> None:
-        """Stop after the round in progress."""
+        """Ends the run after the round in progress."""
         self.stop_asked.set()
         self.answers.put(True)
 
 
 def simulate(experiment: Experiment, data: FederatedData, driver: Driver, start: RayStart) -> None:
-    """Run to the end. A server actor that dies is started again once, from the last checkpoint; so it is, a few times,
-    when clients' states are lost with their node."""
+    """Runs ``experiment`` to its end.
+
+    If the server actor dies, it is started again once and goes on from the last checkpoint. The same is done up to
+    ``engine.max_retries`` times when clients' states were lost together with their node.
+    """
     # actors keep the working directory that this process had when it joined Ray
     output = {"output": str(Path(experiment.config.run.output).absolute())}
     experiment = _with_run_settings(experiment, output)
     started_here = start.ready()
     check_resources(experiment, 1, started_here)
-    own = [type(experiment.algorithm), experiment.module, experiment.loss, *experiment.metrics.values()]
-    ship_own_code([*own, experiment.module.model] if isinstance(experiment.module, SeededMaker) else own)
+    own = [type(experiment.algorithm), experiment.loss, *experiment.metrics.values(), *experiment.module.code]
+    ship_own_code(own)
     stored = store(data)
     experiment = shared_gpus(experiment, stored, driver.say)
     actors = actor_count(experiment)
@@ -140,7 +147,7 @@ def simulate(experiment: Experiment, data: FederatedData, driver: Driver, start:
             if never_lived or left[kind] < 0 or not experiment.config.run.checkpoint_every:
                 raise
             what = "" if kind is StateLost else "the server actor died: "
-            driver.say(f"{what}{str(error).splitlines()[0]}; going back to the last checkpoint")
+            driver.say(f"{what}{first_line(error)}; going back to the last checkpoint")
             experiment = _with_run_settings(experiment, {"resume": "auto"})
 
 
@@ -150,13 +157,29 @@ def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experi
 
 
 def ship_own_code(own: Iterable[Any]) -> None:
-    """Let the modules of the user's, in which these objects were made, travel to the actors as they are, where their
-    files may not exist."""
+    """Ships the user's own modules, in which the objects ``own`` were defined, to the actors by value. The machines of
+    the actors may not have these modules."""
     for thing in own:
         module = sys.modules.get(getattr(thing, "__module__", None) or "")
         name = module.__name__ if module is not None else "builtins"
-        if name.partition(".")[0] not in ("fedray", "torch", "torchvision", "builtins", "__main__"):
+        if name != "__main__" and not is_library(name):
             ray.cloudpickle.register_pickle_by_value(module)
+
+
+def _show(events: Iterable[tuple[str, Any]], driver: Driver) -> bool | None:
+    """Shows the driver some events of the server. Returns whether the run is to stop, or None if nobody is to say
+    so."""
+    answer = None
+    for kind, value in events:
+        if kind == "started":
+            driver.started(value)
+        elif kind == "said":
+            driver.say(value)
+        else:
+            driver.show(value)
+            if driver.on_round is not None:
+                answer = driver.on_round(value)
+    return answer
 
 
 def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver) -> None:
@@ -164,8 +187,8 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
     here = ray.get_runtime_context().get_node_id()
     driver.say(f"starting the server and {actors} client actor{'s' if actors > 1 else ''} ...")
     created = [create_actor(experiment, data, here) for _ in range(actors)]
-    # in a trial the server's share is the trial's own bundle
-    group = in_group(OWN_BUNDLE)
+    # in a trial the server runs in the trial's own bundle
+    group = in_trial_group(OWN_BUNDLE)
     server: Any = (
         ray.remote(ServerActor)
         .options(
@@ -174,14 +197,14 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
             max_concurrency=4,
             scheduling_strategy=group or NodeAffinitySchedulingStrategy(here, soft=False),
             runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
-            **UNRECORDED,
+            **NO_TASK_EVENTS,
         )
         .remote(experiment, data, created)
     )
     asked = False
     try:
         ended = server.run.remote(driver.on_round is not None)
-        # asked for one by one: a stream's items take milliseconds more
+        # the driver asks for each batch of events, because a streaming generator takes milliseconds more for each
         coming = server.next.remote(None)
         deadline = time.monotonic() + engine.start_timeout + 60
         begun = False
@@ -201,17 +224,7 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
             if batch is None:
                 return ray.get(ended)
             begun = True
-            answer = None
-            for kind, value in batch:
-                if kind == "started":
-                    driver.started(value)
-                elif kind == "said":
-                    driver.say(value)
-                else:
-                    driver.show(value)
-                    if driver.on_round is not None:
-                        answer = driver.on_round(value)
-            coming = server.next.remote(answer)
+            coming = server.next.remote(_show(batch, driver))
     except ActorUnschedulableError:
         raise UserError(
             f"engine.server_cpus={engine.server_cpus:g}, engine.server_gpus={engine.server_gpus:g}: this node, where "

@@ -1,4 +1,4 @@
-"""A pool of Ray actors. Whoever dies is replaced, and what it was doing is done again elsewhere."""
+"""A pool of Ray actors. An actor that dies is replaced, and another one does its task again."""
 
 from __future__ import annotations
 
@@ -12,99 +12,42 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 
 from fedray.core.vectors import Vector
+from fedray.engine.client_actor import StateReader, create_actor, get
 from fedray.engine.packing import Packed
-from fedray.engine.process import describe, environment, require_device, settled
-from fedray.engine.ray_cluster import UNRECORDED, gpu_share, in_group, shortage
+from fedray.engine.ray_cluster import NO_TASK_EVENTS, gpu_share, shortage
 from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task
-from fedray.engine.worker import Worker
-from fedray.errors import ClientError, StateLost, UserError
+from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment import Experiment
 
 QUICK_SECONDS = 0.05
-"""An actor whose last task took no longer is given the next before it is done: sending one takes milliseconds."""
+"""An actor whose last task was shorter than this gets its next task before it has finished the current one, because it
+takes milliseconds to send a task."""
 
 MARGIN = 1.2
-"""By how much an actor may fall behind the speed at which it was seen without the others having to wait for it."""
-
-
-class ClientActor:
-    """Simulates whichever clients it is given."""
-
-    def __init__(self, experiment: Experiment, data: StoredData, server: str) -> None:
-        engine = experiment.config.engine
-        self._settled = settled(engine.threads, engine.portable_bits)
-        self._settled.__enter__()
-        self.device, self.node = experiment.device, ray.get_runtime_context().get_node_id()
-        states = StateFolder.of_run(experiment.config, self.node, server)
-        self._refusal: UserError | None = None
-        try:
-            require_device(self.device)
-            self.worker = Worker(experiment, data.get(), states, self.device, fetch=_get)
-        except UserError as error:
-            # raised from here it would be the death of an actor, whose cause Ray tells as a text
-            self._refusal = error
-
-    def describe(self) -> tuple[str, dict[str, Any]]:
-        """The node, by Ray's name of it, and what decides the bits of its results."""
-        if self._refusal is not None:
-            raise self._refusal
-        return self.node, describe(self.device)
-
-    def run(self, task: Task) -> Any:
-        return self.worker.run(task)
-
-
-def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
-    """A client actor, wherever there is room, or within the placement group of a trial; ``server`` is the server's
-    node."""
-    engine = experiment.config.engine
-    return (
-        ray.remote(ClientActor)
-        .options(
-            num_cpus=engine.cpus_per_actor,
-            num_gpus=gpu_share(experiment),
-            scheduling_strategy=in_group() or "SPREAD",
-            max_restarts=0,
-            runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
-            **UNRECORDED,
-        )
-        .remote(experiment, data, server)
-    )
-
-
-class Keeper:
-    """Hands out the clients' states that lie on a node other than the server's; outlives the client actors there."""
-
-    def __init__(self, experiment: Experiment, server: str) -> None:
-        self.states = StateFolder.of_run(experiment.config, ray.get_runtime_context().get_node_id(), server)
-
-    def read(self, file: StateFile) -> State:
-        return self.states.read(file)
-
-    def drop(self, files: Sequence[StateFile]) -> None:
-        self.states.drop(files)
-
-    def clear(self) -> None:
-        self.states.clear()
+"""How much slower than before an actor may be without the others having to wait for it."""
 
 
 @dataclass
 class _Sent:
-    """A task that an actor has."""
+    """A task that was sent to an actor."""
 
     actor: Any
     task: Any
 
 
 class RayPool:
-    """Client actors, of which the first, ``actors``, are awaited for ``engine.start_timeout`` seconds."""
+    """The client actors of a run.
+
+    ``actors`` are those that the driver has started. They are awaited for ``engine.start_timeout`` seconds. ``states``
+    is the folder of the server's node. ``note(line)`` records a line.
+    """
 
     def __init__(
         self,
@@ -124,10 +67,11 @@ class RayPool:
         self.alive: list[Any] = []
         self.machines: list[dict[str, Any]] = []
         self.nodes: dict[Any, str] = {}
-        self.keepers: dict[str, Any] = {}
+        self.readers: dict[str, Any] = {}
         self.owners: dict[int, Any] = {}
         self.last_seconds: dict[Any, float] = {}
-        # work in samples and the seconds that it took, older results counting less
+        # for each actor: samples of its tasks, and the seconds that they took; each new task halves the weight of the
+        # older
         self.done: dict[Any, tuple[float, float]] = {}
         self.failed_starts = 0
         for actor in actors:
@@ -150,7 +94,7 @@ class RayPool:
                 )
 
     def _welcome(self, timeout: float) -> None:
-        """Take an actor that has started among those that get work."""
+        """Waits for one of the actors that are starting, and gives it work from then on."""
         ready, _ = ray.wait(list(self.starting), num_returns=1, timeout=timeout)
         for reference in ready:
             self._enter(reference)
@@ -167,7 +111,7 @@ class RayPool:
                 raise _creation_cause(error) from None
             self._remove(actor)
             self.failed_starts += 1
-            self._lost(f"a client actor died while it started: {_first_line(error)}", self.failed_starts)
+            self._lost(f"a client actor died while it started: {first_line(error)}", self.failed_starts)
             return
         self.failed_starts = 0
         self.machines.append(machine)
@@ -177,18 +121,22 @@ class RayPool:
         self.alive.append(actor)
 
     def _open(self, node: str) -> None:
-        """Have a keeper on ``node``, and what a killed run may have left there removed."""
-        if node != self.states.node and node not in self.keepers:
+        """Starts a reader of states on ``node``, and removes the states that a killed run may have left there."""
+        if node != self.states.node and node not in self.readers:
             place = NodeAffinitySchedulingStrategy(node, soft=False)
-            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **UNRECORDED}
-            keeper: Any = ray.remote(Keeper).options(**options)
-            self.keepers[node] = keeper.remote(self.experiment, self.states.node)
-            _get(self.keepers[node].clear.remote())
+            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": place, **NO_TASK_EVENTS}
+            reader: Any = ray.remote(StateReader).options(**options)
+            self.readers[node] = reader.remote(self.experiment, self.states.node)
+            get(self.readers[node].clear.remote())
 
     @property
-    def at_once(self) -> float:
-        """What the slowest actor does while all do what is left, as a part of an even share and with a margin, by the
-        speeds seen; half where one is new."""
+    def task_fraction(self) -> float:
+        """The fraction of an even share of the work left that one task should be.
+
+        It is so small that the slowest actor finishes its task before the others run out of work: slowest speed / mean
+        speed / :data:`MARGIN`. With speeds of 100 and 300 samples a second, it is 100 / 200 / 1.2 = 0.42. Before the
+        speed of every actor is known it is 0.5.
+        """
         if not self.alive or not all(actor in self.done for actor in self.alive):
             return 0.5
         speeds = [work / seconds for work, seconds in (self.done[actor] for actor in self.alive)]
@@ -222,7 +170,7 @@ class RayPool:
                 if done.actor in self.actors:
                     self._remove(done.actor)
                     losses[id(done.task)] += 1
-                    line = f"a client actor died ({_first_line(error)}); its work is done again"
+                    line = f"a client actor died ({first_line(error)}); its work is done again"
                     self._lost(line, losses[id(done.task)])
                 continue
             self.last_seconds[done.actor] = seconds = sum(result.seconds.values())
@@ -234,8 +182,9 @@ class RayPool:
             yield done.task, result
 
     def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
-        """Give tasks to actors that have none; to quick ones a second while many are left, so that they need not wait
-        for it. Whoever is slow would keep another from it."""
+        """Sends a task to each actor that has none. An actor whose last task was short gets a second task while many
+        are left, so that it need not wait for the next. A slow actor does not, because it would keep the task from the
+        others."""
         load = Counter(id(item.actor) for item in sent.values())
         for depth in (1, 2):
             for actor in self.alive:
@@ -259,15 +208,16 @@ class RayPool:
         sent[actor.run.remote(within_reach)] = _Sent(actor, task)
 
     def _near(self, state: Handle | None, node: str) -> Handle | None:
-        """A state as an actor on ``node`` can get it: a file there, or an object on its way from where the file is."""
+        """A handle of a state by which an actor on ``node`` can reach it: a file on that node, or an object that Ray
+        brings there."""
         if not isinstance(state, StateFile) or state.node == node:
             return state
         if state.node == self.states.node:
             return ray.put(self.states.read(state))
-        return self.keepers[state.node].read.remote(state)
+        return self.readers[state.node].read.remote(state)
 
     def _choose(self, queue: deque[Task], actor: Any) -> Task | None:
-        """The first task whose earlier phase ``actor`` did, or whose owner is gone."""
+        """The first task that ``actor`` should do: one whose earlier phase it did, or whose earlier actor is gone."""
         for task in queue:
             owner = self.owners.get(task.start)
             if owner is actor or owner not in self.actors:
@@ -275,26 +225,27 @@ class RayPool:
         return None
 
     def _lost(self, line: str, times: int) -> None:
-        """Replace an actor; ``times``: how often the same has happened in a row."""
+        """Replaces an actor that died. ``times`` says how often in a row the same has happened."""
         self.note(line)
         if times > self.max_retries:
             raise ClientError(f"{line}: {times} times in a row (engine.max_retries={self.max_retries})")
         self._expect(create_actor(self.experiment, self.data, self.states.node))
 
     def keep(self, name: str, vectors: State) -> Handle:
-        # what clients need must be within reach of every node; what the server alone needs is a file beside it
+        # clients on every node need the models that they received; what the server alone needs can be a file on its
+        # node
         return ray.put(vectors) if self.experiment.algorithm.needs_received else self.states.write(name, vectors)
 
     def fetch(self, handle: Handle) -> State:
-        return self.states.read(handle) if isinstance(handle, StateFile) else _get(handle)
+        return self.states.read(handle) if isinstance(handle, StateFile) else get(handle)
 
     def store(self, handle: Handle, target: Path) -> None:
         if isinstance(handle, StateFile) and handle.node == self.states.node:
             self.states.store(handle, target)
         elif isinstance(handle, StateFile):
-            save_file(_get(self.keepers[handle.node].read.remote(handle)), target)
+            save_file(get(self.readers[handle.node].read.remote(handle)), target)
         else:
-            save_file(_get(handle), target)
+            save_file(get(handle), target)
 
     def drop(self, handles: Iterable[Handle]) -> None:
         by_node: dict[str, list[StateFile]] = {}
@@ -303,10 +254,10 @@ class RayPool:
                 by_node.setdefault(handle.node, []).append(handle)
         self.states.drop(by_node.pop(self.states.node, ()))
         for node, files in by_node.items():
-            self.keepers[node].drop.remote(files)
+            self.readers[node].drop.remote(files)
 
     def _remove(self, actor: Any) -> None:
-        """Give an actor up, whether it is dead or not."""
+        """Ends an actor, whether it is alive or not, and forgets it."""
         self.actors.remove(actor)
         if actor in self.alive:
             self.alive.remove(actor)
@@ -316,32 +267,18 @@ class RayPool:
         for actor in self.actors:
             ray.kill(actor)
         self.actors, self.alive, self.starting = [], [], {}
-        for keeper in self.keepers.values():
+        for reader in self.readers.values():
             with contextlib.suppress(RayError):
-                ray.get(keeper.clear.remote(), timeout=10)
-            ray.kill(keeper)
-        self.keepers = {}
-
-
-def _get(handle: Handle) -> Any:
-    """What a handle names; :class:`StateLost` if it went with its node."""
-    try:
-        return ray.get(handle)
-    except RayError as error:
-        raise StateLost(f"a client's state is gone with its node: {_first_line(error)}") from None
+                ray.get(reader.clear.remote(), timeout=10)
+            ray.kill(reader)
+        self.readers = {}
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """The exception that a task raised, as it was raised."""
+    """The exception that a task raised, without what Ray wraps around it."""
     cause = error.cause
     return cause if isinstance(cause, (UserError, ClientError)) else error
 
 
 def _creation_cause(error: RayError) -> Exception:
     return ClientError(f"a client actor could not be set up\n{error}")
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, GetTimeoutError):
-        return "no answer"
-    return str(error).strip().splitlines()[0]

@@ -1,4 +1,5 @@
-"""Ray, coming into being while torch and the data are loaded: either takes seconds. Imports neither."""
+"""Starts Ray in a thread while torch and the data are loaded, because each takes seconds. This module imports neither
+of them."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from fedray.config import EngineConfig
 
 
 class RayStart:
-    """A connection to Ray that is made in a thread of its own, from the first with ``at_once``, and closed on exit.
+    """A connection to Ray, made in a thread of its own. With ``at_once`` it is begun immediately, otherwise when it is
+    first needed. It is closed at the end of the context.
 
-    One that this process had before is used, and left open.
+    A connection that this process had before is used, and stays open.
     """
 
     def __init__(self, engine: EngineConfig, say: Callable[[str], None], at_once: bool) -> None:
@@ -40,13 +42,13 @@ class RayStart:
             ray.shutdown()
 
     def ready(self) -> bool:
-        """Wait for it; whether this cluster was started here, so that nobody else can join it."""
+        """Waits for the connection. Returns whether the cluster was started here, so that no other node can join it."""
         if self._thread.ident is None:
             self._thread.start()
         return bool(self._found.result())
 
     def gpus(self) -> float:
-        """How many GPUs the cluster has, on whichever nodes; waits for it."""
+        """Waits for the connection. Returns how many GPUs all nodes of the cluster have together."""
         self.ready()
         import ray
 

@@ -1,8 +1,8 @@
-"""A round of federated learning: the first thing to read here.
+"""A round of federated learning. This is the first file to read.
 
-The cohort is drawn. Then each phase of the algorithm (most have one) goes the same way: the server broadcasts, the
-clients of the cohort are simulated, what they upload is summed, and the server updates its state. In the end the
-clients' new states replace the old ones. Who simulates the clients, and in which order, changes no bit.
+First the cohort is drawn. Then each phase of the algorithm (most algorithms have one) goes the same way: the server
+broadcasts, the clients of the cohort compute, their uploads are summed, and the server updates its state. At the end
+the clients' new states replace the old ones. It changes no bit which worker simulates a client, or in which order.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ from fedray.experiment import Experiment
 
 @dataclass
 class RoundResult:
-    """What a round gave.
+    """What a round produced.
 
-    ``log``: numbers of the cohort's clients by name, in id order; ``states``: the files of the clients' new states;
-    ``worker_seconds``: what all workers took together; ``samples``: in all mini-batches of the round. Observers add to
-    ``metrics``, the round's row of metrics.csv, and to ``scores``, the rows of evaluation.parquet if clients are
-    scored; ``profile``: where the time went, in seconds by purpose; ``diverged``: the loss or the model is not finite.
+    ``log`` holds numbers of the cohort's clients by name, in the order of ids, for clients.parquet. ``states`` are the
+    files of the clients' new states. ``worker_seconds`` is the time of all workers together. ``samples`` is the number
+    of samples in all mini-batches.
+
+    Observers fill in ``metrics``, the round's row of metrics.csv, and ``scores``, the columns of evaluation.parquet, if
+    clients are scored. ``profile`` says how the time was spent, in seconds by purpose. ``diverged`` is true if the loss
+    or the model is not finite.
     """
 
     number: int
@@ -51,7 +54,8 @@ class RoundResult:
     diverged: bool = False
 
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
-        """Takes the result of a task; gives the states of an earlier phase that nobody needs any more."""
+        """Takes the result of a task. Returns the files of states from an earlier phase of this round, which are no
+        longer needed."""
         self.worker_seconds += sum(found.seconds.values())
         for name, values in found.log.items():
             column = self.log.setdefault(name, [math.nan] * len(self.cohort.ids))
@@ -64,7 +68,8 @@ class RoundResult:
 
 
 def run_round(number: int, state: RunState, experiment: Experiment, dealer: Dealer, queue: TaskQueue) -> RoundResult:
-    """Run round ``number`` (from 1) on ``state``; ``dealer`` cuts the cohort into tasks, which ``queue`` has done."""
+    """Runs round ``number`` (from 1) on ``state``. ``dealer`` cuts the cohort into tasks, and ``queue`` has them
+    done."""
     began = time.perf_counter()
     server, algorithm, train = state.server, experiment.algorithm, experiment.config.train
     server.round, server.lr = number, train.lr * train.lr_decay ** (number - 1)
@@ -104,14 +109,15 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
 
 @dataclass(frozen=True)
 class Sent:
-    """The broadcast of a phase: a handle of what all clients get, and the numbers of each client of the cohort."""
+    """What was broadcast in a phase: a handle of what all clients get, and the numbers for each client of the
+    cohort."""
 
     shared: Handle
     scalars: Mapping[str, Sequence[float]]
 
 
 def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, algorithm: Algorithm) -> PhaseTask:
-    """The task of simulating the phase that was ``sent`` last for the clients in ``blocks`` of the cohort."""
+    """The task of running the phase that was ``sent`` last for the clients in ``blocks`` of the cohort."""
     server, places = state.server, positions(blocks)
     cohort = server.cohort
 
@@ -140,7 +146,10 @@ def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, 
 def start_server_training(
     algorithm: Algorithm, server: ServerState, concurrent: bool, threads: int
 ) -> Future[Mapping[str, Vector]]:
-    """The server's own training, begun in a thread of its own, or done at once unless ``concurrent``."""
+    """Starts the server's own training, and returns its result as a future.
+
+    With ``concurrent`` it runs in a thread of its own. Otherwise it has ended when this function returns.
+    """
     future: Future[Mapping[str, Vector]] = Future()
 
     def train() -> None:

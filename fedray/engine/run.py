@@ -1,4 +1,4 @@
-"""A run, round by round."""
+"""Runs round after round, and shows each to the observers."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from fedray.tracking.recorder import Recorder
 
 @dataclass(frozen=True)
 class Report:
-    """One finished round: its number and its row of metrics.csv."""
+    """A finished round: its number and its row of metrics.csv."""
 
     round: int
     metrics: Mapping[str, Any]
 
 
 class Run:
-    """A run of ``experiment`` on ``data`` from ``state`` on; Ray is unknown here.
+    """A run of ``experiment`` on ``data`` that goes on from ``state``. It knows nothing of Ray.
 
-    ``worker`` is the server's own network and data; ``pool`` simulates the clients; ``recorder`` keeps the run folder.
-    With ``concurrent`` the server's own training goes on beside that of the clients, with ``overlap`` the evaluation of
-    a round beside the next one. Setting ``stopping`` ends the run after the round in progress.
+    ``worker`` is the server's own: it has a network and the data. ``pool`` simulates the clients. ``recorder`` writes
+    the run folder. ``concurrent`` and ``overlap`` say what may happen at the same time
+    (:class:`~fedray.engine.task_queue.TaskQueue`). The run ends after the round in progress when ``stopping`` is set.
     """
 
     def __init__(
@@ -76,19 +76,20 @@ class Run:
         self._unreported: list[RoundResult] = []
 
     def restore(self, saved: Checkpoint) -> None:
-        """Continue from a checkpoint."""
-        self.state.restore(saved, self.pool, self.worker.states)
+        """Goes back to a checkpoint."""
+        self.state.restore(saved, self.pool, self.worker.clients.states)
         self.checkpoints.saved_round = saved.round
         self._wall_before = saved.record["wall_seconds"]
 
     def wall_seconds(self) -> float:
-        """Seconds of the run so far, before it was resumed too."""
+        """The seconds that the run has taken so far, including the time before it was resumed."""
         return self._wall_before + time.perf_counter() - self._began
 
     def rounds(self) -> Iterator[Report]:
-        """Run the rounds that are left; ends early when ``stopping`` is set or the loss is not finite any more.
+        """Runs the rounds that are left, and yields a report of each.
 
-        A round is reported once it is evaluated, which with ``overlap`` is when the next one is trained.
+        It ends early when ``stopping`` is set, or when the loss or the model is no longer finite. A round is reported
+        once it has been evaluated; with ``overlap`` the next round has been trained by then.
         """
         self._began = time.perf_counter()
         self.profile.take()
@@ -114,7 +115,8 @@ class Run:
         self._finish(status)
 
     def _observe(self, result: RoundResult) -> None:
-        """Show a round that is trained to the observers; what they put off is done at once where it must be."""
+        """Shows a trained round to the observers. If one of them needs the state after this round, everything that was
+        put off is done now."""
         result.diverged = not (math.isfinite(result.metrics["train_loss"]) and self.state.is_finite())
         self._unreported.append(result)
         for observer in self.observers:
@@ -125,7 +127,7 @@ class Run:
             self._add_profile(result)
 
     def _facts(self, result: RoundResult) -> dict[str, Any]:
-        """The columns of clients.parquet that every algorithm has."""
+        """The columns of clients.parquet that are the same for every algorithm."""
         cohort = result.cohort
         return {
             "round": result.number,
@@ -145,7 +147,7 @@ class Run:
             result.profile[purpose] += seconds
 
     def _reports(self) -> Iterator[Report]:
-        """The rounds that are evaluated by now, seen by all observers."""
+        """Shows the rounds that have been evaluated by now to the observers, and yields their reports."""
         while self._unreported:
             result = self._unreported.pop(0)
             for observer in self.observers:
@@ -153,8 +155,8 @@ class Run:
             yield Report(result.number, result.metrics)
 
     def _finish(self, status: str) -> None:
-        model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.network.layout
-        named = {**frozen(self.worker.network.module), **layout.named(model)}
+        model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.clients.network.layout
+        named = {**frozen(self.worker.clients.network.module), **layout.named(model)}
         tensors = {name: tensor.cpu().contiguous() for name, tensor in named.items()}
         with replacement_of(self.recorder.folder.path / "model.safetensors") as staging:
             save_file(tensors, staging)

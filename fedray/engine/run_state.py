@@ -1,4 +1,4 @@
-"""What a run changes as it goes on, and continues from: all that a checkpoint holds."""
+"""The state of a run: everything that changes from round to round, and that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from fedray.experiment import Experiment
 
 
 class EarlierModels:
-    """The models x^s of earlier rounds s that clients, or the server's rules, still ask for."""
+    """Keeps the models x^s of earlier rounds s as long as clients or the server's rules may ask for them."""
 
     def __init__(self, algorithm: Algorithm, pool: Pool, layout: Layout, device: torch.device) -> None:
         self.algorithm, self.pool, self.layout, self.device = algorithm, pool, layout, device
         self.handles: dict[int, Handle] = {}
 
     def remember(self, number: int, model: Model) -> None:
-        """Keep the model with which round ``number`` begins, if the algorithm ever asks for it."""
+        """Keeps the model ``model`` with which round ``number`` begins, if the algorithm ever asks for earlier
+        models."""
         if self.algorithm.needs_received or self.algorithm.earlier_models:
             self.handles[number] = self.pool.keep(f"model-{number}", {"x": model.row.cpu().numpy().copy()})
 
     def model_of(self, number: int) -> Model:
-        """The model with which round ``number`` began."""
+        """The model with which round ``number`` began. Raises ValueError if it was not kept."""
         if number not in self.handles:
             raise ValueError(
                 f"server.model_of({number}) is not one of the earlier_models={self.algorithm.earlier_models} kept"
@@ -44,12 +45,13 @@ class EarlierModels:
         return self.layout.model(row)
 
     def received(self, number: int, gap: int) -> Handle | None:
-        """A handle of the model that a client received ``gap`` rounds before round ``number``; None if it never
-        received one (``gap`` 0)."""
+        """The handle of the model that a client received ``gap`` rounds before round ``number``. It is None for ``gap``
+        0, which means that the client never took part."""
         return self.handles.get(number - gap) if gap else None
 
     def forget(self, number: int, last_rounds: Mapping[int, int]) -> None:
-        """After round ``number``, forget the models that nobody will ask for. ``last_rounds``: by client."""
+        """Drops, after round ``number``, the models that nobody will ask for any more. ``last_rounds`` says in which
+        round each client took part last."""
         following = number + 1
         needed = set(range(following - self.algorithm.earlier_models, following))
         if self.algorithm.needs_received:
@@ -58,8 +60,8 @@ class EarlierModels:
 
 
 class RunState:
-    """The server's state, the clients' states (files, by client), the earlier models that are still needed, and what
-    the run has cost the clients so far. ``sizes``: samples of each client."""
+    """The state of the server, the files of the clients' states by client, the earlier models, and the costs so far.
+    ``sizes`` is the number of samples of each client."""
 
     def __init__(
         self,
@@ -75,11 +77,11 @@ class RunState:
 
     @classmethod
     def first(cls, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool) -> RunState:
-        """The state before the first round; ``worker`` is the server's own."""
-        algorithm, layout, sizes = experiment.algorithm, worker.network.layout, data.sizes()
-        earlier = EarlierModels(algorithm, pool, layout, worker.device)
+        """The state before the first round. ``worker`` is the server's own worker."""
+        algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
+        earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
         server = ServerState(
-            vectors={"x": worker.network.initial.clone()},
+            vectors={"x": worker.clients.network.initial.clone()},
             N=data.active,
             seed=experiment.config.run.seed,
             server_lr=experiment.config.train.server_lr,
@@ -93,24 +95,24 @@ class RunState:
             test_samples=len(data.y_test),
         )
         algorithm.init_server(server)
-        return cls(server, earlier, sizes, layout, worker.device)
+        return cls(server, earlier, sizes, layout, worker.clients.device)
 
     def is_finite(self) -> bool:
-        """Whether all of the server's parameters and vectors are finite; a module's constant buffers may hold
-        infinities, such as an attention mask."""
+        """Whether all of the server's parameters and vectors are finite. Buffers are not looked at, because a constant
+        one, such as an attention mask, may hold infinities."""
         values = self.server.vectors.values()
         tensors = [value.parameters if isinstance(value, Model) else value for value in values]
         return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
     def commit(self, number: int, states: Mapping[int, StateFile], pool: Pool) -> None:
-        """Round ``number`` is trained: the clients' new ``states`` replace the old ones."""
+        """Ends round ``number``: the clients' new ``states`` replace the old ones."""
         self.server.last_round |= dict.fromkeys(self.server.cohort.ids, number)
         self.earlier.forget(number, self.server.last_round)
         pool.drop([self.clients[client] for client in states if client in self.clients])
         self.clients |= states
 
     def restore(self, saved: Checkpoint, pool: Pool, folder: StateFolder) -> None:
-        """Continue from a checkpoint; ``folder`` is where the server's node keeps states."""
+        """Goes back to a checkpoint. ``folder`` is where the server's node keeps states."""
         server = self.server
         server.vectors, server.round = saved.vectors.own(self.device), saved.round
         server.table = _by_client(saved.record["table"])
@@ -125,7 +127,7 @@ class RunState:
         return Packed.of(self.server.vectors)
 
     def record(self) -> dict[str, Any]:
-        """The rest of the server's side, as JSON holds it."""
+        """The rest of the state, as JSON."""
         return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
 
 

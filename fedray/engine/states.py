@@ -1,7 +1,7 @@
-"""What clients keep from one participation to the next: a file each, outside of every process.
+"""Keeps the states of clients (what a client keeps from one participation to the next) in files, one for each client.
 
-The system keeps the files in memory while there is room for them, and they are on disk when there is none. A process
-that dies takes none along, and a checkpoint is another name for the same file, not a copy of it.
+The operating system caches the files in memory while there is room, and they are on disk when there is none. A process
+that dies takes no state with it. A checkpoint is another name (a hard link) for the same file, and no copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ State = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class StateFile:
-    """A client's state as it was after one round: a safetensors file on node ``node`` that nobody ever changes."""
+    """A client's state after one round: a safetensors file on the node ``node``. Nobody ever changes it."""
 
     node: str
     path: str
@@ -40,14 +40,16 @@ class StateFile:
 
 
 class StateFolder:
-    """Where the processes of node ``node`` keep states. It is theirs alone, and made when it is first needed."""
+    """The folder in which the processes of node ``node`` keep states. It belongs to one run, and is made when it is
+    first needed."""
 
     def __init__(self, path: Path, node: str = "") -> None:
         self.path, self.node = path, node
 
     @classmethod
     def of_run(cls, config: Config, node: str = "", server: str = "") -> StateFolder:
-        """Below ``engine.spill_dir``; else in the run folder on the server's node, in a temporary one elsewhere."""
+        """The folder of a run on this node: below ``engine.spill_dir`` if it is set; otherwise in the run folder on the
+        server's node, and in a temporary folder on the others."""
         run = Path(config.run.output).absolute() / str(config.run.name)
         own = "fedray-" + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
         if config.engine.spill_dir:
@@ -55,7 +57,7 @@ class StateFolder:
         return cls(run / ".states" if node == server else Path(tempfile.gettempdir()) / own, node)
 
     def write(self, name: str, state: State) -> StateFile:
-        """Keep ``state`` as ``name``, whole or not at all."""
+        """Writes ``state`` as ``name``. The file is whole, or it is not there."""
         # Unlike other files (fedray/files.py) it is not flushed to the disk, because an fsync for each of many small
         # files takes far longer than writing them. After a crash only states that a checkpoint names are read, and a
         # checkpoint flushes all of them at once.
@@ -75,14 +77,14 @@ class StateFolder:
         return StateFile(self.node, str(target))
 
     def read(self, file: StateFile) -> dict[str, NDArray[np.float32]]:
-        """The arrays in ``file``, in fresh memory; :class:`StateLost` if it is not there any more."""
+        """Returns the arrays in ``file`` in fresh memory. Raises :class:`StateLost` if the file is gone."""
         try:
             return load_file(file.path)
         except OSError as error:
             raise StateLost(f"a client's state is gone: {file.path} ({_reason(error)})") from None
 
     def store(self, file: StateFile, target: Path) -> None:
-        """Make ``target`` another name of ``file``, or a copy where the two are on different disks."""
+        """Makes ``target`` another name of ``file``. If they are on different disks, ``target`` becomes a copy."""
         try:
             os.link(file.path, target)
         except FileNotFoundError as error:
@@ -91,7 +93,7 @@ class StateFolder:
             shutil.copyfile(file.path, target)
 
     def adopt(self, source: Path) -> StateFile:
-        """A file of ours with the content, and the name, of ``source``."""
+        """Makes a state file of this folder with the content and the name of ``source``."""
         self.path.mkdir(parents=True, exist_ok=True)
         file = StateFile(self.node, str(self.path / source.name))
         Path(file.path).unlink(missing_ok=True)
@@ -99,12 +101,12 @@ class StateFolder:
         return file
 
     def drop(self, files: Iterable[StateFile]) -> None:
-        """Forget files that nobody needs any more."""
+        """Removes files that nobody needs any more."""
         for file in files:
             Path(file.path).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove the folder and all that is in it."""
+        """Removes the folder with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""A data set in Ray's object store: its samples once, however many runs of a sweep use them."""
+"""Puts a data set into Ray's object store. Its samples are stored once, however many runs of a sweep use them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 
 SAMPLES = ("x", "y", "x_test", "y_test")
-"""The large arrays of a :class:`FederatedData`."""
+"""The names of the large arrays of a :class:`FederatedData`."""
 
 _NONE: Any = np.empty(0)
 
@@ -22,7 +22,7 @@ _fetched: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
 @dataclass(frozen=True)
 class StoredData:
-    """``rest`` refers to a :class:`FederatedData` without its samples, ``samples`` to those."""
+    """A stored :class:`FederatedData`: ``samples`` refers to its large arrays, ``rest`` to all else."""
 
     samples: Any
     rest: Any
@@ -34,7 +34,7 @@ class StoredData:
 
 
 def store(data: FederatedData) -> StoredData:
-    """Put ``data`` into the store; samples that came out of it are there already."""
+    """Stores ``data``. Samples that came out of the store are not stored again."""
     arrays = tuple(getattr(data, name) for name in SAMPLES)
     known = _fetched.get(tuple(map(id, arrays)))
     samples = known[0] if known else ray.put(arrays)
@@ -43,7 +43,7 @@ def store(data: FederatedData) -> StoredData:
 
 @dataclass(frozen=True)
 class StoredSource:
-    """``rest`` is a :class:`Source` without its samples, ``samples`` refers to those."""
+    """A stored :class:`Source`: ``samples`` refers to its samples, ``rest`` is all else."""
 
     samples: Any
     rest: Source
@@ -57,6 +57,6 @@ class StoredSource:
 
 
 def store_source(source: Source) -> StoredSource:
-    """Put the samples of ``source`` into the store."""
+    """Stores the samples of ``source``."""
     samples = ray.put((source.x_train, source.y_train, source.x_test, source.y_test))
     return StoredSource(samples, replace(source, x_train=_NONE, y_train=_NONE, x_test=_NONE, y_test=_NONE))

@@ -1,4 +1,4 @@
-"""The sums over a cohort of what its clients upload in a phase."""
+"""Sums what the clients of a cohort upload in a phase."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from fedray.engine.tasks import PhaseResult, PhaseTask
 
 
 class CohortSums:
-    """Adds up the results of a phase's tasks, in whatever order they come, along the fixed summation tree.
+    """Adds up the results of a phase's tasks along the fixed summation tree, so that the order in which they arrive
+    changes no bit.
 
-    ``members`` clients are in the cohort; ``scalars``: their numbers by name, in id order.
+    ``members`` clients are in the cohort. ``scalars`` are the numbers that each client sent, by name, in the order of
+    ids.
     """
 
     def __init__(self, algorithm: Algorithm, phase: str, members: int, layout: Layout, device: torch.device) -> None:
@@ -31,7 +33,7 @@ class CohortSums:
         self._models: set[str] = set()
 
     def add(self, task: PhaseTask, found: PhaseResult) -> None:
-        """Take the result of a task.
+        """Takes the result of a task.
 
         Raises :class:`~fedray.errors.UserError` if its clients returned other things than those of the tasks before.
         """
@@ -55,7 +57,7 @@ class CohortSums:
             column[place] = value
 
     def totals(self) -> dict[str, Vector]:
-        """The sums (float32) by name, once all results are there."""
+        """The sums by name (float32), once all results are there."""
         return {name: self._total(name, tree.total()) for name, tree in self._trees.items()}
 
     def _total(self, name: str, total: Tensor) -> Vector:

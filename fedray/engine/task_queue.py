@@ -1,4 +1,4 @@
-"""Gives tasks to the pool, and decides what is done at the same time."""
+"""Sends tasks to the pool, and decides what is done at the same time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from fedray.engine.tasks import PhaseResult, PhaseTask, Task
 
 
 class TaskQueue:
-    """The way to the workers of ``pool``.
+    """Sends the tasks of a run to the workers of ``pool``.
 
-    Two things may go on at once. With ``concurrent`` the server trains a model of its own beside the clients. With
-    ``overlap`` a round is evaluated while the next one begins to train: what is put off by :meth:`later` comes before
-    the next phase's tasks. ``note`` is told of each result what it did that another time may give other bits.
+    Two things may happen at the same time, and both are decided here. With ``concurrent`` the server trains a model of
+    its own while the clients train. With ``overlap`` a round is evaluated while the next round begins to train: the
+    tasks that were put off by :meth:`later` are sent just before the tasks of the next phase.
+
+    ``note(operations)`` is called for each result with the operations whose bits may differ another time.
     """
 
     def __init__(
@@ -26,23 +28,25 @@ class TaskQueue:
         self._later: list[tuple[Task, Callable[[Any, Any], None]]] = []
 
     def later(self, tasks: Sequence[Task], take: Callable[[Any, Any], None]) -> None:
-        """Tasks that no phase waits for; ``take(task, result)`` is called with each result."""
+        """Puts off tasks for which no phase waits. ``take(task, result)`` is called with each result. Without
+        ``overlap`` the tasks are done at once."""
         self._later += [(task, take) for task in tasks]
         if not self.overlap:
             self.finish()
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is put off."""
+        """Whether no task is put off."""
         return not self._later
 
     def finish(self) -> None:
-        """Have done what was put off."""
+        """Does all tasks that were put off."""
         for _ in self.run([]):
             raise AssertionError("no task of a phase was given")
 
     def run(self, tasks: Sequence[PhaseTask], sticky: bool = False) -> Iterator[tuple[PhaseTask, PhaseResult]]:
-        """A phase's tasks and their results as they come. ``sticky``: tasks go where the phase before was done."""
+        """Does the tasks of a phase, and yields them with their results as these come. With ``sticky`` a task goes to
+        the worker that did the phase before for the same clients."""
         first, self._later = self._later, []
         takers = {id(task): take for task, take in first}
         every: list[Any] = [*(task for task, _ in first), *tasks]

@@ -1,4 +1,4 @@
-"""What travels between the server and whoever simulates clients."""
+"""The tasks that the server sends to workers, and the results that come back."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ from fedray.engine.output_check import Forms
 from fedray.engine.states import StateFile
 
 Blocks: TypeAlias = Sequence[tuple[int, int]]
-"""Positions ``(start, stop)`` of clients in the cohort: aligned powers of two, as the summation tree has them."""
+"""Ranges ``(start, stop)`` of positions in the cohort. Their sizes are powers of two and their starts multiples of the
+size, so that each block is a node of the summation tree."""
 
 Handle: TypeAlias = Any
-"""Something that a worker's ``fetch`` turns into a dict of tensors: an object reference, or the dict itself."""
+"""Names something that was published: an object reference of Ray's, a file, or the thing itself. A worker's ``fetch``
+turns it into what it names."""
 
 
 @dataclass(frozen=True)
 class PhaseTask:
-    """Phase ``phase`` (a position among the algorithm's phases) of some of the cohort's C clients.
+    """A task: run one phase of the algorithm for some clients of the cohort.
 
-    ``blocks``: their positions ``(start, stop)`` in the cohort, aligned powers of two; ``work``: what they train on, in
-    samples. What follows has an entry for each client. ``broadcasts`` and ``scalars`` hold an entry for each phase up
-    to this one, so that a task whose earlier phases were lost with an actor can be run again from the beginning.
-    ``states`` are the clients' states (files, or handles of what is in them), None for one that has none; ``received``
-    the models that they received last, of an algorithm that needs them.
+    ``phase`` is the index into ``Algorithm.phases``. ``blocks`` are the clients' positions in the cohort, which has
+    ``members`` clients. ``work`` is the number of samples in all their mini-batches.
+
+    The fields from ``ids`` on have an entry for each client. ``broadcasts`` and ``scalars`` have an entry for each
+    phase up to this one, so that the task can be done from the beginning if an actor was lost that did the earlier
+    phases. ``states`` are handles of the clients' states, None for a client that has none yet. ``received`` are handles
+    of the models that the clients received last, if the algorithm needs them.
     """
 
     round: int
@@ -48,7 +52,7 @@ class PhaseTask:
 
     @property
     def start(self) -> int:
-        """The position of the first client, which no other task of the phase has."""
+        """The position of the first client. It tells the task from the others of the phase."""
         return self.blocks[0][0]
 
     @property
@@ -61,9 +65,9 @@ class PhaseTask:
 class PartialSum:
     """What the clients of a task add to the sum of one upload.
 
-    ``nodes``: the float64 values of the nodes of the summation tree that they fill; ``weights``: how it is summed
-    (:class:`~fedray.algorithms.Upload`); ``is_model``: whether it is a model; ``scale``: the clients' s_i, if they
-    weigh it.
+    ``nodes`` are the float64 values of the nodes of the summation tree that they fill. ``weights`` says how the upload
+    is summed (:class:`~fedray.algorithms.Upload`). ``is_model`` says whether it is a model. ``scale`` holds the
+    clients' s_i for ``mean_by``.
     """
 
     nodes: dict[Node, NDArray[np.float64]]
@@ -74,12 +78,13 @@ class PartialSum:
 
 @dataclass
 class PhaseResult:
-    """What a phase gave for the clients of a task.
+    """What a phase returned for the clients of a task.
 
-    ``forms``: the forms of all that the phase returned; ``sums``: what the clients add to each upload's sum;
-    ``scalars`` and ``log``: lists of C numbers by name, for the algorithm and for clients.parquet; ``states``: where
-    each client's new state is, if the phase gives any; ``seconds``: what the worker's time went into;
-    ``nondeterministic``: what its process did that another time may give other bits.
+    ``forms`` describes all that the phase returned. ``sums`` is what the clients add to the sum of each upload.
+    ``scalars`` and ``log`` hold a number for each client by name: the first for the server's rule, the second for
+    clients.parquet. ``states`` are the files of the clients' new states, if the phase returns any. ``seconds`` says how
+    the worker spent its time. ``nondeterministic`` names the operations that the worker ran whose bits may differ
+    another time.
     """
 
     sums: dict[str, PartialSum]
@@ -93,9 +98,9 @@ class PhaseResult:
 
 @dataclass(frozen=True)
 class EvalTask:
-    """Evaluate the models of ``broadcast`` on samples start .. stop - 1 of the split ``split``.
+    """A task: evaluate ``models`` on the samples start .. stop - 1 of the split ``split``.
 
-    ``broadcast`` holds models by name. With ``each`` the result says of each sample whether a model gets it right.
+    ``broadcast`` holds the models by name. With ``each`` the result also says which samples each model gets right.
     """
 
     broadcast: Handle
@@ -107,16 +112,18 @@ class EvalTask:
 
 
 GLOBAL = "global"
-"""The name of the evaluated model among those that are broadcast for evaluation."""
+"""The name of the evaluated model in the broadcast for evaluation."""
 
 PERSONAL_PREFIX = "personal:"
-"""Before the names of what personal models are made of, which no model's own name has."""
+"""The beginning of the names, in the broadcast for evaluation, of what personal models are made from. No model has such
+a name."""
 
 
 @dataclass
 class EvalResult:
-    """For each model: the sums over samples of the loss, of right answers, and of the user's metrics; and if the task
-    asks for it, which samples it gets right, bool."""
+    """What an evaluation found. For each model, ``sums`` are the sums over the samples of the loss, of the right
+    answers (``correct``) and of the user's metrics. ``right`` says of each sample whether the model gets it right, if
+    the task asked for it."""
 
     sums: list[dict[str, float]]
     right: list[NDArray[np.bool_]] = field(default_factory=list)
@@ -126,11 +133,11 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Score the models that clients have of their own, for some clients, each on its own test share.
+    """A task: score models of which each client has its own, for some clients, each on its own test share.
 
-    These are the algorithm's ``personal`` model, made of what is in ``broadcast`` under :data:`PERSONAL_PREFIX`, and
-    with ``finetune_steps`` the global model, which ``broadcast`` holds as in :class:`EvalTask`, after so many local
-    steps at ``lr``. The rest is as in :class:`PhaseTask`, with positions among all clients that are scored.
+    With ``personal`` these are the algorithm's personal models, which are made from what ``broadcast`` holds under
+    :data:`PERSONAL_PREFIX`. With ``finetune_steps`` it is the global model after so many local steps at the learning
+    rate ``lr``. The other fields are those of :class:`PhaseTask`, with positions among all the clients that are scored.
     """
 
     round: int
@@ -146,13 +153,14 @@ class ScoreTask:
 
     @property
     def start(self) -> int:
-        """The position of the first client, which no other task has."""
+        """The position of the first client. It tells the task from the others."""
         return self.blocks[0][0]
 
 
 @dataclass
 class ScoreResult:
-    """For each model by name: how many samples of its own test share it gets right for each client of the task."""
+    """For each kind of model by name, how many samples of its own test share it gets right, for each client of the
+    task."""
 
     correct: dict[str, list[float]]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -164,5 +172,5 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 def positions(blocks: Blocks) -> list[int]:
-    """The positions in some blocks."""
+    """The positions in ``blocks``, one after another."""
     return [position for block in blocks for position in range(*block)]

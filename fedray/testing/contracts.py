@@ -23,10 +23,10 @@ from fedray.config import load
 from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 from fedray.engine import checkpoint as checkpoints
-from fedray.engine.opening import opened
+from fedray.engine.opening import open_run
 from fedray.engine.packing import Packed
 from fedray.engine.pool import LocalPool
-from fedray.engine.process import describe, settled
+from fedray.engine.process import computing_process, describe
 from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
 from fedray.engine.worker import Worker
 from fedray.experiment import Experiment, Own
@@ -98,7 +98,7 @@ class AlgorithmContract:
                     before = _hashes(Packed.of(run.state.server.vectors).numpy().arrays)
                     last = dict(run.state.server.last_round)
                     table = {name: dict(column) for name, column in run.state.server.table.items()}
-                    read = run.worker.states.read
+                    read = run.worker.clients.states.read
                     states = {client: _hashes(read(file)) for client, file in run.state.clients.items()}
                     break
             saved = checkpoints.load_last(run.recorder.folder.checkpoints, print)
@@ -194,7 +194,7 @@ class DoublingPool(LocalPool):
     It makes many tasks, and gives the results of the last ones first.
     """
 
-    slots, at_once = 3, 0.3
+    slots, task_fraction = 3, 0.3
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
@@ -244,7 +244,10 @@ def _open_run(experiment: Experiment, data: FederatedData, pool: type[LocalPool]
 
     @contextlib.contextmanager
     def both() -> Iterator[Any]:
-        with settled(1, False), opened(experiment, data, lambda w: (pool(w), [describe("cpu")]), False) as run:
+        with (
+            computing_process(1, False),
+            open_run(experiment, data, lambda w: (pool(w), [describe("cpu")]), False) as run,
+        ):
             yield run
 
     return both()

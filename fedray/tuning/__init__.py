@@ -1,6 +1,7 @@
-"""Hyper-parameter search: spaces, trials on Ray Tune, studies in Optuna's storage.
+"""Hyper-parameter search: spaces, trials that Ray Tune runs, studies that Optuna keeps.
 
-:func:`tune` does it all. It is imported when it is first used, with Optuna, so that the command line answers before.
+:func:`tune` does all of it. It is imported when it is first used, because Optuna and Ray take time to import and the
+command line should answer before.
 """
 
 from __future__ import annotations

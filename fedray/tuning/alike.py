@@ -1,8 +1,8 @@
-"""What the algorithms of a suite are given alike, so that nothing but the algorithm differs between them.
+"""Settings that all algorithms of a suite share, so that nothing but the algorithm differs between them.
 
-Left to themselves (``auto``) some algorithms put a projection head on the model, weigh clients as their paper does, or
-hold samples out for the server. A suite that does not say anything of ``model.head``, ``train.weighting`` or
-``data.public_samples`` has one value for all; one that says ``auto`` leaves each its own.
+With ``auto``, some algorithms put a projection head on the model, weigh clients as their paper does, or hold samples
+out for the server. If a suite does not set ``model.head``, ``train.weighting`` or ``data.public_samples``, it uses one
+value for all algorithms; if it sets ``auto``, each algorithm has its own.
 """
 
 from __future__ import annotations
@@ -21,41 +21,48 @@ if TYPE_CHECKING:
 Algorithms = Mapping[str, "type[Algorithm]"]
 
 
-def alike(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[str]]:
-    """The sweeps with one architecture, weighting and public set, and a line for each that some would not have."""
+def share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[str]]:
+    """The sweeps with the same model head, weighting and public set.
+
+    Also returns a line for the user for each setting that some of the algorithms would not have by themselves.
+    """
     algorithms = {label_of(spec): algorithm_of(spec) for spec in specs}
     common: dict[str, Any] = {}
     notes: list[str] = []
     for key, choose in (("model.head", _head), ("train.weighting", _weighting), ("data.public_samples", _public)):
-        if not any(key in spec.base or key in spec.described for spec in specs):
+        if not any(key in spec.base or key in spec.raw_space for spec in specs):
             common[key], why = choose(algorithms, specs)
             if why:
-                notes.append(f"{key}={common[key]} for all, {why}; with {key}=auto each has its own")
+                notes.append(
+                    f"{key}={common[key]} for all algorithms, {why}; with {key}=auto each algorithm has its own"
+                )
     return [replace(spec, base={**spec.base, **common}) for spec in specs], notes
 
 
 def algorithm_of(spec: SweepSpec) -> type[Algorithm]:
-    """The class of the algorithm that a sweep tunes."""
+    """The class of the algorithm that a sweep searches."""
     from fedray.algorithms import find_algorithm
 
     return find_algorithm(load(spec.base).algorithm.name)
 
 
 def _head(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]:
-    """The smallest head that serves all."""
+    """The smallest model head with which all algorithms can work."""
     from fedray.models.heads import DEFAULT
 
     needing = [label for label, each in algorithms.items() if each.needs_head != "nothing"]
     most = max((each.needs_head for each in algorithms.values()), key=list(DEFAULT).index)
-    return DEFAULT[most], f"as {' and '.join(needing)} can't do without" if needing else ""
+    return DEFAULT[most], f"because {' and '.join(needing)} can't do without" if needing else ""
 
 
 def _weighting(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]:
+    """Weights by the number of samples."""
     others = [label for label, each in algorithms.items() if each.weighting != "samples"]
-    return "samples", f"where papers have uniform weights for {', '.join(others)}" if others else ""
+    return "samples", f"although the papers of {', '.join(others)} have uniform weights" if others else ""
 
 
 def _public(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[int, str]:
+    """As many public samples as the data source has by default if any algorithm needs them, else none."""
     from fedray.data.source import load_source
 
     needing = [label for label, each in algorithms.items() if each.needs_public]
@@ -63,4 +70,4 @@ def _public(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[int, st
         return 0, ""
     data = load(specs[0].base).data
     public = load_source(data.source, data.root).public_by_default
-    return public, f"held out of the clients' samples, as the server of {' and '.join(needing)} trains on them"
+    return public, f"held out of the clients' samples because the server of {' and '.join(needing)} trains on them"

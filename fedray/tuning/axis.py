@@ -1,4 +1,4 @@
-"""How far a trial is, on an axis on which trials can be compared fairly, and what it has reached there."""
+"""How far a trial has come on the axis on which trials are compared (rounds, bytes or FLOPs), and what it reached."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from fedray.experiment import Experiment
 from fedray.tracking import costs
 
 STEPS = 20
-"""Steps of a run, of 5 % of the axis' budget each."""
+"""Steps of a run on the axis: each is a 20th, or 5 %, of what a whole run of the base configuration takes."""
 
 SAME_COST = 0.01
-"""The part by which the costs of two rounds may differ and still count as the same."""
+"""The relative difference up to which the costs of two rounds count as the same."""
 
 
 class RoundCost(NamedTuple):
-    """What one round costs: FLOPs of all clients and the server, and bytes both ways."""
+    """What one round costs: the FLOPs of all clients and the server, and the bytes that are sent down and up."""
 
     flops: float
     bytes: float
 
     def differs(self, other: RoundCost, axis: str) -> bool:
-        """Whether a round of ``other`` costs more or less of ``axis`` than the tolerance, :data:`SAME_COST`."""
+        """Whether the costs on ``axis`` differ by a part of more than :data:`SAME_COST`."""
         return not math.isclose(getattr(self, axis), getattr(other, axis), rel_tol=SAME_COST)
 
 
-def reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
-    """The step, at most :data:`STEPS`, of a trial whose last row of metrics.csv is ``row``."""
+def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
+    """How many of the :data:`STEPS` steps a run has reached whose last row of metrics.csv is ``row``."""
     return min(STEPS, whole(STEPS * amount(row, axis) / budget))
 
 
 def amount(row: Any, name: str) -> Any:
-    """What a row of metrics.csv, or all of its rows, have of an axis or another column; ``bytes`` is both ways."""
+    """The value of an axis or a column in ``row``: a row of metrics.csv, or the whole table, which gives a series.
+
+    ``bytes`` is the sum of both ways, and ``rounds`` the number of the round.
+    """
     return row["bytes_down"] + row["bytes_up"] if name == "bytes" else row["round" if name == "rounds" else name]
 
 
 def value_of(row: Mapping[str, Any], objective: str) -> float:
-    """What a row of metrics.csv says of an objective; NaN where it was not evaluated."""
+    """The value of an objective in a row of metrics.csv; NaN if it was not evaluated in that round."""
     found = row["bytes_down"] + row["bytes_up"] if objective == "bytes" else row.get(objective)
     return math.nan if found is None else float(found)
 
 
 def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
-    """What the whole of a run takes: rounds, bytes (both ways) or FLOPs."""
+    """How much of ``axis`` a whole run takes: rounds, bytes (both ways) or FLOPs."""
     if axis == "rounds":
         return experiment.rounds
     cost = cost_of_a_round(experiment, data)
@@ -54,8 +57,7 @@ def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
 
 
 def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
-    """The cost of a round whose clients are all the mean one."""
-
+    """The cost of a round, estimated as if each client of the cohort had the mean number of samples."""
     sizes = data.sizes()
     server = costs.server_of_mean_clients(
         experiment.training, sizes, experiment.cohort_size,
@@ -69,4 +71,5 @@ def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
 
 
 def mean(values: Sequence[float]) -> float:
+    """The mean of at least one value, whose sum is rounded only once."""
     return math.fsum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Learning curves of a sweep's trials, on the axis on which they are compared."""
+"""Draws the learning curves of a sweep's trials over the axis on which they are compared."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from fedray.tracking.folder import read_metrics
 from fedray.tuning.axis import amount
 
 LABELS = {"rounds": "rounds", "bytes": "bytes, down and up", "flops": "FLOPs"}
-"""What the horizontal axis is called."""
+"""The label of the horizontal axis in the picture, for each axis."""
 
 DRAWN = ("complete", "pruned")
-"""States of trials that have a rank, and so a curve."""
+"""The states of trials that are ranked; only these are drawn."""
 
 BEST: dict[str, Any] = {"color": "black", "linewidth": 2}
-"""How the best trial is drawn."""
+"""Matplotlib's options for the line of the best trial."""
 
 
 def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
-    """metrics.csv of each run of a trial that has made a round."""
+    """The table metrics.csv of each run in the folder ``trial`` that has made a round."""
     for path in sorted(trial.glob("seed-*/metrics.csv")):
-        # nothing is in it yet where a process was killed as it made it
+        # the file is empty if a process was killed while it created it
         if path.stat().st_size and len(rows := read_metrics(path.parent)):
             yield rows
 
 
 def learning_curves(trials: pd.DataFrame, folders: list[Path], axis: str, objective: str, name: str) -> Any:
-    """A Matplotlib figure with ``objective`` over ``axis``, a line for each run; None if there is nothing to draw.
+    """A Matplotlib figure with a line for each run: ``objective`` over ``axis``. None if there is nothing to draw.
 
     ``trials`` is the table of a sweep's trials, the best first, and ``folders`` has the folder of each. The colour of a
-    line is its trial's rank, from dark (best) to light; the best trial is black, and pruned ones are dashed. The title
-    counts the trials that have no rank, as they diverged, failed or are running.
+    line shows the rank of its trial, from dark (best) to light; the best trial is black, and pruned ones are dashed.
+    The title counts the trials that are not drawn, because they diverged, failed or are running.
     """
     import matplotlib.pyplot as plt
 
@@ -42,13 +42,13 @@ def learning_curves(trials: pd.DataFrame, folders: list[Path], axis: str, object
     drawn = [place for place, state in enumerate(states) if state in DRAWN]
     if not drawn or objective.partition("_")[0] == axis:
         return None
-    # Optuna's pictures change the style of all that are drawn after them
+    # Optuna changes the style of all figures that are drawn after its own
     with plt.style.context("default"):
-        return _drawn(trials, folders, drawn, axis, objective, name)
+        return _draw(trials, folders, drawn, axis, objective, name)
 
 
-def _drawn(trials: pd.DataFrame, folders: list[Path], drawn: list[int], axis: str, objective: str, name: str) -> Any:
-    """The figure; ``drawn`` are the places of the trials that have a curve."""
+def _draw(trials: pd.DataFrame, folders: list[Path], drawn: list[int], axis: str, objective: str, name: str) -> Any:
+    """The figure. ``drawn`` has the positions in the table of the trials that have a curve."""
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 
@@ -64,7 +64,7 @@ def _drawn(trials: pd.DataFrame, folders: list[Path], drawn: list[int], axis: st
         dash = "--" if states[place] == "pruned" else "-"
         for x, y in runs:
             known = y.notna()
-            # a line of one point can't be seen without a marker
+            # a line with a single point is invisible without a marker
             marker = "o" if known.sum() == 1 else ""
             axes.plot(x[known], y[known], dash, marker=marker, markersize=4, zorder=len(drawn) - rank + 3, **style)
     lines = [Line2D([], [], **BEST, label=f"best: trial {trials['trial'].iloc[drawn[0]]}")]

@@ -19,28 +19,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedray.experiment import Own
-    from fedray.tuning.runner import Desk
     from fedray.tuning.sweep import Sweep
+    from fedray.tuning.trial_source import TrialSource
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep, read from its folder. ``interrupted``: whether it was stopped before its end."""
+    """The result of a sweep, which is read from its folder. ``interrupted``: the user stopped it before its end."""
 
     folder: Path
     interrupted: bool = False
 
     @property
     def trials(self) -> pd.DataFrame:
-        """A row per trial: what was sampled, what was reached."""
+        """A table with a row for each trial: what was sampled, and what it reached.
+
+        :func:`fedray.tuning.report.trial_table` describes its columns.
+        """
         from fedray.tuning.report import trial_table
 
         return trial_table(self.folder)
 
     @property
     def best(self) -> list[Path]:
-        """The configuration of the best trial, as a file for :func:`fedray.simulate`; of several objectives, one for
-        each trial of the Pareto front."""
+        """The file with the configuration of the best trial, for :func:`fedray.simulate`.
+
+        Of several objectives there is a file for each trial on the Pareto front, and none if no trial has completed
+        with finite values.
+        """
         return sorted(self.folder.glob("best*.yaml"))
 
 
@@ -59,31 +65,32 @@ def tune(
     verbose: bool = False,
     view: View | None = None,
 ) -> list[SweepResult]:
-    """Search a space, or go on with a search that was stopped or killed; one result for each environment.
+    """Search hyper-parameters, or continue a search that was stopped or killed.
 
-    ``space``: a space file, the name of one that comes with fedray, or a mapping like one; ``overrides``: ``key=value``
-    texts on top, for the base configuration or ``tune.*``. ``data`` to ``metrics`` are as in :func:`fedray.simulate`: a
-    module as ``model`` starts all seeds (``tune.seeds``) from its own weights, a class from weights drawn from each.
-    ``retry_failed``: trials that failed are tried once more. ``verbose`` shows what ``fedray tune`` shows; ``view``
-    is shown it in any case, and may do otherwise with it.
+    ``space``: a space file, the name of one that comes with fedray, or a mapping like a space file. ``overrides``:
+    texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. ``data`` to ``metrics`` are as in
+    :func:`fedray.simulate`; a module as ``model`` starts the runs of all seeds (``tune.seeds``) from its own weights,
+    and a class starts each from weights that are drawn with its seed. ``retry_failed`` runs trials that failed once
+    more. ``verbose`` shows what the command ``fedray tune`` shows. ``view`` replaces the object that shows it.
 
-    Raises :class:`fedray.UserError` for what can't be searched as asked.
+    Returns a result for each environment of the space file, or a single one if it has none. Raises
+    :class:`fedray.UserError` for what can't be searched as asked.
     """
     view = view or View(quiet=not verbose)
     specs = read_sweeps(space, overrides)
     check_together(specs)
-    with started(specs, view) as start:
-        own = own_of(specs[0], data, test, client_column, label_column, model, loss, metrics)
+    with start_ray(specs, view) as start:
+        own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics)
         return run_sweeps(specs, own, start, view, retry_failed)
 
 
-def started(specs: Sequence[SweepSpec], view: View) -> RayStart:
-    """Ray, at once if any of the sweeps is new: the others may be finished."""
-    fresh = any(not spec.folder.exists() for spec in specs)
-    return RayStart(load(specs[0].base).engine, view.say, at_once=fresh)
+def start_ray(specs: Sequence[SweepSpec], view: View) -> RayStart:
+    """A connection to Ray. It is made at once if any of the sweeps is new, and otherwise only when a trial is left."""
+    is_new = any(not spec.folder.exists() for spec in specs)
+    return RayStart(load(specs[0].base).engine, view.say, at_once=is_new)
 
 
-def own_of(
+def load_own(
     spec: SweepSpec,
     data: Any = None,
     test: Any = None,
@@ -93,7 +100,10 @@ def own_of(
     loss: Any = None,
     metrics: Mapping[str, Any] | None = None,
 ) -> Own:
-    """What all trials are made from: the data set, loaded once, and the user's own objects."""
+    """What all trials are made from: the user's own objects and the data set, which is loaded once for all of them.
+
+    Raises :class:`UserError` if ``test`` comes without ``data``.
+    """
     from fedray.data.own import own_source
     from fedray.data.source import load_source
     from fedray.experiment import Own
@@ -114,22 +124,26 @@ def run_sweeps(
     start: RayStart,
     view: View,
     retry_failed: bool = False,
-    then: Callable[[Sequence[Sweep]], Sequence[Desk]] = lambda sweeps: (),
+    further_sources: Callable[[Sequence[Sweep]], Sequence[TrialSource]] = lambda sweeps: (),
 ) -> list[SweepResult]:
-    """Run sweeps of the same data and engine to their end, and the desks that ``then`` makes of them beside them."""
-    from fedray.tuning.sweep import opened_sweep
+    """Run sweeps that have the same data and engine to their end.
+
+    ``further_sources`` makes more sources of trials out of the opened sweeps; a suite's winners come from there. Their
+    trials run beside those of the sweeps.
+    """
+    from fedray.tuning.opening import open_sweep
+    from fedray.tuning.trial_source import CombinedTrialSource
 
     with contextlib.ExitStack() as stack:
-        sweeps = [stack.enter_context(opened_sweep(spec, own, view.say)) for spec in specs]
+        sweeps = [stack.enter_context(open_sweep(spec, own, view.say)) for spec in specs]
         for sweep in sweeps:
-            sweep.show = view
+            sweep.observer = view
             if retry_failed and (again := sweep.study.retry_failed()):
                 view.say(f"{sweep.name}: {again} failed trial{'s are' if again > 1 else ' is'} tried again")
             if sweep.finished:
                 view.say(f"{sweep.name} is finished already: {len(sweep.study.trials)} trials -> {sweep.folder}")
-        desks = [*sweeps, *then(sweeps)]
-        unfinished = not all(desk.exhausted for desk in desks)
-        interrupted = unfinished and _run(sweeps, desks, own, start, view)
+        source = CombinedTrialSource([*sweeps, *further_sources(sweeps)])
+        interrupted = not source.exhausted and _run(sweeps, source, own, start, view)
         for sweep in sweeps:
             sweep.write_best()
             if failed := len(sweep.study.failed):
@@ -139,34 +153,33 @@ def run_sweeps(
         return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
 
 
-def _run(sweeps: Sequence[Sweep], desks: Sequence[Desk], own: Own, start: RayStart, view: View) -> bool:
-    """Run what is left; whether the user stopped it."""
+def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart, view: View) -> bool:
+    """Run the trials of ``source``, which are those of ``sweeps`` and others. Returns whether the user stopped it."""
     started_here = start.ready()
     from fedray.engine.ray_engine import ship_own_code
-    from fedray.tuning.resources import at_once, bundles_of, engine_of_trials, unused_gpus
+    from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials, unused_gpus
     from fedray.tuning.runner import Interrupted, run_trials
-    from fedray.tuning.several import Several
 
-    asked = sweeps[0].spec.tune.concurrency
+    asked = sweeps[0].spec.tune.max_concurrent_trials
     limit = None if asked == "auto" else asked
     engine_asked = load(sweeps[0].base).engine
     settings = engine_of_trials(engine_asked, sweeps[0].base, limit)
     engine = load({**sweeps[0].base, **settings}).engine
     bundles = bundles_of(engine)
-    concurrency, fewer = at_once(bundles, limit, started_here)
+    concurrent, fewer = count_concurrent_trials(bundles, limit, started_here)
     for line in (fewer, unused_gpus(engine_asked, start.gpus())):
         if line:
             view.say(line)
     for sweep in sweeps:
         sweep.engine = settings
         if not sweep.finished:
-            for line in (*sweep.notes, sweep.introduction(concurrency)):
+            for line in (*sweep.notes, sweep.introduction(concurrent)):
                 view.say(line)
     ship_own_code([thing for thing in (own.model, own.loss, *own.metrics.values()) if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:
-            run_trials(Several(desks), bundles, concurrency, own, engine.start_timeout, stopping)
+            run_trials(source, bundles, concurrent, own, engine.start_timeout, stopping)
         except Interrupted:
             return True
         finally:

@@ -1,4 +1,4 @@
-"""On which axis a sweep compares its trials, such that they have done equal work there."""
+"""The axis on which a sweep compares its trials, chosen such that they have done equal work when they are compared."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from fedray.tuning.spec import SweepSpec, read_record
 
 
 def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: str) -> str:
-    """Rounds, flops or bytes. A round of the base configuration costs ``base``, and rounds of the trials ``others``.
+    """Which axis is fair: rounds, flops or bytes.
 
-    It is rounds if all cost the same. Else it is FLOPs, or bytes if only these differ; but never what is optimised
-    itself: trials that have used equal FLOPs can't be told apart by their FLOPs.
+    ``base`` is the cost of a round of the base configuration, and ``others`` are costs of rounds of possible trials. If
+    all cost the same, the axis is rounds. If their FLOPs differ it is FLOPs, and if only their bytes differ it is
+    bytes. The ``objective`` is never the axis, since trials that have used equal FLOPs can't be compared by FLOPs.
     """
     costs = list(others)
     for axis in ("flops", "bytes"):
@@ -23,30 +24,32 @@ def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: 
     return "rounds"
 
 
-def _axis_so_far(spec: SweepSpec) -> str | None:
-    return flat(read_record(spec.folder)["tune"]).get("prune.axis") if spec.has_begun else None
+def _recorded_axis(spec: SweepSpec) -> str | None:
+    """The axis in the record of a sweep that has begun, which it keeps."""
+    return flat(read_record(spec.folder)["tune"]).get("pruner.axis") if spec.has_begun else None
 
 
-def with_axis(
+def choose_axis(
     spec: SweepSpec, base: RoundCost, costs: Mapping[str, Sequence[RoundCost]]
 ) -> tuple[SweepSpec, list[str]]:
-    """``spec`` with the axis that ``tune.prune.axis=auto`` stands for; and a line if trials are pruned at unequal work.
+    """``spec`` with a definite axis in place of ``tune.pruner.axis=auto``.
 
-    A round of the base costs ``base``, and one with values of each searched key ``costs``. A sweep that has begun keeps
-    its axis.
+    ``base`` is the cost of a round of the base configuration, and ``costs`` has, for each searched key, costs of rounds
+    with values of it. A sweep that has begun keeps its axis. Also returns lines for the user: one if the axis makes
+    the pruner compare trials that have done unequal work.
     """
-    prune = spec.tune.prune
+    pruner = spec.tune.pruner
     fair = axis_of_equal_work(base, [cost for each in costs.values() for cost in each], next(iter(spec.tune.objective)))
-    axis: str = prune.axis
+    axis: str = pruner.axis
     if axis == "auto":
-        axis = _axis_so_far(spec) or fair
+        axis = _recorded_axis(spec) or fair
     notes = []
-    # equal FLOPs are equal work, also where bytes differ
-    if prune.by != "none" and axis != fair != "rounds" and axis != "flops":
+    # trials with equal FLOPs have done equal work, also if their bytes differ
+    if pruner.kind != "none" and axis != fair != "rounds" and axis != "flops":
         keys = [key for key, each in costs.items() if any(base.differs(cost, fair) for cost in each)]
         notes.append(
             f"{spec.name}: trials are pruned at equal {axis}, and the {fair} that these take depend on "
-            f"{' and '.join(keys)}; tune.prune.axis={fair} compares them at equal work"
+            f"{' and '.join(keys)}; tune.pruner.axis={fair} compares them at equal work"
         )
-    tune = spec.tune.model_copy(update={"prune": prune.model_copy(update={"axis": axis})})
+    tune = spec.tune.model_copy(update={"pruner": pruner.model_copy(update={"axis": axis})})
     return replace(spec, tune=tune), notes

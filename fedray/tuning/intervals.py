@@ -1,6 +1,6 @@
-"""Statistics of runs that differ in their seed alone: intervals, paired differences, medians with unreached targets.
+"""Statistics of runs that differ only in their seed: intervals, paired tests, medians with targets not reached.
 
-Everywhere in fedray ``mean ± margin`` is the 95 % confidence interval of the mean by Student's t. It supposes that the
+Everywhere in fedray ``mean ± margin`` is the 95 % confidence interval of the mean by Student's t. It assumes that the
 runs are independent and that their results are about normally distributed.
 """
 
@@ -14,14 +14,14 @@ import numpy as np
 from scipy.stats import t, ttest_rel
 
 LEAST_RUNS = 3
-"""Runs below which no interval is given: of two runs it is 12.7 times as wide as the distance between them, so that the
-two values say more."""
+"""No interval is shown for fewer runs than these. That of two runs is 12.7 times as wide as the distance between them,
+so that the two values say more."""
 
 
 def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
     """The mean of independent runs, and half the width of its confidence interval (Student's t).
 
-    The margin is NaN for fewer than :data:`LEAST_RUNS` values, and the mean too for none.
+    The margin is NaN for fewer than :data:`LEAST_RUNS` values. Without any values the mean is NaN too.
     """
     n = len(values)
     if not n:
@@ -39,9 +39,9 @@ def margin_of(deviation: float, n: int, level: float = 0.95) -> float:
 
 
 def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    """A cell of a table: ``mean ± margin`` of three values or more, else the values themselves; empty for none.
+    """Values in a cell of a table: ``mean ± margin`` of :data:`LEAST_RUNS` or more values, else the values themselves.
 
-    ``sign``: "+" shows the sign of positive numbers too.
+    The cell is empty if there are none. ``sign``: "+" shows the sign of positive numbers too.
     """
     shown = f"{sign}.{digits}f"
     mean, margin = mean_and_margin(values)
@@ -53,14 +53,14 @@ def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> s
 def paired_p_value(values: Sequence[float], baseline: Sequence[float]) -> float:
     """The two-sided p-value of the paired t-test; NaN for fewer than :data:`LEAST_RUNS` pairs.
 
-    It is 1 if no pair differs: there is no evidence of a difference, and the test's own statistic is 0/0.
+    It is 1 if no pair differs, since then there is no evidence of a difference; the statistic of the test would be 0/0.
     """
     if len(values) < LEAST_RUNS:
         return math.nan
     if all(a == b for a, b in zip(values, baseline, strict=True)):
         return 1.0
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        # scipy warns where all differences are nearly the same, and is right about the p-value
+        # scipy warns if all differences are nearly the same, but its p-value is right
         warnings.simplefilter("ignore", RuntimeWarning)
         return float(ttest_rel(values, baseline).pvalue)
 
@@ -68,8 +68,9 @@ def paired_p_value(values: Sequence[float], baseline: Sequence[float]) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """p-values of several tests, corrected such that the chance of any false alarm among them stays below the level.
 
-    Holm's step-down rule (Scand. J. Stat. 6, 1979): the i-th smallest of m is multiplied by m - i + 1, and is at least
-    what the one before it became, and at most 1.
+    Holm's step-down rule (S. Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6, 1979):
+    the i-th smallest of m p-values is multiplied by m - i + 1; then each is raised to the one before it if that is
+    larger, and lowered to 1 if it is above 1.
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
@@ -79,8 +80,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def median_to_reach(amounts: Sequence[float]) -> float:
-    """The median over all runs of what each took to reach a target; ``math.inf`` stands for a run that never did.
+    """The median, over all runs, of what each took to reach a target; ``math.inf`` stands for a run that never did.
 
-    It is infinite where so many runs did not reach the target that the median lies among them; NaN for no runs.
+    It is infinite if so many runs did not reach the target that the median lies among them. It is NaN without runs.
     """
     return float(np.median(amounts)) if len(amounts) else math.nan

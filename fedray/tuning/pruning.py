@@ -1,4 +1,4 @@
-"""Which trials are given up: Optuna's pruners on steps of the axis, and the median between seeds."""
+"""Which trials are stopped early: Optuna's pruners within a run, and the median of the other trials between runs."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from fedray.tuning.axis import STEPS
-from fedray.tuning.settings import PruneConfig
+from fedray.tuning.settings import PrunerConfig
 
 
-def pruner_of(prune: PruneConfig, seeds: int) -> BasePruner:
-    """The pruner that is asked for; of trials with several seeds, each seed has :data:`STEPS` steps."""
-    if prune.by == "none":
+def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
+    """The pruner of a sweep whose trials have ``seeds`` runs of :data:`~fedray.tuning.axis.STEPS` steps each."""
+    if config.kind == "none":
         return NopPruner()
-    grace = max(1, round(prune.grace / 100 * STEPS))
+    grace = max(1, round(config.grace_period / 100 * STEPS))
     within: BasePruner
-    if prune.by == "asha":
-        within = SuccessiveHalvingPruner(min_resource=grace, reduction_factor=prune.reduction)
-    elif prune.by == "hyperband":
-        within = HyperbandPruner(min_resource=grace, max_resource=STEPS, reduction_factor=prune.reduction)
+    if config.kind == "asha":
+        within = SuccessiveHalvingPruner(min_resource=grace, reduction_factor=config.reduction_factor)
+    elif config.kind == "hyperband":
+        within = HyperbandPruner(min_resource=grace, max_resource=STEPS, reduction_factor=config.reduction_factor)
     else:
-        within = MedianPruner(n_startup_trials=prune.startup, n_warmup_steps=grace)
-    return BetweenSeeds(within, prune.startup) if seeds > 1 else within
+        within = MedianPruner(n_startup_trials=config.n_startup_trials, n_warmup_steps=grace)
+    return BetweenSeeds(within, config.n_startup_trials) if seeds > 1 else within
 
 
 class BetweenSeeds(BasePruner):
-    """``within`` during the first seed; from then on, at the end of each seed, trials go on whose mean so far is not
-    worse than the median of ``startup`` others or more."""
+    """A pruner for trials with several seeds.
 
-    def __init__(self, within: BasePruner, startup: int) -> None:
-        self.within, self.startup = within, startup
+    During the first run ``within`` decides. After that a trial is only stopped at the end of a run: if the mean of its
+    runs so far is worse than the median of the other trials that have come as far. It is not stopped while there are
+    fewer than ``n_startup_trials`` of these.
+    """
+
+    def __init__(self, within: BasePruner, n_startup_trials: int) -> None:
+        self.within, self.n_startup_trials = within, n_startup_trials
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         step = trial.last_step
@@ -46,7 +50,7 @@ class BetweenSeeds(BasePruner):
             for other in study.get_trials(deepcopy=False)
             if other.number != trial.number and step in other.intermediate_values
         ]
-        if len(others) < self.startup:
+        if len(others) < self.n_startup_trials:
             return False
         value, median = trial.intermediate_values[step], statistics.median(others)
         return value < median if study.direction == StudyDirection.MAXIMIZE else value > median

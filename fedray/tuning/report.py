@@ -1,4 +1,4 @@
-"""What a sweep has found: a table of its trials, and pictures of it. Reads the sweep's folder alone."""
+"""Tables and pictures of what a sweep has found, made from the files in its folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from fedray.errors import last_line
 from fedray.files import replacement_of, write_whole
 from fedray.tuning.axis import value_of
 from fedray.tuning.curves import learning_curves, runs_of
 from fedray.tuning.spec import SweepSpec, read_record, read_sweeps
-from fedray.tuning.study import ERROR, JOURNAL, VALUES, loaded, opened, read_study, values_of
-from fedray.tuning.sweep import study_name
+from fedray.tuning.storage import study_of
+from fedray.tuning.study import ERROR, VALUES, best_trials, is_finite, sampled_values
 
 STATES = {
     TrialState.COMPLETE: "complete",
@@ -28,27 +29,21 @@ STATES = {
     TrialState.FAIL: "failed",
     TrialState.RUNNING: "running",
 }
-
+"""The names of the states of trials that have been handed out. Trials that diverged are complete for Optuna."""
 
 LEAST_TRIALS = 8
-"""Complete trials below which nothing is said of importance."""
-
-
-def study_of(spec: SweepSpec) -> optuna.Study:
-    """The study of a sweep, to be read."""
-    if spec.tune.storage:
-        return loaded(opened(spec.tune.storage), study_name(spec), spec.tune.storage)
-    return read_study(spec.folder / JOURNAL, study_name(spec))
+"""The importance of keys is not estimated from fewer complete trials."""
 
 
 def trial_table(folder: Path) -> pd.DataFrame:
-    """A row per trial of the sweep in ``folder``.
+    """A table with a row for each trial of the sweep in ``folder`` that has been handed out.
 
-    ``state`` (complete, diverged, pruned, failed, running), the objectives, what was sampled, the ``seconds`` that its
-    runs took together, and as means over them: ``rounds``, and of the first objective ``best`` over the rounds,
-    ``best_round``, ``mean`` over the rounds (the area under its curve); ``bytes``, ``flops``, and ``bytes_to_<target>``
-    for each run.targets (of validation accuracy; empty where it was not reached). ``error``: the last line of what a
-    failed one raised.
+    Columns: ``trial``, its number; ``state``: complete, diverged, pruned, failed or running; the final value of each
+    objective; the sampled value of each searched key; ``seconds``, the sum over its runs. The following are means over
+    its runs: ``rounds``, ``bytes`` (both ways) and ``flops`` of the whole run; for the first objective, ``best`` (its
+    best value in any round), ``best_round`` and ``mean`` (over the rounds, that is the area under its curve); and
+    ``bytes_to_<target>`` for each of run.targets, the bytes until the validation accuracy reached it, empty if it did
+    not. ``error``: the last line of the error of a trial that failed.
     """
     (spec,) = read_sweeps(folder)
     return _table(spec, study_of(spec))
@@ -60,21 +55,21 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
         if VALUES not in trial.user_attrs:
             continue
         runs = [_of_run(rows, spec) for rows in runs_of(spec.trial_folder(trial.number))]
-        error = trial.user_attrs.get(ERROR, "").strip()
+        error = trial.user_attrs.get(ERROR, "")
         rows.append(
             {"trial": trial.number, "state": state_of(trial)}
             | dict(zip(spec.tune.objective, _finals(trial), strict=False))
-            | values_of(trial)
+            | sampled_values(trial)
             | {"seconds": math.fsum(run.pop("seconds") for run in runs)}
             | pd.DataFrame(runs).mean().to_dict()
-            | ({"error": error.splitlines()[-1]} if error else {})
+            | ({"error": last_line(error)} if error else {})
         )
     return pd.DataFrame(rows)
 
 
 def state_of(trial: FrozenTrial) -> str:
-    """How a trial has ended, in a word."""
-    if trial.state == TrialState.COMPLETE and not all(map(math.isfinite, trial.values)):
+    """The state of a trial in one word: complete, diverged, pruned, failed or running."""
+    if trial.state == TrialState.COMPLETE and not is_finite(trial):
         return "diverged"
     return STATES[trial.state]
 
@@ -101,7 +96,10 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, float]:
 
 
 def write_report(spec: SweepSpec) -> list[Path]:
-    """``report/`` in the sweep's folder: trials.csv, trials.md, importance.csv, and pictures; what was written."""
+    """Write tables (trials.csv, trials.md, importance.csv) and pictures to ``report/`` in the sweep's folder.
+
+    Returns the paths of the files. A picture or table that needs more trials than there are is left out.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -111,7 +109,7 @@ def write_report(spec: SweepSpec) -> list[Path]:
     table = _table(spec, study)
     write_whole(folder / "trials.csv", table.to_csv(index=False))
     objective = next(iter(spec.tune.objective))
-    write_whole(folder / "trials.md", markdown(ranked(table, objective, spec.tune.objective[objective])))
+    write_whole(folder / "trials.md", markdown(rank_trials(table, objective, spec.tune.objective[objective])))
     written = [folder / "trials.csv", folder / "trials.md"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
@@ -119,21 +117,21 @@ def write_report(spec: SweepSpec) -> list[Path]:
         for objective, finite in _finite_studies(spec, study):
             importances = _importances(finite)
             if importances:
-                path = folder / _named("importance", objective, spec, "csv")
+                path = folder / _file_name("importance", objective, spec, "csv")
                 found = pd.Series(importances, name="importance").rename_axis("key").reset_index()
                 write_whole(path, found.assign(trials=len(finite.trials)).to_csv(index=False))
                 written.append(path)
             for name, draw in _pictures(finite, importances, objective).items():
-                written.append(_saved(draw, folder / _named(name, objective, spec, "png")))
+                written.append(_save_drawn(draw, folder / _file_name(name, objective, spec, "png")))
             if figure := _curves(spec, table, objective):
-                written.append(save_figure(figure, folder / _named("curves", objective, spec, "png")))
+                written.append(save_figure(figure, folder / _file_name("curves", objective, spec, "png")))
         if len(spec.tune.objective) > 1 and "complete" in set(table.get("state", ())):
-            written.append(_front(table, spec, folder / "pareto.png"))
+            written.append(_draw_front(table, best_trials(study), spec, folder / "pareto.png"))
     return written
 
 
-def ranked(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
-    """The best trials first: those that are complete before the pruned ones, and these before all others."""
+def rank_trials(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
+    """The table with complete trials first, then pruned ones, then all others; within each of these the best first."""
     if objective not in table:
         return table
     rank = table["state"].map({"complete": 0, "pruned": 1}).fillna(2)
@@ -145,18 +143,21 @@ def ranked(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
 
 
 def _curves(spec: SweepSpec, table: pd.DataFrame, objective: str) -> Any:
-    """The learning curves of an objective, on the axis that the sweep's record has."""
-    trials = ranked(table, objective, spec.tune.objective[objective])
-    axis = read_record(spec.folder)["tune"]["prune"]["axis"]
+    """The learning curves of an objective over the axis in the sweep's record."""
+    trials = rank_trials(table, objective, spec.tune.objective[objective])
+    axis = read_record(spec.folder)["tune"]["pruner"]["axis"]
     return learning_curves(trials, [spec.trial_folder(n) for n in trials["trial"]], axis, objective, spec.name)
 
 
-def _named(name: str, objective: str, spec: SweepSpec, ending: str) -> str:
+def _file_name(name: str, objective: str, spec: SweepSpec, ending: str) -> str:
     return f"{name}.{ending}" if len(spec.tune.objective) == 1 else f"{name}-{objective}.{ending}"
 
 
 def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str, optuna.Study]]:
-    """For each objective a study of its own, without the trials that have no value: they have no place in a picture."""
+    """For each objective, a study with only this one and without trials that have no finite value.
+
+    Optuna's pictures are of one objective, and can't show a value that is infinite or missing.
+    """
     for position, objective in enumerate(spec.tune.objective):
         copy = optuna.create_study(direction=study.directions[position])
         for trial in study.get_trials(deepcopy=False):
@@ -176,7 +177,7 @@ def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str,
 
 
 def _importances(study: optuna.Study) -> dict[str, float]:
-    """How much each key matters (PED-ANOVA); empty while there are too few trials to tell."""
+    """How much each key matters for the objective, by PED-ANOVA; empty if there are too few trials to tell."""
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     searched = [key for key in complete[0].params if all(key in t.params for t in complete)] if complete else []
     varied = [key for key in searched if len({str(trial.params[key]) for trial in complete}) > 1]
@@ -185,12 +186,12 @@ def _importances(study: optuna.Study) -> dict[str, float]:
     try:
         return get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=varied)
     except (ValueError, RuntimeError):
-        # too few, or all alike
+        # there are too few trials, or their values are all the same
         return {}
 
 
 def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: str) -> dict[str, Any]:
-    """The pictures that can be drawn, as functions of no arguments."""
+    """The pictures of Optuna's that can be drawn, by name: functions without arguments that draw them."""
     from optuna.visualization import matplotlib as draw
 
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
@@ -210,13 +211,14 @@ def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: 
     return pictures
 
 
-def _saved(draw: Any, path: Path) -> Path:
+def _save_drawn(draw: Any, path: Path) -> Path:
+    """Write the picture that ``draw``, one of Optuna's functions, makes."""
     axes = draw()
     return save_figure(np.ravel(axes)[0].figure, path)
 
 
 def save_figure(figure: Any, path: Path) -> Path:
-    """A whole picture, or the old one."""
+    """Write ``figure`` to ``path`` and close it. A process that is killed meanwhile leaves the old picture there."""
     import matplotlib.pyplot as plt
 
     with replacement_of(path) as staging:
@@ -225,15 +227,15 @@ def save_figure(figure: Any, path: Path) -> Path:
     return path
 
 
-def _front(table: pd.DataFrame, spec: SweepSpec, path: Path) -> Path:
-    """The first two objectives of all complete trials, and the front among them."""
+def _draw_front(table: pd.DataFrame, front_trials: Sequence[FrozenTrial], spec: SweepSpec, path: Path) -> Path:
+    """Draw the first two objectives of all complete trials, with a line through those on the Pareto front."""
     import matplotlib.pyplot as plt
 
     (x, x_mode), (y, y_mode) = list(spec.tune.objective.items())[:2]
     points = table[table["state"] == "complete"]
     figure, axes = plt.subplots(figsize=(7, 5))
     axes.scatter(points[x], points[y], label="trials", color="tab:gray")
-    front = points[pareto(points[[x, y]].to_numpy(), [x_mode, y_mode])].sort_values(x)
+    front = points[points["trial"].isin([trial.number for trial in front_trials])].sort_values(x)
     axes.plot(front[x], front[y], "o-", label="Pareto front", color="tab:red")
     for _, row in front.iterrows():
         axes.annotate(str(row["trial"]), (row[x], row[y]), textcoords="offset points", xytext=(4, 4))
@@ -242,15 +244,8 @@ def _front(table: pd.DataFrame, spec: SweepSpec, path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def pareto(values: np.ndarray, modes: Sequence[str]) -> np.ndarray:
-    """Which rows of ``values`` [n, objectives] no other is at least as good as in all, and better in one."""
-    better = values * np.where(np.asarray(modes) == "max", 1.0, -1.0)
-    dominated = [(np.all(better >= row, axis=1) & np.any(better > row, axis=1)).any() for row in better]
-    return ~np.asarray(dominated, dtype=bool)
-
-
 def markdown(table: pd.DataFrame) -> str:
-    """A table for a README."""
+    """A table in Markdown, with four digits of each number."""
 
     def shown(value: Any) -> str:
         if isinstance(value, float):

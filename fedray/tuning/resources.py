@@ -1,4 +1,4 @@
-"""What a trial takes of a cluster, how many fit side by side, and the sums for whoever asked for more."""
+"""Which resources a trial needs, and how many trials fit on the cluster side by side."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ import ray
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole
+from fedray.engine.ray_cluster import RESOURCES, compared_with_cluster, in_words
 from fedray.errors import UserError
 
 Bundles = list[dict[str, float]]
-"""Resources of a trial's placement group: first the trial's own (and its server's), then those of its client actors."""
-
-KINDS = ("CPU", "GPU")
+"""The resources of a trial's placement group: the first bundle is for the trial's process with its server, and each
+further one for a client actor."""
 
 RELEASE_SECONDS = 3.0
-"""How long Ray may take to see that what a sweep before this one had is free again."""
+"""How long to wait for resources that are not free: Ray needs a moment to release those of an earlier sweep."""
 
 SMALLEST = 0.0001
-"""Ray's unit of resources."""
+"""The smallest amount of a resource that Ray can count."""
 
 HERE = 0.001
-"""A trial's share of the resource that every node has under its own name: by it trials are kept on the node whose disk
-has the sweep's folder."""
+"""A trial's share of the resource ``node:<address>``, of which each node has 1. It keeps the processes of trials on
+this node, because its disk has the sweep's folder."""
 
 
-def engine_of_trials(engine: EngineConfig, given: Mapping[str, Any], concurrency: int | None) -> dict[str, Any]:
-    """The settings ``engine.*`` of all trials, as dotted keys. ``given``: those that the user set.
+def engine_of_trials(
+    engine: EngineConfig, base: Mapping[str, Any], max_concurrent_trials: int | None
+) -> dict[str, Any]:
+    """The settings ``engine.*`` of all trials, as dotted keys. ``base`` has the keys that the user set.
 
-    On one machine a trial is one process, on several it is a server here and a client actor anywhere, unless said
-    otherwise; client actors fill the cluster, divided by how many trials there are to be at once.
+    Unless the user set ``engine.kind``, a trial is one process on a cluster of one node; on several nodes it is a
+    server on this one and one client actor on any. With ``engine.kind=ray`` and a number of client actors that is left
+    to fedray, they fill the cluster together, divided by ``max_concurrent_trials``. Raises :class:`UserError` for
+    settings that have no meaning in a sweep.
     """
     several = len([node for node in ray.nodes() if node["Alive"]]) > 1
-    kind = given.get("engine.kind") or ("ray" if several else "local")
+    kind = base.get("engine.kind") or ("ray" if several else "local")
     if engine.actors_per_gpu == "auto":
         raise UserError("engine.actors_per_gpu=auto: in a sweep, give how many trials or client actors share a GPU")
     if engine.server_gpus:
@@ -56,13 +60,16 @@ def engine_of_trials(engine: EngineConfig, given: Mapping[str, Any], concurrency
         raise UserError("engine.actors=per_client: in a sweep, give a number of client actors")
     if engine.actors == "auto":
         cpus, each = ray.cluster_resources().get("CPU", 0), engine.cpus_per_actor
-        fill = whole(cpus / (concurrency or 1) / each) if each else 1
-        settings["engine.actors"] = 1 if several and "engine.kind" not in given else max(1, fill)
+        fill = whole(cpus / (max_concurrent_trials or 1) / each) if each else 1
+        settings["engine.actors"] = 1 if several and "engine.kind" not in base else max(1, fill)
     return settings
 
 
 def unused_gpus(engine: EngineConfig, gpus: float) -> str | None:
-    """A line for whoever leaves a cluster's GPUs unused in a sweep, where none can be measured for sharing it."""
+    """A line that says that the trials will not use the cluster's GPUs, if that is so; else None.
+
+    ``engine.device=auto`` takes no GPU in a sweep, because it is not known how many trials can share one.
+    """
     if not gpus or engine.device != "auto" or _share(engine)["GPU"]:
         return None
     return (
@@ -72,7 +79,7 @@ def unused_gpus(engine: EngineConfig, gpus: float) -> str | None:
 
 
 def bundles_of(engine: EngineConfig) -> Bundles:
-    """The bundles of a trial."""
+    """The bundles of a trial whose ``engine.*`` settings are complete."""
     here = {f"node:{ray.util.get_node_ip_address()}": HERE}
     share = {kind: amount for kind, amount in _share(engine).items() if amount}
     if any(amount < SMALLEST for amount in share.values()):
@@ -87,37 +94,37 @@ def bundles_of(engine: EngineConfig) -> Bundles:
 
 
 def _share(engine: EngineConfig) -> dict[str, float]:
-    """Of a client actor, and of a trial that is one process."""
+    """The CPUs and GPUs of a client actor, and of a trial that is one process."""
     gpus = 1 / engine.actors_per_gpu if isinstance(engine.actors_per_gpu, int) else engine.gpus_per_actor
     return {"CPU": engine.cpus_per_actor, "GPU": gpus}
 
 
-def at_once(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[int, str | None]:
-    """How many trials run side by side, and a line about it if that is fewer than ``asked``.
+def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[int, str | None]:
+    """How many trials can run side by side, and a line about it if that is fewer than ``asked`` (None: no limit).
 
-    Raises :class:`UserError` for what a cluster that nobody can join will never have.
+    Raises :class:`UserError` if not even one fits on a cluster that was ``started_here``, because no node can join it.
     """
     total, free = ray.cluster_resources(), ray.available_resources()
     fits = _fitting([node["Resources"] for node in ray.nodes() if node["Alive"]], bundles)
     if not fits and started_here:
-        raise UserError(f"a trial does not fit: {shortage(bundles)}")
-    need = {kind: sum(bundle.get(kind, 0) for bundle in bundles) for kind in KINDS}
+        raise UserError(f"a trial does not fit: {trial_shortage(bundles)}")
+    need = {kind: sum(bundle.get(kind, 0) for bundle in bundles) for kind in RESOURCES}
     deadline = time.monotonic() + RELEASE_SECONDS
-    while any(free.get(kind, 0) + 1e-9 < total.get(kind, 0) for kind in KINDS) and time.monotonic() < deadline:
+    while any(free.get(kind, 0) + 1e-9 < total.get(kind, 0) for kind in RESOURCES) and time.monotonic() < deadline:
         time.sleep(0.1)
         free = ray.available_resources()
-    idle = [whole(free.get(kind, 0) / need[kind]) for kind in KINDS if need[kind]]
+    idle = [whole(free.get(kind, 0) / need[kind]) for kind in RESOURCES if need[kind]]
     # another program may be using the rest of the cluster
     possible = max(1, min([fits, *idle] if idle else [asked or int(total.get("CPU", 1))]))
     if asked is None:
         return possible, None
     if asked <= possible:
         return asked, None
-    return possible, f"{possible} trial{'s' if possible > 1 else ''} at once, not {asked}: {shortage(bundles)}"
+    return possible, f"{possible} trial{'s' if possible > 1 else ''} at once, not {asked}: {trial_shortage(bundles)}"
 
 
 def _fitting(nodes: Sequence[Mapping[str, float]], bundles: Bundles) -> int:
-    """How many copies of ``bundles`` fit, each bundle on one node, the first node with room taking it."""
+    """How many copies of ``bundles`` fit on ``nodes`` if each bundle goes to the first node that has room for it."""
     left = [dict(node) for node in nodes]
     count = 0
     while count < 10_000:
@@ -131,16 +138,10 @@ def _fitting(nodes: Sequence[Mapping[str, float]], bundles: Bundles) -> int:
     return count
 
 
-def shortage(bundles: Bundles) -> str:
-    """What a trial takes and what the cluster has, in words."""
-    total, free = ray.cluster_resources(), ray.available_resources()
-    first, *others = ({kind: bundle[kind] for kind in KINDS if bundle.get(kind)} for bundle in bundles)
-    parts = [_said(first)] if first or not others else []
+def trial_shortage(bundles: Bundles) -> str:
+    """What a trial needs and what the cluster has, in words."""
+    first, *others = ({kind: bundle[kind] for kind in RESOURCES if bundle.get(kind)} for bundle in bundles)
+    parts = [in_words(first)] if first or not others else []
     if others:
-        parts.append(f"{len(others)} client actor{'s' if len(others) > 1 else ''} of {_said(others[0])}")
-    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in KINDS)
-    return f"a trial takes {' and '.join(parts)}; the cluster has {have}"
-
-
-def _said(amounts: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items()) or "no resources"
+        parts.append(f"{len(others)} client actor{'s' if len(others) > 1 else ''} of {in_words(others[0])}")
+    return compared_with_cluster(f"a trial takes {' and '.join(parts)}")

@@ -1,7 +1,9 @@
-"""Trials on a Ray cluster, by Ray Tune: each has a placement group with all that it needs, and none waits for ever.
+"""Runs the trials of a source on a Ray cluster, with Ray Tune.
 
-Tune starts the trials, side by side, keeps their actors from one trial to the next, and starts a trial again whose
-process died. What a sweep knows is not Tune's: it is told to a :class:`Desk`.
+Tune starts the trials side by side, each in a placement group with all the resources that it needs, and keeps their
+processes from one trial to the next. Which trials are run, and what becomes of what they report, is decided by a
+:class:`~fedray.tuning.trial_source.TrialSource`. Three small classes connect the two through Tune's public interface: a
+searcher asks the source for trials, a scheduler passes their messages to it, and a callback watches over the processes.
 """
 
 from __future__ import annotations
@@ -17,62 +19,45 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
-from ray.air.execution._internal import RayActorManager
-from ray.exceptions import OutOfMemoryError, RayActorError
-from ray.tune.execution import tune_controller
-from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from fedray.engine.process import own_path
+from fedray.engine.process import user_import_path
 from fedray.engine.stored import StoredSource, store_source
 from fedray.errors import UserError
-from fedray.tuning.resources import Bundles, shortage
-from fedray.tuning.trial import Assignment, Message, Running, TrialEnd
+from fedray.tuning.memory_monitor import survive_memory_monitor
+from fedray.tuning.resources import Bundles, trial_shortage
+from fedray.tuning.trial import Assignment, Message, TrialEnd, TrialThread
+from fedray.tuning.trial_source import TrialSource
 
 if TYPE_CHECKING:
     from fedray.experiment import Own
 
 SETTINGS = {
-    # our records are our own
+    # fedray writes its own records, shows its own progress, and handles Ctrl-C
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-    # a user's modules and files are where the program was started
+    # Tune's new output prints a table even if it is asked to be silent
+    "RAY_AIR_NEW_OUTPUT": "0",
+    # the user's modules and files are found from the working directory of the program
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
-
-
-class Desk(Protocol):
-    """Who decides what is run, and hears of it."""
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether there is nothing to run, and will be nothing, but for what is running."""
-
-    def next(self) -> Assignment | None:
-        """What to run next; None if there is nothing now."""
-
-    def hear(self, key: str, message: Message) -> bool:
-        """Take a message of a trial; whether it is to stop."""
-
-    def lost(self, key: str, error: str) -> None:
-        """The process of a trial died: the trial is started again."""
-
-    def failed(self, key: str, error: str) -> None:
-        """The process of a trial died too often."""
+"""Tune's settings that are environment variables."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What all trials get: what they are made from, whose data set is in the object store; where the user has modules;
-    the driver's working directory, to which paths in a configuration are relative; and the file on their node that
-    tells them, when it is there, to end after the round that they are in."""
+    """What the processes of all trials are sent.
+
+    ``source`` is the data set in the object store, and ``own`` is what else the trials are made from. ``path`` has the
+    folders with the user's modules. ``directory`` is the driver's working directory, to which paths in a configuration
+    are relative. When the file ``stop_file`` appears, each trial on this node ends after the round that it is in.
+    """
 
     source: StoredSource
     own: Own
@@ -82,7 +67,7 @@ class Shared:
 
 
 class TrialActor(tune.Trainable):
-    """Runs one trial after another in a process."""
+    """The process of a trial, which Tune may use for one trial after another. Each step yields one message."""
 
     def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
         assert shared is not None
@@ -93,12 +78,12 @@ class TrialActor(tune.Trainable):
         self._begin(config)
 
     def _begin(self, config: Mapping[str, Any]) -> None:
-        self._trial = Running(Assignment(**config["assignment"]), self._own, self._stop_file.exists)
+        self._trial = TrialThread(Assignment(**config["assignment"]), self._own, self._stop_file.exists)
 
     def step(self) -> dict[str, Any]:
-        message = self._trial.next()
-        # Tune takes a dict apart, and leaves a list as it is
-        return {"told": [message], "done": isinstance(message, TrialEnd)}
+        message = self._trial.next_message()
+        # the message is in a list, because Tune would flatten a dict or a tuple with fields
+        return {"messages": [message], "done": isinstance(message, TrialEnd)}
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         self._trial.stop()
@@ -109,197 +94,210 @@ class TrialActor(tune.Trainable):
         self._trial.stop()
 
 
-class _Asker(Searcher):
-    """Gives Tune what the desk has, at most ``concurrency`` at a time; and again, ``max_lost`` times, what was in a
-    process that died."""
+class _KeepsNoState:
+    """Makes Tune's own record of an object empty: a sweep is continued from its own records, never from Tune's."""
 
-    def __init__(self, desk: Desk, concurrency: int, max_lost: int) -> None:
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class SourceSearcher(_KeepsNoState, Searcher):
+    """A Tune searcher that suggests the trials of a source.
+
+    An assignment whose process died is suggested again, at most ``max_restarts`` times; after that its trial has
+    failed. ``stopping``: no further trials are suggested.
+    """
+
+    def __init__(self, source: TrialSource, max_restarts: int) -> None:
         super().__init__()
-        self.desk, self.concurrency, self.max_lost = desk, concurrency, max_lost
+        self.source, self.max_restarts = source, max_restarts
         self.stopping = False
-        self.given: dict[str, Assignment] = {}
-        self.again: deque[Assignment] = deque()
+        self.running: dict[str, Assignment] = {}
+        self.lost: deque[Assignment] = deque()
         self.deaths: Counter[str] = Counter()
 
     def suggest(self, trial_id: str) -> Any:
-        if not self.given and not self.again and (self.stopping or self.desk.exhausted):
+        if not self.running and not self.lost and (self.stopping or self.source.exhausted):
             return Searcher.FINISHED
-        if self.stopping or len(self.given) >= self.concurrency:
+        if self.stopping:
             return None
-        assignment = self.again.popleft() if self.again else self.desk.next()
+        assignment = self.lost.popleft() if self.lost else self.source.next_trial()
         if assignment is None:
             return None
-        self.given[trial_id] = assignment
+        self.running[trial_id] = assignment
         return {"assignment": assignment._asdict()}
 
-    def ended(self, trial_id: str) -> None:
-        """A trial needs no process any more."""
-        self.given.pop(trial_id, None)
+    def trial_ended(self, trial_id: str) -> None:
+        """A trial no longer needs its process."""
+        self.running.pop(trial_id, None)
 
-    def died(self, trial_id: str, error: str) -> None:
-        """The process of a trial died, or could not be made ready."""
-        assignment = self.given.pop(trial_id)
+    def trial_died(self, trial_id: str, error: str) -> None:
+        """The process of a trial died or could not be set up; the first line of ``error`` says why."""
+        assignment = self.running.pop(trial_id)
         line = error.splitlines()[0]
         self.deaths[assignment.key] += 1
-        if self.deaths[assignment.key] > self.max_lost:
-            self.desk.failed(assignment.key, f"{error}\n{line} ({self.deaths[assignment.key]} times)")
+        if self.deaths[assignment.key] > self.max_restarts:
+            self.source.trial_failed(assignment.key, f"{error}\n{line} ({self.deaths[assignment.key]} times)")
         else:
-            self.again.append(assignment)
-            self.desk.lost(assignment.key, line)
+            self.lost.append(assignment)
+            self.source.trial_lost(assignment.key, line)
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        """Nothing: the scheduler and the callback hear of it too, and of more."""
+        """Does nothing: the scheduler reports a trial's end to the source, and the callback its process's death."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the desk keeps its own records."""
+        """Does nothing, because the source keeps its own records."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: a sweep goes on from its own records."""
+        """Does nothing, because the source continues from its own records."""
 
 
-class _Judge(FIFOScheduler):
-    """Hands what trials tell to the desk."""
+class SourceScheduler(_KeepsNoState, FIFOScheduler):
+    """A Tune scheduler that passes the messages of trials to their source, and stops a trial if the source says so.
 
-    def __init__(self, desk: Desk, asker: _Asker) -> None:
+    ``error`` is what the source raised, if it did. It is kept for the callback to raise, because Tune would turn it
+    into an error of the trial and start that again.
+    """
+
+    def __init__(self, source: TrialSource, searcher: SourceSearcher) -> None:
         super().__init__()
-        self.desk, self.asker = desk, asker
+        self.source, self.searcher = source, searcher
         self.error: Exception | None = None
 
-    def on_trial_result(self, controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        stop = self._hear(trial, result["told"][0])
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
+        stop = self._report(trial, result["messages"][0])
         return TrialScheduler.STOP if stop else TrialScheduler.CONTINUE
 
-    def on_trial_complete(self, controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
-        message = result["told"][0]
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
+        # Tune also calls this with the message after which a trial was stopped, which has been reported
+        message = result["messages"][0]
         if isinstance(message, TrialEnd):
-            self._hear(trial, message)
+            self._report(trial, message)
 
-    def _hear(self, trial: Any, message: Message) -> bool:
+    def _report(self, trial: Any, message: Message) -> bool:
         try:
-            return self.desk.hear(self.asker.given[trial.trial_id].key, message)
+            return self.source.report(self.searcher.running[trial.trial_id].key, message)
         except Exception as error:
-            # Tune would make another of it, or start the trial again
             self.error = self.error or error
             return True
 
 
-class _Watch(TrialProgressCallback):
-    """Sees to it that trials start in time, and hears of processes that die. In the place of Tune's own, which prints,
-    and asks processes that Ray's memory monitor has killed."""
+class SweepCallback(_KeepsNoState, tune.Callback):
+    """A Tune callback with three jobs.
+
+    It reports trials whose process died. It ends everything if no trial could start for ``start_timeout`` seconds, with
+    a :class:`UserError` that shows what a trial needs and what the cluster has. And when ``stopping`` is set, it tells
+    the trials to stop by creating ``stop_file``, and raises :class:`Interrupted` when they have.
+    """
 
     def __init__(
         self,
-        asker: _Asker,
-        judge: _Judge,
+        searcher: SourceSearcher,
+        scheduler: SourceScheduler,
         bundles: Bundles,
-        patience: float,
+        start_timeout: float,
         stopping: threading.Event,
         stop_file: Path,
     ) -> None:
-        super().__init__()
-        self.asker, self.judge, self.bundles, self.patience = asker, judge, bundles, patience
+        self.searcher, self.scheduler, self.bundles, self.start_timeout = searcher, scheduler, bundles, start_timeout
         self.stopping, self.stop_file = stopping, stop_file
-        self.running: set[str] = set()
+        self.started: set[str] = set()
         self.waiting_since: float | None = None
 
     def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
-        if self.judge.error is not None:
-            raise self.judge.error
-        if self.stopping.is_set() and not self.asker.stopping:
-            self.asker.stopping = True
+        if self.scheduler.error is not None:
+            raise self.scheduler.error
+        if self.stopping.is_set() and not self.searcher.stopping:
+            self.searcher.stopping = True
             self.stop_file.touch()
-        if self.asker.stopping and not self.running:
+        if self.searcher.stopping and not self.started:
             raise Interrupted
-        if self.running or not self.asker.given:
+        if self.started or not self.searcher.running:
             self.waiting_since = None
             return
         now = time.monotonic()
         self.waiting_since = self.waiting_since or now
-        if now - self.waiting_since > self.patience:
-            raise UserError(f"no trial could be started in {self.patience:g} s: {shortage(self.bundles)}")
-
-    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-        """Nothing: the judge hears of it."""
+        if now - self.waiting_since > self.start_timeout:
+            raise UserError(f"no trial could be started in {self.start_timeout:g} s: {trial_shortage(self.bundles)}")
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self.running.add(trial.trial_id)
+        self.started.add(trial.trial_id)
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self.running.discard(trial.trial_id)
-        self.asker.ended(trial.trial_id)
+        self.started.discard(trial.trial_id)
+        self.searcher.trial_ended(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self.running.discard(trial.trial_id)
-        self.asker.died(trial.trial_id, _reason(trial))
-
-
-class _ActorManager(RayActorManager):
-    """Tune's own takes a process that Ray's memory monitor has killed for an error of its own, and ends all trials."""
-
-    def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
-        if isinstance(exception, OutOfMemoryError):
-            exception = RayActorError(error_msg=str(exception))
-        super()._actor_task_failed(tracked_actor_task, exception)
+        self.started.discard(trial.trial_id)
+        self.searcher.trial_died(trial.trial_id, _cause_of_death(trial))
 
 
 class Interrupted(Exception):
-    """The user asked for an end: trials stop after the round that they are in, with a checkpoint."""
+    """The user asked for an end, and all trials have stopped after the round that they were in, with a checkpoint."""
 
 
 def run_trials(
-    desk: Desk,
+    source: TrialSource,
     bundles: Bundles,
-    concurrency: int,
+    max_concurrent_trials: int,
     own: Own,
-    patience: float,
+    start_timeout: float,
     stopping: threading.Event,
-    max_lost: int = 3,
+    max_restarts: int = 3,
 ) -> None:
-    """Run what ``desk`` gives until it is exhausted, ``concurrency`` trials at once, each in ``bundles`` of its own.
+    """Run the trials of ``source`` until it is exhausted.
 
-    ``own`` is what all are made from. A trial whose process dies is started again
-    ``max_lost`` times. Raises :class:`UserError` if none can be started for ``patience`` seconds, and
-    :class:`Interrupted` when ``stopping`` is set.
+    At most ``max_concurrent_trials`` run at the same time, each in a placement group of ``bundles``. All are made from
+    ``own``. A trial whose process dies is started again, at most ``max_restarts`` times. Raises :class:`UserError` if
+    no trial can be started for ``start_timeout`` seconds, :class:`Interrupted` when ``stopping`` was set and the trials
+    have stopped, and what ``source`` raises.
     """
-    with tempfile.TemporaryDirectory(prefix="fedray-tune-") as scratch, _settings(concurrency):
+    with (
+        tempfile.TemporaryDirectory(prefix="fedray-tune-") as scratch,
+        _tune_settings(max_concurrent_trials),
+        survive_memory_monitor(),
+    ):
         stop_file = Path(scratch) / "stop"
-        asker = _Asker(desk, concurrency, max_lost)
-        judge = _Judge(desk, asker)
+        searcher = SourceSearcher(source, max_restarts)
+        scheduler = SourceScheduler(source, searcher)
+        callback = SweepCallback(searcher, scheduler, bundles, start_timeout, stopping, stop_file)
         assert own.source is not None
-        shared = Shared(store_source(own.source), replace(own, source=None), own_path(), Path.cwd(), stop_file)
+        shared = Shared(store_source(own.source), replace(own, source=None), user_import_path(), Path.cwd(), stop_file)
         trainable = tune.with_parameters(TrialActor, shared=shared)
-        tune.run(
+        tune.Tuner(
             tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),
-            name="sweep",
-            search_alg=asker,
-            scheduler=judge,
-            callbacks=[_Watch(asker, judge, bundles, patience, stopping, stop_file)],
-            num_samples=-1,
-            reuse_actors=True,
-            raise_on_failed_trial=False,
-            storage_path=scratch,
-            verbose=0,
-        )
-        if judge.error is not None:
-            raise judge.error
+            tune_config=tune.TuneConfig(
+                search_alg=searcher,
+                scheduler=scheduler,
+                num_samples=-1,
+                max_concurrent_trials=max_concurrent_trials,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name="sweep",
+                storage_path=scratch,
+                callbacks=[callback],
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                verbose=0,
+            ),
+        ).fit()
+        if scheduler.error is not None:
+            raise scheduler.error
 
 
 @contextlib.contextmanager
-def _settings(concurrency: int) -> Iterator[None]:
-    """Tune's settings, which are environment variables, its silence, and an actor manager that it can't be given."""
-    settings = SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": str(concurrency)}
+def _tune_settings(max_concurrent_trials: int) -> Iterator[None]:
+    """Set Tune's environment variables and silence its logger within the block."""
+    settings = SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": str(max_concurrent_trials)}
     before = {name: os.environ.get(name) for name in settings}
     logger = logging.getLogger("ray.tune")
     level = logger.level
     os.environ.update(settings)
     logger.setLevel(logging.CRITICAL)
-    manager = tune_controller.RayActorManager
-    tune_controller.RayActorManager = _ActorManager  # type: ignore[misc]
     try:
         yield
     finally:
         logger.setLevel(level)
-        tune_controller.RayActorManager = manager  # type: ignore[misc]
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
@@ -307,9 +305,9 @@ def _settings(concurrency: int) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _reason(trial: Any) -> str:
-    """Why the process of a trial died: a line, and what else Ray says below it."""
-    # Tune's own ways to ask for it look where nothing is kept
+def _cause_of_death(trial: Any) -> str:
+    """Why the process of a Tune trial died: one line, and under it whatever else Ray says."""
+    # trial.get_error() looks for this file in the storage, where Tune would copy it only later
     found = Path(trial.error_file).read_text() if trial.error_file else ""
-    said = [line for line in found.splitlines() if line.strip() and not line.startswith("Failure #")]
-    return "\n".join(["its process died" + (f": {said[0]}" if said else ""), *said[1:]])
+    lines = [line for line in found.splitlines() if line.strip() and not line.startswith("Failure #")]
+    return "\n".join(["its process died" + (f": {lines[0]}" if lines else ""), *lines[1:]])

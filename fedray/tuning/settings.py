@@ -1,4 +1,4 @@
-"""How a space is searched: the keys of a space file's section ``tune``, checked."""
+"""The section ``tune`` of a space file: which keys it has, and what their values may be."""
 
 from __future__ import annotations
 
@@ -16,56 +16,64 @@ OBJECTIVES = (
     "validation_accuracy", "train_loss", "train_accuracy", "bytes", "bytes_down", "bytes_up", "flops",
     "virtual_seconds", "wall_seconds",
 )  # fmt: skip
-"""What can be optimised: columns of metrics.csv, and ``bytes``, both ways together."""
+"""The names that ``tune.objective`` may have: columns of metrics.csv, and ``bytes``, which is bytes_down + bytes_up."""
 
 OF_THE_TEST_SET = (
     "test_accuracy", "test_loss", "personalized_accuracy", "representation_accuracy", "global_on_shares_accuracy",
     "representation_on_shares_accuracy", "finetuned_accuracy", "averaged_accuracy", "server_accuracy",
     "clients_accuracy_mean", "clients_accuracy_worst_tenth", "clients_accuracy_std",
 )  # fmt: skip
+"""Columns of metrics.csv that a sweep must not optimise, because only the winners of a suite may see the test set."""
 
 
-class PruneConfig(Section):
-    """When trials that do badly are given up."""
+class PrunerConfig(Section):
+    """Which trials are stopped early because they do badly. The names are those of Optuna's and Ray Tune's pruners."""
 
-    by: Literal["none", "asha", "median", "hyperband"] = Field(
-        "none", description="asha (successive halving), median (of the others), or hyperband"
+    kind: Literal["none", "asha", "median", "hyperband"] = Field(
+        "none", description="which trials stop early: asha (successive halving), median (worse than it), or hyperband"
     )
     axis: Literal["auto", "rounds", "bytes", "flops"] = Field(
         "auto",
-        description="what trials are compared at equal amounts of, in percent of the base config's whole run; auto: "
-        "rounds, unless what is searched changes a round's cost by over 1 %: then flops, or bytes if FLOPs stay the "
-        "same or are the objective",
+        description="trials are compared at equal amounts of this, in percent of a whole run of the base config; "
+        "auto: rounds, unless what is searched changes a round's cost by over 1 %: then flops, or bytes if FLOPs stay "
+        "the same or are the objective",
     )
-    grace: Whole = Field(10, ge=1, le=100, description="percent of the axis before the first decision")
-    reduction: Whole = Field(3, ge=2, description="asha, hyperband: one of so many goes on from each rung")
-    startup: Whole = Field(5, ge=1, description="median: trials before the first decision")
+    grace_period: Whole = Field(10, ge=1, le=100, description="percent of the axis before a trial may be stopped")
+    reduction_factor: Whole = Field(3, ge=2, description="asha, hyperband: one of so many trials passes each rung")
+    n_startup_trials: Whole = Field(
+        5, ge=1, description="median, and between seeds: so many other trials must be there to compare with"
+    )
 
 
 class TuneConfig(Section):
-    """How a space is searched."""
+    """How a space is searched: the keys ``tune.*``."""
 
     name: str | None = Field(None, description="name of the sweep's folder; the space file's unless set")
     output: str = Field("sweeps/", description="folder in which the sweep's folder is made")
     space: str | None = Field(None, description="which of the file's spaces; unless set, the only one, else wide")
     objective: dict[str, Literal["max", "min"]] = Field(
-        {"validation_accuracy": "max"}, description="columns of metrics.csv (or bytes); several give a Pareto front"
+        {"validation_accuracy": "max"},
+        description="columns of metrics.csv, or bytes, each max or min; several give a Pareto front",
     )
-    trials: Whole | None = Field(None, ge=1, le=10**6, description="trials in all; 30, or the whole grid, unless set")
+    trials: Whole | None = Field(
+        None, ge=1, le=10**6, description="number of trials; 30, or the whole grid, unless set"
+    )
     seeds: Whole = Field(
-        1, ge=1, le=1000, description="runs of a trial, with run.seed, run.seed + 1, ...: their mean counts"
+        1, ge=1, le=1000, description="runs of each trial, with run.seed, run.seed + 1, ...; their mean counts"
     )
-    search: Literal["tpe", "random", "grid", "cmaes", "nsga2"] | None = Field(
-        None, description="Optuna's sampler; grid where every key has one, else tpe, unless set"
+    sampler: Literal["tpe", "random", "grid", "cmaes", "nsga2"] | None = Field(
+        None, description="Optuna's sampler; unless set, grid where every key has a list of values, else tpe"
     )
-    seed: Whole = Field(0, ge=0, lt=2**31, description="seed of the search")
-    prune: PruneConfig = Field(default_factory=PruneConfig)
-    concurrency: Annotated[Whole, Field(ge=1)] | Auto = Field(
-        "auto", description="trials at once; auto: as many as fit"
+    seed: Whole = Field(0, ge=0, lt=2**31, description="seed of the sampler")
+    pruner: PrunerConfig = Field(default_factory=PrunerConfig)
+    max_concurrent_trials: Annotated[Whole, Field(ge=1)] | Auto = Field(
+        "auto", description="how many trials run at the same time; auto: as many as fit"
     )
     storage: str | None = Field(None, description="Optuna URL of the study; a journal in the sweep's folder unless set")
     resume: Literal["auto"] | bool = Field(
-        "auto", description="auto: go on if it is there and the same; true: go on or fail; false: move the old folder"
+        "auto",
+        description="auto: continue the sweep in the folder if it is the same; true: continue it or fail; false: "
+        "rename its folder and start over",
     )
 
     @field_validator("name")
@@ -73,7 +81,7 @@ class TuneConfig(Section):
     def _below_the_output(cls, name: str | None) -> str | None:
         parts = (name or "sweep").split("/")
         if any(part in ("", ".", "..") or not part.isprintable() for part in parts):
-            raise ValueError(f"must be a folder's name, not {name!r}; tune.output says where it is")
+            raise ValueError(f"must be a folder's name, not {name!r}; tune.output is the folder in which it is made")
         return name
 
     @field_validator("output")
@@ -86,49 +94,63 @@ class TuneConfig(Section):
 
 
 def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """A mapping within ``values``, empty if it is not there."""
+    """The mapping at ``key`` of ``values``; an empty one if the key is missing.
+
+    Raises :class:`UserError`, which begins with ``where``, if there is something else than a mapping.
+    """
     found = values.get(key) or {}
     if not isinstance(found, Mapping):
         raise UserError(f"{where}{key} must be a section, not {found!r}")
     return found
 
 
-def read_tune(of_file: Any, given: Mapping[str, Any], where: str) -> TuneConfig:
-    """The section ``tune`` of a file, under what was given on the command line."""
+def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneConfig:
+    """The section ``tune`` of a file (``of_file``), checked. Keys in ``overrides`` replace those of the file.
+
+    An objective that is a name alone is maximised if it is an accuracy, and minimised otherwise. Raises
+    :class:`UserError`, which begins with ``where`` if the file is wrong.
+    """
     written = expand(section({"tune": of_file}, "tune", where))
-    objective = given.get("objective", written.get("objective"))
+    objective = overrides.get("objective", written.get("objective"))
     if isinstance(objective, str):
         objective = {objective: "max" if objective.endswith("accuracy") else "min"}
-    both = expand(flat(_without(written, "objective")) | flat(_without(given, "objective")))
+    both = expand(flat(_without(written, "objective")) | flat(_without(overrides, "objective")))
     if objective is not None:
         both["objective"] = objective
     tune = check(TuneConfig, both, where, "tune.")
     if tune.storage is not None:
-        tune = tune.model_copy(update={"storage": _lasting(tune.storage)})
+        tune = tune.model_copy(update={"storage": _permanent_url(tune.storage)})
     for name in tune.objective:
         if name in OF_THE_TEST_SET:
             raise UserError(
-                f"tune.objective: {name} is of the test set, which is for the winners alone; use validation_accuracy"
+                f"tune.objective: {name} is measured on the test set, which no trial may see; use validation_accuracy"
             )
         if name not in OBJECTIVES:
             raise UserError(f"tune.objective: there is no column {name!r}{near_miss(name, OBJECTIVES)}")
-    if len(tune.objective) > 1 and tune.prune.by != "none":
-        raise UserError(f"tune.prune.by={tune.prune.by} goes with one objective, not with {len(tune.objective)}")
-    if len(tune.objective) > 1 and tune.search == "cmaes":
-        raise UserError("tune.search=cmaes goes with one objective; use tpe or nsga2")
+    if len(tune.objective) > 1 and tune.pruner.kind != "none":
+        raise UserError(
+            f"tune.pruner.kind={tune.pruner.kind} goes with one objective, not with {len(tune.objective)}; use none"
+        )
+    if len(tune.objective) > 1 and tune.sampler == "cmaes":
+        raise UserError("tune.sampler=cmaes goes with one objective; use tpe or nsga2")
     if not tune.objective:
         raise UserError("tune.objective must name at least one column, as in {validation_accuracy: max}")
     return tune
 
 
-def _lasting(url: str) -> str:
-    """``url``, if it keeps what is written, from wherever it is asked for."""
+def _permanent_url(url: str) -> str:
+    """``url`` with an absolute path, so that it means the same file from every working directory.
+
+    Raises :class:`UserError` for an SQLite database in memory, because it would lose the study.
+    """
     found = re.fullmatch(r"(sqlite[^:]*:///?)(.*)", url)
     if not found:
         return url
     kind, path = found.groups()
     if path in ("", ":memory:"):
-        raise UserError(f"tune.storage={url} keeps nothing: name a file, as in sqlite:///studies.db")
+        raise UserError(
+            f"tune.storage={url} keeps nothing, because it is in memory; name a file, as in sqlite:///studies.db"
+        )
     return kind + str(Path(path).absolute())
 
 

@@ -1,4 +1,4 @@
-"""What is searched: config keys, each with the values it may take.
+"""A search space: config keys, each with the values that it may take.
 
     algorithm.mu: {loguniform: [0.001, 1.0]}
     algorithm.tau: {int: [1, 40], log: true}
@@ -6,8 +6,9 @@
     train.momentum: {uniform: [0.0, 0.99], step: 0.01}
     algorithm.beta: {uniform: [0.5, 0.999], when: {algorithm.nesterov: [true]}}
 
-``grid`` is ``choice`` whose values are all tried where every key has one. A key with ``when`` is searched only where
-the keys named there, searched before it or not searched, have one of these values.
+``grid`` is a ``choice``; if every key has a list, all combinations can be tried (``tune.sampler=grid``). A key with
+``when`` is searched only in trials in which each key named there has one of the listed values. Such a key must be
+searched before it, or not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 Values = dict[str, Any]
-"""A value for each config key that is searched (and active)."""
+"""A value for each key that is searched in a trial."""
 
 RANGES = ("uniform", "loguniform", "int")
 LISTS = ("choice", "grid")
@@ -35,8 +36,11 @@ OPTIONS = ("step", "log", "when")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One searched key. ``kind`` is one of :data:`RANGES` (from ``low`` to ``high``, both included) or of
-    :data:`LISTS` (``values``)."""
+    """One searched key.
+
+    ``kind`` is one of :data:`RANGES`, which go from ``low`` to ``high`` (both included), or of :data:`LISTS`, which
+    have ``values``. ``when``: conditions, as pairs of a key and its allowed values.
+    """
 
     key: str
     kind: str
@@ -48,11 +52,11 @@ class Parameter:
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def active(self, others: Mapping[str, Any]) -> bool:
-        """Whether the key is searched, given the other keys' values."""
+        """Whether the key is searched in a trial in which the other keys have the values ``others``."""
         return all(any(_same(others.get(key), value) for value in values) for key, values in self.when)
 
     def suggest(self, trial: Trial) -> Any:
-        """A value from Optuna."""
+        """A value that Optuna's sampler chooses for ``trial``."""
         if self.values:
             return json.loads(trial.suggest_categorical(self.key, [json.dumps(value) for value in self.values]))
         if self.kind == "int":
@@ -61,12 +65,12 @@ class Parameter:
         return self.at_step(round((value - self.low) / self.step)) if self.step else value
 
     def at_step(self, number: int) -> float:
-        """``low`` and so many steps, as one writes it: 0.3, not 0.30000000000000004."""
+        """``low`` and ``number`` steps, computed in decimals: 0.3, not 0.30000000000000004."""
         value = _decimal(self.low) + number * _decimal(self.step or 0)
         return int(value) if self.kind == "int" else float(value)
 
     def stored(self, value: Any) -> Any:
-        """``value`` as Optuna keeps it; :class:`ValueError` if it is not in the space."""
+        """``value`` in the form in which Optuna records it. Raises ValueError if it is not in the space."""
         if self.values:
             for known in self.values:
                 if _same(known, value):
@@ -77,7 +81,7 @@ class Parameter:
                 self.kind != "int" or value == int(value)
             ):
                 return int(value) if self.kind == "int" else float(value)
-        raise ValueError(f"{self.key}={value} is not in it")
+        raise ValueError(f"{self.key}={value} is not in the space")
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Space:
         return [parameter.key for parameter in self.parameters]
 
     def suggest(self, trial: Trial, base: Mapping[str, Any]) -> Values:
-        """Values for a trial from Optuna; ``base``: the keys that are not searched, as far as conditions need them."""
+        """A value for each active key, which Optuna's sampler chooses. ``base``: the keys that are not searched."""
         chosen: Values = {}
         for parameter in self.parameters:
             if parameter.active({**base, **chosen}):
@@ -98,9 +102,9 @@ class Space:
         return chosen
 
     def stored(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> Values:
-        """``values``, and ``base`` for what is not among them, as Optuna keeps them, to be tried next.
+        """One configuration in the form in which Optuna queues it, to be tried next.
 
-        :class:`ValueError` if one is outside the space.
+        Keys that ``values`` leaves out are taken from ``base``. Raises ValueError if a value is outside the space.
         """
         chosen, found = dict(base), {}
         for parameter in self.parameters:
@@ -110,13 +114,16 @@ class Space:
         return found
 
     def extremes(self, base: Mapping[str, Any]) -> Iterator[Values]:
-        """Values that must be possible: each key's ends, or all of a list, where the others are as in ``base``."""
+        """Values that must all be possible: both ends of each range and each value of a list, one key at a time.
+
+        The other keys are as in ``base``, except where the key's conditions need something else.
+        """
         for parameter in self.parameters:
             for value in parameter.values or (parameter.low, parameter.high):
                 yield {**self._needed(parameter, base), parameter.key: value}
 
     def _needed(self, parameter: Parameter, base: Mapping[str, Any]) -> Values:
-        """What other keys must be, where ``base`` has something else, for ``parameter`` to be searched."""
+        """The values that other keys must have for ``parameter`` to be searched, if ``base`` has others."""
         needed: Values = {}
         if not parameter.active(base):
             for key, values in parameter.when:
@@ -132,7 +139,7 @@ class Space:
         return all(parameter.values for parameter in self.parameters)
 
     def grid(self, base: Mapping[str, Any]) -> list[Values]:
-        """All combinations, each once, the first key slowest."""
+        """All combinations, each once; the values of the last key change fastest."""
         found: dict[str, Values] = {}
         for combination in itertools.product(*(parameter.values for parameter in self.parameters)):
             chosen: Values = {}
@@ -144,9 +151,9 @@ class Space:
 
 
 def read_space(described: Mapping[str, Any], where: str = "") -> Space:
-    """The space that ``described`` (a mapping as in this module's docstring) means.
+    """The space that ``described`` means, a mapping as in the docstring of this module.
 
-    Raises :class:`UserError` in one line, which begins with ``where``.
+    Raises :class:`UserError` with one line that begins with ``where``.
     """
     if not isinstance(described, Mapping) or not described:
         raise UserError(f"{where}: give at least one key to search, as in algorithm.mu: {{loguniform: [0.001, 1]}}")
@@ -191,15 +198,15 @@ def _range(key: str, kind: str, ends: list[Any], step: Any, log: Any, when: Any)
     if len(ends) != 2 or not all(_is_number(end, whole) for end in ends) or not ends[0] < ends[1]:
         raise ValueError(f"{kind} needs [low, high], {'whole ' if whole else ''}numbers with low < high, not {ends}")
     if not isinstance(log, bool) or (log and not whole):
-        raise ValueError("log is true or false, and goes with int; loguniform is the other one")
+        raise ValueError("log is true or false, and goes with int; for numbers with fractions use loguniform")
     if (kind == "loguniform" or log) and ends[0] <= 0:
         raise ValueError(f"on a logarithmic scale low must be above 0, not {ends[0]}")
     low, high = ends
     if step is None:
         return Parameter(key, kind, low=low, high=high, log=log, when=when)
     if log or kind == "loguniform":
-        raise ValueError("step goes with a linear scale")
-    # a little more, as 0.3 - 0.1 is less than 0.2
+        raise ValueError("step goes with a linear scale, not with a logarithmic one")
+    # the factor allows for rounding: as floats, 0.3 - 0.1 is less than 0.2
     if not _is_number(step, whole) or step <= 0 or not 1 <= (high - low) / step * (1 + 1e-9) < 1e9:
         raise ValueError(
             f"step must be a{' whole' if whole else ''} number above 0, up to {high - low:g}, not {step!r}"
@@ -209,7 +216,7 @@ def _range(key: str, kind: str, ends: list[Any], step: Any, log: Any, when: Any)
 
 
 def _decimal(value: float) -> Decimal:
-    """A number as one writes it."""
+    """A number as it is written: 0.1, not the binary fraction next to it."""
     return Decimal(str(value))
 
 
@@ -237,7 +244,9 @@ def _check_order(parameters: Sequence[Parameter], where: str) -> None:
                 try:
                     parameters[keys.index(key)].stored(value)
                 except ValueError:
-                    raise UserError(f"{where}: {parameter.key}: when {key}={value} can never be") from None
+                    raise UserError(
+                        f"{where}: {parameter.key}: when {key}={value} can never be, because it is not a value of {key}"
+                    ) from None
 
 
 def _is_number(value: Any, whole: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What a sweep is asked to do: a space file, checked.
+"""Reads and checks a space file, which says what a sweep does.
 
 about: what is searched, and whose grid it is
 base: {algorithm.name: fedprox, data.source: mnist, run.iterations: 400}   # or the name of a config file
@@ -6,8 +6,8 @@ spaces:
   wide: {algorithm.mu: {loguniform: [0.0001, 1]}}
   paper: {algorithm.mu: {grid: [0.001, 0.01, 0.1]}}
 environments: {data.partition.alpha: [0.1, 1]}    # a sweep of its own for each value
-first: [{algorithm.mu: 0.1}]                      # tried after the base itself, and before any other
-tune: {space: wide, trials: 30}                   # TuneConfig
+first: [{algorithm.mu: 0.1}]                      # tried after the base itself, and before all others
+tune: {space: wide, trials: 30}                   # the keys of TuneConfig
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ SPACES = Path(__file__).parent.parent / "tune_spaces"
 """The space files that come with fedray."""
 
 RECORD = "sweep.yaml"
-"""What a sweep was asked to do, in its folder: a space file of its own."""
+"""The file in a sweep's folder that says what the sweep does. It is a space file too."""
 
 DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
 """Keys that a sweep sets for each trial."""
 
 OF_ALL_TRIALS = ("data.source", "data.root", "data.normalization", "engine.")
-"""Keys, or sections, that can't be searched: all trials have the same data and run on the same resources."""
+"""Keys, or beginnings of keys, that can't be searched: all trials have the same data and run on the same resources."""
 
 LONGEST_NAME = 150
-"""Bytes of a sweep's folder's name: the names of its runs begin with it."""
+"""Bytes that each part of a sweep's name may have: it names a folder, and runs whose names go on after it."""
 
 ALTERNATIVES = (
     ("run.rounds", "run.iterations"),
     ("train.local_steps", "train.local_epochs"),
     ("train.cohort_size", "train.participation"),
 )
-"""Pairs of keys of which a configuration has one."""
+"""Pairs of keys of which a configuration may set only one."""
 
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """One sweep. ``base``: a configuration as dotted keys; ``described``: the space as the file has it, whose name is
-    ``tune.space``."""
+    """One sweep. ``base`` is a configuration with dotted keys. ``raw_space`` is the space ``tune.space`` as the file
+    has it, and ``first`` the values that the file wants tried first."""
 
     name: str
     tune: TuneConfig
     base: Mapping[str, Any]
-    described: Mapping[str, Any]
+    raw_space: Mapping[str, Any]
     first: Sequence[Values] = ()
 
     @property
     def space(self) -> Space:
-        return read_space(self.described, f"{self.name}: spaces.{self.tune.space}")
+        return read_space(self.raw_space, f"{self.name}: spaces.{self.tune.space}")
 
     @property
-    def search(self) -> str:
-        """The sampler's name."""
-        return self.tune.search or ("grid" if self.space.is_grid else "tpe")
+    def sampler(self) -> str:
+        """The name of the sampler, also where ``tune.sampler`` is not set."""
+        return self.tune.sampler or ("grid" if self.space.is_grid else "tpe")
 
     def record(self) -> dict[str, Any]:
-        """The whole as a space file; reading it gives this sweep again."""
+        """The sweep as the content of a space file, from which the same sweep is read again."""
         tune = self.tune.model_dump(mode="json", exclude={"name", "output", "resume"})
         return {
             "base": dict(self.base),
-            "spaces": {str(self.tune.space): dict(self.described)},
+            "spaces": {str(self.tune.space): dict(self.raw_space)},
             "first": [dict(values) for values in self.first],
-            "tune": {"name": self.name, **tune, "search": self.search},
+            "tune": {"name": self.name, **tune, "sampler": self.sampler},
         }
 
     @property
@@ -83,11 +83,11 @@ class SweepSpec:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its folder holds a sweep, to go on with."""
+        """Whether its folder holds a sweep that is to be continued."""
         return self.tune.resume is not False and (self.folder / RECORD).exists()
 
     def trial_folder(self, number: int) -> Path:
-        """Where the runs of a trial are."""
+        """The folder with the runs of a trial."""
         return self.folder / "trials" / f"{number:04d}"
 
 
@@ -97,10 +97,12 @@ def known_spaces() -> dict[str, Path]:
 
 
 def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
-    """The sweeps that a space file (by path or name, or a mapping) describes: one, or one for each environment.
+    """The sweeps that a space file describes: one, or one for each of its environments.
 
-    ``overrides``: ``key=value`` texts, for the base or for ``tune``. What was searched and is given a value is searched
-    no more. A folder is the sweep in it, or those in the folders in it. Raises :class:`UserError`.
+    ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. If it is a
+    sweep's folder, the sweep in it is read; if it is a folder of such folders, all of them are. ``overrides`` are texts
+    ``key=value`` for the base or for ``tune.*``; a key that one of them sets is not searched. Raises
+    :class:`UserError` if something is wrong in the file or the overrides.
     """
     if not isinstance(space, Mapping) and not (Path(space) / RECORD).is_file():
         inside = sorted(Path(space).glob(f"*/{RECORD}"))
@@ -111,35 +113,35 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     values = _read(path) if path else _plain_values(space)
     where = f"{path}: " if path else ""
     known_sections(values, ("about", "base", "spaces", "environments", "first", "tune", "inputs"), where)
-    given: dict[str, Any] = {}
+    overridden: dict[str, Any] = {}
     for override in overrides:
-        assign(given, override)
-    tune = read_tune(values.get("tune"), section(given, "tune", ""), where)
-    given.pop("tune", None)
-    fixed = flat(given)
-    base = overridden(read_base(values.get("base"), path, where), fixed)
+        assign(overridden, override)
+    tune = read_tune(values.get("tune"), section(overridden, "tune", ""), where)
+    overridden.pop("tune", None)
+    fixed = flat(overridden)
+    base = merge_settings(read_base(values.get("base"), path, where), fixed)
     spaces = {str(key): space for key, space in section(values, "spaces", where).items()}
-    tune = tune.model_copy(update={"space": _chosen(spaces, tune.space, where)})
-    described = _described(spaces, str(tune.space), fixed, where)
+    tune = tune.model_copy(update={"space": _choose_space(spaces, tune.space, where)})
+    raw_space = _raw_space(spaces, str(tune.space), fixed, where)
     name = tune.name or (path.stem if path else plain(short_name(str(base.get("algorithm.name", "sweep")))))
-    environments = list(_environments(section(values, "environments", where), fixed, described, where))
+    environments = list(_environments(section(values, "environments", where), fixed, raw_space, where))
     if len({label for label, _ in environments}) < len(environments):
         raise UserError(f"{where}environments: two of them have the same name: {[label for label, _ in environments]}")
     return [
-        checked(
+        check_spec(
             SweepSpec(
                 f"{name}/{label}" if label else name,
                 tune,
-                _with_equal_work(overridden(base, environment), described),
-                described,
-                _first(values, [*described, *fixed], where),
+                _with_equal_work(merge_settings(base, environment), raw_space),
+                raw_space,
+                _first(values, [*raw_space, *fixed], where),
             )
         )
         for label, environment in environments
     ]
 
 
-def _chosen(spaces: Mapping[str, Any], asked: str | None, where: str) -> str:
+def _choose_space(spaces: Mapping[str, Any], asked: str | None, where: str) -> str:
     """The name of the space to search: the one that is asked for; else ``wide``, or the only one there is."""
     if not spaces:
         example = "spaces: {wide: {train.lr: {uniform: [0.01, 1]}}}"
@@ -150,13 +152,14 @@ def _chosen(spaces: Mapping[str, Any], asked: str | None, where: str) -> str:
     return name
 
 
-def _described(spaces: Mapping[str, Any], name: str, fixed: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What is searched in the space ``name``."""
+def _raw_space(spaces: Mapping[str, Any], name: str, fixed: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The entries of the space ``name``, without keys that ``fixed`` sets: those are not searched."""
     return {str(key): text for key, text in section(spaces, name, f"{where}spaces.").items() if key not in fixed}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A space file; a sweep's own as it would be had that been made where its folder was moved to."""
+    """The content of a space file. If it is a sweep's record, its ``tune.name`` and ``tune.output`` name the folder in
+    which the record lies now, because the folder may have been moved since it was written."""
     if path.name != RECORD:
         return read_file(path)
     folder = path.absolute().parent
@@ -167,7 +170,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _plain_values(values: Any) -> Any:
-    """A copy of what Python gives for a file, whose numbers may be NumPy's."""
+    """A copy of a mapping from Python with plain lists and numbers where it has NumPy's."""
     if isinstance(values, Mapping):
         return {key: _plain_values(value) for key, value in values.items()}
     if isinstance(values, Sequence) and not isinstance(values, str):
@@ -176,7 +179,7 @@ def _plain_values(values: Any) -> Any:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What the sweep in ``folder`` was asked to do, as it was written."""
+    """The record of the sweep in ``folder``. Raises :class:`UserError` if it is missing or damaged."""
     values = read_file(folder / RECORD)
     sections = [values.get(name) for name in ("base", "spaces", "tune")]
     if not all(isinstance(each, dict) for each in sections) or not values["tune"].get("name"):
@@ -185,7 +188,10 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
-    """The file called ``name``: one of ``known``, or a path; in a sweep's folder, the sweep's own."""
+    """The file that ``name`` means: the record of the sweep in that folder, the file at that path, or one of ``known``.
+
+    Raises :class:`UserError` if there is none; ``what`` says there what was looked for.
+    """
     path = Path(name)
     if (path / RECORD).is_file():
         return path / RECORD
@@ -197,14 +203,15 @@ def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
 
 
 def known_sections(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Refuse what a file should not have."""
+    """Raise :class:`UserError`, which begins with ``where``, if ``values`` has a section that is not ``known``."""
     for key in values:
         if key not in known:
             raise UserError(f"{where}there is no section {key!r}{near_miss(str(key), known)}")
 
 
 def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
-    """A configuration, given as such or as a file's name (beside the space file, or from here), as dotted keys."""
+    """The section ``base`` of a space file as dotted keys. If ``base`` is a text, it names a config file, which is
+    looked for beside the space file at ``path`` and then in the working directory."""
     if not isinstance(base, str):
         return flat(expand(section({"base": base}, "base", where)))
     beside = path.parent / base if path else Path(base)
@@ -212,21 +219,27 @@ def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
 
 
 def first_seed(settings: Mapping[str, Any]) -> int:
-    """run.seed of a configuration with dotted keys, which need not be possible otherwise."""
+    """run.seed of a configuration with dotted keys. The other keys are not checked, and need not go together."""
     return load({"run.seed": settings.get("run.seed") or 0}).run.seed
 
 
-def overridden(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with what is set in ``by``, of which some says the same in another way."""
-    said = {other for pair in ALTERNATIVES for key, other in (pair, pair[::-1]) if by.get(key) is not None}
-    return {key: value for key, value in base.items() if key not in said} | dict(by)
+def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``by`` in place of its own.
+
+    A key of :data:`ALTERNATIVES` also replaces the other one of its pair: run.iterations removes run.rounds.
+    """
+    replaced = {other for pair in ALTERNATIVES for key, other in (pair, pair[::-1]) if by.get(key) is not None}
+    return {key: value for key, value in base.items() if key not in replaced} | dict(by)
 
 
 def _environments(
-    described: Mapping[str, Any], fixed: Mapping[str, Any], searched: Mapping[str, Any], where: str
+    listed: Mapping[str, Any], fixed: Mapping[str, Any], searched: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A label and the keys of each environment; one without any where there are none."""
-    free = {str(key): values for key, values in described.items() if key not in fixed}
+    """A label and the keys of each environment: every combination of the ``listed`` values, without ``fixed`` keys.
+
+    A file without environments has one, whose label is empty and which sets nothing.
+    """
+    free = {str(key): values for key, values in listed.items() if key not in fixed}
     for key, values in free.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"{where}environments: {key} needs a list of values, not {values!r}")
@@ -235,7 +248,7 @@ def _environments(
     for values in itertools.product(*free.values()):
         environment = dict(zip(free, values, strict=True))
         _same_for_all(environment, f"{where}environments")
-        # a folder's name, that a shell and this command line take as one
+        # the label becomes a folder's name, and must not hold what a shell or key=value would take apart
         label = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in environment.items())
         yield plain(label), environment
 
@@ -249,51 +262,59 @@ def _first(values: Mapping[str, Any], searched: Sequence[str], where: str) -> li
 
 
 def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
-    """What a space file wants to be tried first."""
+    """The section ``first`` of a space file: values that are tried before all others."""
     first = values.get("first") or []
     if not isinstance(first, list) or not all(isinstance(each, Mapping) for each in first):
         raise UserError(f"{where}first must be a list of values to try, as in [{{algorithm.mu: 0.1}}]")
     return [dict(each) for each in first]
 
 
-def _with_equal_work(base: dict[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-    """Where local steps are searched, all trials make the same number of iterations, not of rounds."""
-    if "train.local_steps" not in described or base.get("run.iterations") is not None:
+def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with run.iterations instead of run.rounds if local steps are searched.
+
+    All trials then train for the same number of iterations; with the same number of rounds, those of more local steps
+    would train for longer.
+    """
+    if "train.local_steps" not in raw_space or base.get("run.iterations") is not None:
         return base
     config = load(base)
     if config.train.steps is None:
         raise UserError("train.local_steps is searched, but the base has train.local_epochs: give it train.local_steps")
-    return overridden(base, {"run.iterations": config.rounds * config.train.steps})
+    return merge_settings(base, {"run.iterations": config.rounds * config.train.steps})
 
 
-def checked(spec: SweepSpec) -> SweepSpec:
-    """``spec``, if nothing is asked for that a sweep decides itself, or that can't be searched."""
+def check_spec(spec: SweepSpec) -> SweepSpec:
+    """Return ``spec``. Raises :class:`UserError` if it sets what a sweep decides itself or searches what can't be."""
     for key in DECIDED:
-        if key in spec.base or key in spec.described:
+        if key in spec.base or key in spec.raw_space:
             instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
             raise UserError(f"{spec.name}: {key} is set by the sweep" + (f"; use {instead}" if instead else ""))
-    _same_for_all(spec.described, spec.name)
+    _same_for_all(spec.raw_space, spec.name)
     for part in spec.name.split("/"):
         if len(part.encode()) > LONGEST_NAME:
             raise UserError(
-                f"{part[:40]}... is longer than {LONGEST_NAME} bytes, as a sweep's name or an environment's"
+                f"{part[:40]}... is longer than {LONGEST_NAME} bytes, the most that the name of a sweep or an "
+                "environment may have"
             )
     for key in ("algorithm.name", "model.name"):
         if str(spec.base.get(key)).startswith("__main__:"):
             raise UserError(
-                f"{spec.name}: {key}={spec.base[key]} is not to be found in a trial's process: put it in a module"
+                f"{spec.name}: {key}={spec.base[key]} can't be imported in a trial's process: put it in a module"
             )
-    if spec.search == "grid" and not spec.space.is_grid:
-        raise UserError(f"tune.search=grid: {spec.name}: every key needs a list (grid or choice); use tpe")
+    if spec.sampler == "grid" and not spec.space.is_grid:
+        raise UserError(f"tune.sampler=grid: {spec.name}: every key needs a list (grid or choice); use tpe")
     return spec
 
 
 def check_together(specs: Sequence[SweepSpec]) -> None:
-    """Refuse sweeps whose trials have different data or resources: in a folder there may be sweeps of any kind."""
+    """Raise :class:`UserError` if sweeps, as from one folder, have different data or resources: one command runs
+    all."""
     for spec in specs[1:]:
         for key in {**specs[0].base, **spec.base}:
             if key.startswith(OF_ALL_TRIALS) and specs[0].base.get(key) != spec.base.get(key):
-                raise UserError(f"{specs[0].name} and {spec.name} can't be run together, as {key} differs: name one")
+                raise UserError(
+                    f"{specs[0].name} and {spec.name} can't be run together, as {key} differs: name one of them"
+                )
 
 
 def _same_for_all(keys: Iterable[str], where: str) -> None:

@@ -1,56 +1,50 @@
-"""A sweep's record: an Optuna study that one process writes, each fact once.
+"""A sweep's record: an Optuna study that one process writes.
 
-Trials that are running when the process dies are handed out again, with the values that they had.
+Each fact is written once. Trials that were running when the process died are handed out again, with the values that
+they had.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler, CmaEsSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.storages import BaseStorage, JournalStorage, get_storage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fedray.errors import UserError
-from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tuning.space import Space, Values
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-JOURNAL = "study.journal"
-"""A study's own storage, in its sweep's folder."""
-
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+"""The states of trials that will not be continued."""
 
 VALUES, ERROR = "values", "error"
-"""Attributes of a trial: what was sampled, as JSON, and why it failed."""
+"""User attributes of a trial: the sampled values as JSON, and why the trial failed."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A trial to run: its number in the study, and a value for each searched key."""
+class AskedTrial:
+    """A trial that the study wants run: its number in the study, and a value for each searched key."""
 
     number: int
     values: Values
 
 
 class Study:
-    """``space`` searched in the study ``name`` of ``storage``; ``base``: the keys that are not searched.
+    """The search of one space, kept in the study ``name`` of ``storage``; an existing study is continued.
 
-    ``directions``: maximize or minimize, for each objective. ``first``: values that are tried before any other.
-    ``population``: the size of NSGA-II's generations, of which the first is random.
+    ``base`` has the keys that are not searched. ``directions``: maximize or minimize, for each objective. ``first``:
+    values that are tried before any others. ``population``: the size of a generation of NSGA-II, whose first one is
+    drawn at random. Raises ValueError if values of ``first`` are outside the space.
     """
 
     def __init__(
@@ -75,9 +69,9 @@ class Study:
             load_if_exists=True,
         )
         self._running: dict[int, Trial] = {}
-        self._left = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
+        self._interrupted = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
         grid = space.grid(base) if sampler == "grid" else []
-        # a process that was killed may have queued a part
+        # a process that was killed may have queued some of these values, but not all
         queued = [trial.system_attrs.get("fixed_params") for trial in self.trials]
         for values in (*first, *grid):
             if (stored := space.stored(values, base)) not in queued:
@@ -86,45 +80,36 @@ class Study:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """All trials, by number; those in a queue too."""
+        """All trials by number, with those that are still queued."""
         return self._study.get_trials(deepcopy=False)
 
-    @property
-    def interrupted(self) -> int:
-        """How many trials were running when an earlier process died, and have not been handed out again."""
-        return len(self._left)
-
     def best(self) -> list[FrozenTrial]:
-        """The best trial, or the Pareto front of several objectives; empty as long as none has reached anything."""
-        if not self.count(TrialState.COMPLETE):
-            return []
-        # Optuna copies all trials for a front
-        best = [self._study.best_trial] if len(self._study.directions) == 1 else self._study.best_trials
-        return [trial for trial in best if all(map(math.isfinite, trial.values))]
+        """What :func:`best_trials` finds in this study."""
+        return best_trials(self._study)
 
     def count(self, *states: TrialState) -> int:
         """How many trials are in one of ``states``."""
         return sum(trial.state in states for trial in self.trials)
 
-    def ask(self) -> Asked:
-        """The next trial: one that was running when an earlier process died, else a new one."""
-        if self._left:
-            frozen = self._left.pop(0)
+    def ask(self) -> AskedTrial:
+        """The next trial: one that was running when an earlier process died, else a queued or a new one."""
+        if self._interrupted:
+            frozen = self._interrupted.pop(0)
             trial = Trial(self._study, frozen._trial_id)
         else:
-            # a sampler that starts anew with a process would repeat itself
+            # the sampler is seeded anew for each trial: one seed for each process would draw the same values again
             self._study.sampler = self._make_sampler(len(self.trials))
             trial = self._study.ask()
-        # what an interrupted trial has drawn already is drawn again the same
+        # for an interrupted trial Optuna returns the values that it has recorded
         values = self.space.suggest(trial, self.base)
         trial.set_user_attr(VALUES, json.dumps(values))
         self._running[trial.number] = trial
-        return Asked(trial.number, values)
+        return AskedTrial(trial.number, values)
 
     def report(self, number: int, steps: Sequence[int], value: float) -> bool:
-        """The intermediate value of a running trial at ``steps``; whether it should be pruned."""
+        """Record the intermediate ``value`` of a running trial at each of ``steps``; whether it should be pruned."""
         trial = self._running[number]
-        # a trial that went on from a checkpoint reports again what is recorded
+        # a trial that continued from a checkpoint may report steps that are recorded already
         known = self._study.get_trials(deepcopy=False)[number].intermediate_values
         for step in steps:
             if step not in known:
@@ -132,20 +117,21 @@ class Study:
         return bool(trial.should_prune())
 
     def complete(self, number: int, values: Sequence[float]) -> None:
-        """The end of a trial that ran through. Values that are not finite count as the worst there can be."""
+        """Record the end of a trial, with a value for each objective. Values that are not finite become the worst
+        possible ones, because Optuna refuses NaN."""
         worst = {"MAXIMIZE": -math.inf, "MINIMIZE": math.inf}
         directions = [direction.name for direction in self._study.directions]
-        told = [v if math.isfinite(v) else worst[way] for v, way in zip(values, directions, strict=True)]
-        self._study.tell(self._running[number], told)
+        finite = [v if math.isfinite(v) else worst[way] for v, way in zip(values, directions, strict=True)]
+        self._study.tell(self._running[number], finite)
         del self._running[number]
 
     def prune(self, number: int) -> None:
-        """The end of a trial that was pruned; its last intermediate value is its value."""
+        """Record that a trial was pruned. Its last intermediate value becomes its value."""
         self._study.tell(self._running[number], state=TrialState.PRUNED)
         del self._running[number]
 
     def fail(self, number: int, error: str) -> None:
-        """The end of a trial that raised ``error``."""
+        """Record that a trial failed with ``error``."""
         trial = self._running[number]
         trial.set_user_attr(ERROR, error)
         self._study.tell(trial, state=TrialState.FAIL)
@@ -153,27 +139,27 @@ class Study:
 
     @property
     def failed(self) -> list[FrozenTrial]:
-        """Trials that failed, and were not tried again."""
+        """Trials that failed and have not been queued again."""
         again = {trial.user_attrs.get("retries") for trial in self.trials}
         return [
             t for t in self.trials if t.state == TrialState.FAIL and t.number not in again and VALUES in t.user_attrs
         ]
 
     def retry_failed(self) -> int:
-        """Queue the values of each trial that failed once more; how many there are."""
+        """Queue the values of each failed trial once more, as a new trial; returns how many there are."""
         failed = self.failed
         for trial in failed:
             self._study.enqueue_trial(trial.params, user_attrs={"retries": trial.number})
         return len(failed)
 
     def wanted(self, trials: int) -> int:
-        """How many trials there are to be of a sweep of ``trials``: those that are tried again come on top."""
+        """How many trials a sweep of ``trials`` has in all: each retry of a failed trial is one more."""
         return trials + sum("retries" in trial.user_attrs for trial in self.trials)
 
     def left(self, trials: int) -> int:
-        """How many are still to be handed out."""
+        """How many trials of a sweep of ``trials`` :meth:`ask` has still to hand out."""
         begun = len(self.trials) - self.count(TrialState.WAITING)
-        return max(0, self.wanted(trials) - begun) + self.interrupted
+        return max(0, self.wanted(trials) - begun) + len(self._interrupted)
 
     def _make_sampler(self, asked: int) -> BaseSampler:
         seed = (self.seed * 1_000_003 + asked) % 2**32
@@ -188,81 +174,23 @@ class Study:
         return RandomSampler(seed=seed)
 
 
-def values_of(trial: FrozenTrial) -> Values:
-    """What was sampled for a trial that has been handed out."""
+def sampled_values(trial: FrozenTrial) -> Values:
+    """The values that were sampled for a trial which has been handed out."""
     return json.loads(trial.user_attrs[VALUES])
 
 
-@contextlib.contextmanager
-def owned(folder: Path, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """Keep other processes that ask for the same folder out, as :func:`fedray.tracking.lock.folder_lock` does."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(folder_lock(folder, "is a sweep that another process runs", say, patience))
-        except OSError as error:
-            raise UserError(f"can't write to {folder.parent}: {error.strerror}") from None
-        yield
+def best_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """The best trial, or of several objectives the trials on the Pareto front, as Optuna finds them.
+
+    Of equally good trials the first one is the best. There are none while no trial has completed with finite values.
+    """
+    if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
+        return []
+    # study.best_trials would do for one objective too, but it copies all trials
+    best = [study.best_trial] if len(study.directions) == 1 else study.best_trials
+    return [trial for trial in best if is_finite(trial)]
 
 
-def journal(path: Path) -> BaseStorage:
-    """A study's storage in a file, for one process at a time: :func:`owned` keeps the others out."""
-    # left by a process that was killed while it wrote
-    Path(f"{path}.lock").unlink(missing_ok=True)
-    with _readable(path):
-        _cut_torn_line(path)
-    return _journal(path)
-
-
-def _journal(path: Path) -> BaseStorage:
-    with _readable(path):
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        optuna.get_all_study_names(storage)
-    return storage
-
-
-@contextlib.contextmanager
-def _readable(where: object) -> Iterator[None]:
-    """What Optuna raises for a storage that it can't read is of any type, and the user's to mend."""
-    try:
-        yield
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise UserError(f"{where} can't be read as a study: {type(error).__name__}: {reason}") from None
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Remove what is left of a line that was never written to its end: the next one would be appended to it."""
-    if not path.exists():
-        return
-    with open(path, "r+b") as file:
-        text = file.read()
-        file.truncate(text.rfind(b"\n") + 1)
-        os.fsync(file.fileno())
-
-
-def read_study(path: Path, name: str) -> optuna.Study:
-    """The study in a file that another process may be writing: it is not to be changed."""
-    if not path.exists():
-        raise UserError(f"there is no study {path}")
-    return loaded(_journal(path), name, path)
-
-
-def loaded(storage: BaseStorage, name: str, where: object) -> optuna.Study:
-    """A study that is there."""
-    try:
-        return optuna.load_study(study_name=name, storage=storage)
-    except KeyError:
-        raise UserError(f"there is no study {name!r} in {where}") from None
-
-
-def is_there(storage: BaseStorage, name: str) -> bool:
-    """Whether a storage has a study of that name."""
-    return name in optuna.get_all_study_names(storage)
-
-
-def opened(url: str) -> BaseStorage:
-    """The storage at an Optuna URL."""
-    with _readable(f"tune.storage={url}"):
-        storage = get_storage(url)
-        optuna.get_all_study_names(storage)
-    return storage
+def is_finite(trial: FrozenTrial) -> bool:
+    """Whether all values of a completed trial are finite; those of a trial that diverged are not."""
+    return all(map(math.isfinite, trial.values))

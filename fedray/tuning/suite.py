@@ -1,17 +1,18 @@
-"""A fair comparison: each algorithm is tuned with one budget on its own space, and the winners meet on fresh seeds.
+"""A suite: a fair comparison of algorithms. Each is tuned with the same budget on its own space; then the best trial of
+each runs on seeds that no trial had, and these runs are compared.
 
 about: what is compared
-base: {data.source: sample, run.rounds: 40}      # the same for all
-space: {train.lr: {loguniform: [0.003, 1]}}      # searched by all
+base: {data.source: sample, run.rounds: 40}      # the same for all algorithms
+space: {train.lr: {loguniform: [0.003, 1]}}      # searched for all algorithms
 algorithms: [fedavg, fedprox, ../mine.yaml]      # space files, by name or path
-baseline: fedavg                                 # with which the others are compared: one of them, the first unless set
-seeds: 3                                         # of the winners, none of which a trial has had
-tune: {trials: 8}                                # TuneConfig, for each
+baseline: fedavg                                 # the others are compared with it; the first one unless set
+seeds: 3                                         # on so many fresh seeds the winners run again
+tune: {trials: 8}                                # the keys of TuneConfig, for each algorithm
 
-An algorithm's own hyper-parameters, ``algorithm.*`` and those of the optimizers (:data:`OF_OPTIMIZERS`), are what its
-space file sets or searches, unless the suite sets or searches the key for all. All else is the suite's alone: data,
-model, rounds, local work, cohort and batch size. Model head, weighting and public set are one for all
-(:mod:`fedray.tuning.alike`).
+The hyper-parameters of an algorithm itself, that is ``algorithm.*`` and those of the optimizers
+(:data:`OF_OPTIMIZERS`), are set or searched as its own space file says, unless the suite sets or searches the key for
+all. All other keys are taken from the suite alone: data, model, rounds, local work, cohort and batch size. Model head,
+weighting and public set are the same for all (:mod:`fedray.tuning.alike`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from pydantic import Field
 
 from fedray.config import Section, Whole, assign, check, flat, load, read_file
 from fedray.errors import UserError, near_miss
-from fedray.tuning.alike import algorithm_of, alike
-from fedray.tuning.driver import own_of, run_sweeps, started
-from fedray.tuning.finals import Final, Winners, label_of
+from fedray.tuning.alike import algorithm_of, share_settings
+from fedray.tuning.driver import load_own, run_sweeps, start_ray
+from fedray.tuning.finals import Final, FinalRuns, label_of
 from fedray.tuning.settings import section
 from fedray.tuning.spec import (
     SPACES,
@@ -54,10 +55,11 @@ OF_OPTIMIZERS = (
 
 @dataclass(frozen=True)
 class Suite:
-    """A sweep for each algorithm (``specs``), and ``seeds``: on how many fresh ones their best trials are run again.
+    """A suite, read from its file.
 
-    ``baseline``: the one of the sweeps with which the others are compared. ``notes``: lines about what is the same for
-    all algorithms and what is not.
+    ``specs`` has a sweep for each algorithm, and ``seeds`` says on how many fresh seeds their best trials run again.
+    ``baseline`` is the sweep with whose winner the others are compared. ``notes`` are lines for the user about what is
+    the same for all algorithms and what is not.
     """
 
     name: str
@@ -72,8 +74,11 @@ class Suite:
 
     @property
     def finals(self) -> list[Final]:
-        """The best trial of each sweep. Where a server trains on a public set that the baseline leaves out, also the
-        baseline's with these samples dealt out to its clients, so that both train on the same labelled samples."""
+        """What runs on fresh seeds: the best trial of each sweep, and perhaps a second one of the baseline.
+
+        If the server of some algorithm trains on a public set and the baseline does not use it, the baseline also runs
+        with the public samples dealt to its clients, so that both train on the same labelled samples.
+        """
         finals = [Final(spec) for spec in self.specs]
         if (
             not algorithm_of(self.baseline).needs_public
@@ -96,7 +101,8 @@ def known_suites() -> dict[str, Path]:
 
 
 def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
-    """The suite in a file, by path or name; ``overrides`` are for its base, or ``tune.*``, of all algorithms."""
+    """The suite in a file, by path or name. ``overrides`` are texts ``key=value`` for its base or for ``tune.*``, and
+    hold for all algorithms. Raises :class:`UserError` if something is wrong in a file or the overrides."""
     path = find_file(name, known_suites(), "suite")
     values, where = read_file(path), f"{path}: "
     known_sections(values, ("about", "base", "space", "algorithms", "baseline", "seeds", "tune"), where)
@@ -104,18 +110,18 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     if not isinstance(algorithms, list) or not algorithms:
         raise UserError(f"{where}algorithms must list at least one space file, by path or name")
     seeds = check(_Seeds, {"seeds": values.get("seeds", 3)}, where).seeds
-    given: dict[str, Any] = {}
+    overridden: dict[str, Any] = {}
     for override in overrides:
-        assign(given, override)
-    given["tune"] = dict(section(given, "tune", ""))
-    own_name = given["tune"].pop("name", None) or path.stem
+        assign(overridden, override)
+    overridden["tune"] = dict(section(overridden, "tune", ""))
+    own_name = overridden["tune"].pop("name", None) or path.stem
     common = _Common(
         read_base(values.get("base"), path, where),
         section(values, "space", where),
         section(values, "tune", where),
-        flat(given),
+        flat(overridden),
     )
-    if "algorithm.name" in common.base or "algorithm.name" in common.given:
+    if "algorithm.name" in common.base or "algorithm.name" in common.overrides:
         raise UserError(f"{where}algorithm.name is each algorithm's own: leave it out of what a suite has in common")
     read = [_of_algorithm(str(each), f"{own_name}/", common, path) for each in algorithms]
     specs = [spec for spec, _ in read]
@@ -129,28 +135,29 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
         raise UserError(
             f"{where}baseline: {baseline!r} is none of the suite's algorithms{near_miss(str(baseline), labels)}"
         )
-    specs, notes = alike(specs)
+    specs, notes = share_settings(specs)
     notes += [*_notes_on_own(specs, common), *_notes_on_dropped(specs, [dropped for _, dropped in read])]
     return Suite(own_name, specs, specs[labels.index(baseline)], seeds, notes)
 
 
 @dataclass(frozen=True)
 class _Common:
-    """What all algorithms of a suite have in common. ``given``: what the command line sets."""
+    """What all algorithms of a suite have in common. ``overrides``: what the command line sets."""
 
     base: Mapping[str, Any]
     space: Mapping[str, Any]
     tune: Mapping[str, Any]
-    given: Mapping[str, Any]
+    overrides: Mapping[str, Any]
 
     def leaves(self, key: str) -> bool:
-        """Whether ``key`` is a hyper-parameter of the algorithm's own, which the suite neither sets nor searches."""
+        """Whether the suite leaves ``key`` to the space file of each algorithm: it is a hyper-parameter of the
+        algorithm itself, and the suite neither sets nor searches it."""
         own = key.startswith("algorithm.") or key in OF_OPTIMIZERS
-        return own and not any(key in claimed for claimed in (self.base, self.space, self.given))
+        return own and not any(key in claimed for claimed in (self.base, self.space, self.overrides))
 
 
 def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple[SweepSpec, list[str]]:
-    """The sweep of one algorithm, and what its space file searches that the suite decides."""
+    """The sweep of one algorithm, and the keys that its space file searches and the suite does not."""
     beside = suite.parent / name
     path = find_file(beside if beside.is_file() else name, known_spaces(), "space file")
     values = read_file(path)
@@ -159,17 +166,17 @@ def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple
     def own(keys: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in keys.items() if common.leaves(str(key))}
 
-    described = section(values, "spaces", where)
-    spaces = {str(each): section(described, each, where) for each in described}
+    raw_spaces = section(values, "spaces", where)
+    spaces = {str(each): section(raw_spaces, each, where) for each in raw_spaces}
     whole = {
         "base": {**own(read_base(values.get("base"), path, where)), **common.base},
         "spaces": {each: {**own(space), **common.space} for each, space in spaces.items()},
         "first": [kept for each in first_of(values, where) if (kept := own(each))],
         "tune": {**common.tune, "name": prefix + path.stem},
     }
-    (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in common.given.items()])
-    dropped = [key for key in spaces[str(spec.tune.space)] if key not in spec.described]
-    # nor is a key searched whose condition on one of these the suite does not meet
+    (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in common.overrides.items()])
+    dropped = [key for key in spaces[str(spec.tune.space)] if key not in spec.raw_space]
+    # a key is not searched either if its condition is on one of these keys, and the suite's value does not meet it
     dropped += [
         each.key
         for each in spec.space.parameters
@@ -179,13 +186,13 @@ def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple
 
 
 def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
-    """A line for each hyper-parameter of the optimizers that space files set or search."""
+    """A line for each hyper-parameter of the optimizers that space files set or search, which says for whom."""
     defaults = flat(load({}).model_dump())
     notes = []
     for key in filter(common.leaves, OF_OPTIMIZERS):
         found: dict[str, list[str]] = {}
         for spec in specs:
-            how = "searched" if key in spec.described else str(spec.base.get(key, defaults[key]))
+            how = "searched" if key in spec.raw_space else str(spec.base.get(key, defaults[key]))
             found.setdefault(how, []).append(label_of(spec))
         others = found.pop(str(defaults[key]), None)
         if found:
@@ -196,32 +203,35 @@ def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
 
 
 def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str]]) -> list[str]:
-    """A line about what space files search and this suite does not."""
+    """A line that lists what space files search and this suite does not."""
     found: dict[str, list[str]] = {}
     for spec, keys in zip(specs, dropped, strict=True):
         for key in keys:
             found.setdefault(key, []).append(label_of(spec))
     shown = "; ".join(f"{key} of {', '.join(labels)}" for key, labels in found.items())
-    return [f"not searched, as the suite decides it, though space files search it: {shown}"] if shown else []
+    return [f"not searched, because the suite decides it, although space files search it: {shown}"] if shown else []
 
 
 def run_suite(
     suite: Suite, view: View | None = None, retry_failed: bool = False
 ) -> Literal["completed", "incomplete", "interrupted"]:
-    """Run a suite to its end, or go on with it. It is incomplete if an algorithm has no winner, or a winner failed."""
+    """Run a suite to its end, or continue it.
+
+    It is incomplete if no trial of some algorithm completed, or if a run of a winner failed.
+    """
     view = view or View(quiet=True)
-    winners: list[Winners] = []
+    finals: list[FinalRuns] = []
     for line in suite.notes:
         view.say(f"{suite.name}: {line}")
 
-    def then(sweeps: Sequence[Sweep]) -> Sequence[Winners]:
+    def final_runs(sweeps: Sequence[Sweep]) -> Sequence[FinalRuns]:
         sweep_of = {sweep.name: sweep for sweep in sweeps}
-        winners.extend(Winners(sweep_of[final.spec.name], final, suite.seeds, view) for final in suite.finals)
-        return winners
+        finals.extend(FinalRuns(sweep_of[final.spec.name], final, suite.seeds, view) for final in suite.finals)
+        return finals
 
-    with started(suite.specs, view) as start:
-        results = run_sweeps(suite.specs, own_of(suite.specs[0]), start, view, retry_failed, then)
+    with start_ray(suite.specs, view) as start:
+        results = run_sweeps(suite.specs, load_own(suite.specs[0]), start, view, retry_failed, final_runs)
     if any(result.interrupted for result in results):
         return "interrupted"
-    whole = all(result.best for result in results) and not any(each.failures for each in winners)
+    whole = all(result.best for result in results) and not any(each.failures for each in finals)
     return "completed" if whole else "incomplete"

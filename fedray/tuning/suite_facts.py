@@ -1,4 +1,4 @@
-"""What the runs of a suite were given, which shows whether two rows of its table differ in more than the algorithm."""
+"""Facts about the runs of a suite which show whether two rows of its table differ in more than the algorithm."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from fedray.config import flat, read_file
 
 
 def facts_of(run: Path) -> dict[str, Any]:
-    """What the run in a folder had: the ``parameters`` of its model, the ``weighting`` of clients, and on how many
-    labelled ``public_samples`` it trained, at the server or dealt out to the clients: 0 where these were held out."""
+    """Facts about the run in the folder ``run``.
+
+    ``parameters``: how many its model has. ``weighting``: how clients were weighed. ``public_samples``: on how many
+    labelled public samples the server trained, or the clients to whom they were dealt; 0 if they were only held out.
+    """
     from fedray.algorithms import find_algorithm
 
     config = flat(read_file(run / "config.yaml"))

@@ -1,6 +1,6 @@
-"""What the rows of a suite's table say of their runs: accuracies over seeds, costs, and differences to a baseline.
+"""Computes the rows of a suite's table from run folders: accuracies over seeds, costs, differences to a baseline.
 
-A row is a label and a list of run folders, one for each seed; it needs no sweep of its own.
+A row is a label and a list of run folders, one for each seed. The runs need not come from a sweep.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from fedray.tuning.intervals import holm, mean_and_margin, median_to_reach, pair
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``folders``: its run folders, of which those called alike (``seed-3``) in two rows are a
-    pair. ``accuracy``: the column of metrics.csv that counts as its accuracy. ``facts``: further columns of the table;
-    one that has the name of a computed column replaces it."""
+    """One row of the table.
+
+    ``folders``: its run folders. Runs of two rows are a pair if their folders have the same name, as ``seed-3``.
+    ``accuracy``: the column of metrics.csv that counts as its accuracy. ``facts``: further columns of the table; a fact
+    with the name of a computed column replaces it.
+    """
 
     label: str
     folders: Sequence[Path]
@@ -33,8 +36,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a row. ``accuracies`` and ``bytes`` [rounds], both float64; NaN where a round was not evaluated.
-    ``bytes`` counts both ways, from the run's beginning."""
+    """One run of a row, with an entry for each round: ``rounds``, ``iterations``, ``accuracies`` (NaN if the round was
+    not evaluated) and ``bytes`` (both ways, since the beginning), each float64 [rounds]."""
 
     seed: str
     diverged: bool
@@ -45,14 +48,17 @@ class Run:
 
     @property
     def final(self) -> float:
-        """The accuracy of its last evaluation."""
+        """The accuracy of the last evaluation; NaN if there was none."""
         evaluated = self.accuracies[~np.isnan(self.accuracies)]
         return float(evaluated[-1]) if len(evaluated) else math.nan
 
     def to_reach(self, target: float) -> tuple[float, float]:
-        """The first round at ``target`` or above, and the bytes up to it; infinite if there is none, or if the run
-        diverged later, as its model is lost."""
-        # a mean of equal numbers may be larger than they are, by rounding
+        """The first round whose accuracy was ``target`` or more, and the bytes up to it.
+
+        Both are infinite if there is no such round. They are also infinite for a run that diverged later, because its
+        model is lost.
+        """
+        # by rounding, a target that is the mean of equal accuracies may be a little larger than these
         places = np.flatnonzero((self.accuracies >= target - 1e-9) & (not self.diverged))
         return (float(self.rounds[places[0]]), float(self.bytes[places[0]])) if len(places) else (math.inf, math.inf)
 
@@ -75,19 +81,26 @@ def _read_run(folder: Path, accuracy: str) -> Run:
 
 
 def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None) -> pd.DataFrame:
-    """A table with a line for each row, the best first; ``baseline`` is the label of the row that others are compared
-    with. Without a ``target`` it is what the baseline reached, or the lowest of all where there is no baseline.
+    """A table with a line for each row, the best first.
 
-    A run that diverged has no final accuracy and no whole cost, so that it is counted (``seeds_diverged``) and is in no
-    mean. Columns beside a row's own facts: ``seeds``, how many runs there are; ``seeds_diverged``; ``accuracies`` of
-    those that ended, their mean ``accuracy`` and the ``margin`` of its 95 % interval; ``bytes`` and ``rounds`` of a
-    whole run, as means over the same; ``target``; how many runs ``reached`` it, and ``rounds_to`` and ``bytes_to`` it,
-    medians over all runs in which a run that did not reach it, or diverged, counts as infinite; ``differences`` to the
-    baseline over the seeds that ended in both, their mean ``difference`` with its ``difference_margin``, the ``p`` of
-    the paired t-test and ``p_holm``, corrected by Holm's rule over all rows that have one.
+    ``baseline`` is the label of the row with which the others are compared. If ``target`` is None, the target is the
+    mean accuracy of the baseline, or the lowest mean of all rows if the baseline has none.
 
-    Rows are sorted by their mean accuracy. Where two have the same (to the hundredth of a percent that is shown), the
-    one with fewer diverged runs is first; rows all of whose runs diverged come last.
+    Runs that diverged have no final accuracy and no cost of a whole run: they are counted, but are in no mean. Columns,
+    beside the facts of each row:
+
+    - ``seeds``: how many runs there are; ``seeds_diverged``: how many of them diverged.
+    - ``accuracies``: the final accuracies of the runs that ended; ``accuracy``, ``margin``: their mean and the margin
+      of its 95 % interval.
+    - ``bytes``, ``rounds``: what a whole run took, as means over the runs that ended.
+    - ``target``; ``reached``: how many runs reached it; ``rounds_to``, ``bytes_to``: what they took to reach it, as
+      medians over all runs. A run that diverged or did not reach it counts as infinite.
+    - ``differences``: to the baseline, for each seed whose run ended in both rows; ``difference``,
+      ``difference_margin``: their mean and its margin; ``p``: of the paired t-test; ``p_holm``: the same, corrected by
+      Holm's rule over all rows that have one.
+
+    Rows are sorted by mean accuracy, rounded to the hundredth of a percent that is shown. Of two rows with the same,
+    the one with fewer diverged runs comes first. Rows without any run that ended come last.
     """
     runs = {row.label: read_runs(row) for row in rows}
     finals = {label: {run.seed: run.final for run in each if not run.diverged} for label, each in runs.items()}

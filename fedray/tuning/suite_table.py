@@ -1,4 +1,4 @@
-"""The table of a suite: what each algorithm's winner reached on fresh seeds, and what it took."""
+"""The table of a suite: which accuracy each algorithm's best trial reached on fresh seeds, and at which cost."""
 
 from __future__ import annotations
 
@@ -15,46 +15,53 @@ from fedray.files import write_whole
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
 from fedray.tuning.intervals import with_interval
-from fedray.tuning.report import STATES, markdown, save_figure, state_of, study_of
+from fedray.tuning.report import STATES, markdown, save_figure, state_of
 from fedray.tuning.spec import SweepSpec
-from fedray.tuning.study import values_of
+from fedray.tuning.storage import study_of
+from fedray.tuning.study import best_trials, sampled_values
 from fedray.tuning.suite import OF_OPTIMIZERS, Suite
 from fedray.tuning.suite_facts import facts_of
 from fedray.tuning.suite_rows import Row, Run, compare_rows, read_runs
-from fedray.tuning.view import described
+from fedray.tuning.view import format_values
 
 REPRESENTATION = "representation_accuracy"
-"""The column of metrics.csv in which an algorithm logs what the server's own model reaches without the clients."""
-
+"""The column of metrics.csv with the accuracy of the model that an algorithm's server trains alone."""
 
 NOTES = (
     "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and `> R` "
     "says that the median is above what a whole run takes.",
-    "Public samples used are those with labels on which the server trained, or clients that were dealt them: none "
-    "where they were only held out. A representation model alone is read off the same runs and shows their cost.",
-    "Rows are sorted by mean accuracy over the runs that ended, and where that is the same, by how few diverged.",
+    "Public samples used are the labelled ones on which the server trained, or the clients to whom they were dealt; "
+    "there are none if they were only held out. A representation model alone is evaluated in the same runs as the row "
+    "of its algorithm, and has their cost.",
+    "Rows are sorted by mean accuracy over the runs that ended; of two with the same, the one with fewer diverged runs "
+    "comes first.",
 )
-"""What stands under every table."""
+"""Sentences that stand under every table."""
 
 
 def suite_table(suite: Suite) -> pd.DataFrame:
-    """A line for each of :func:`suite_rows`, the best first; :func:`fedray.tuning.suite_rows.compare_rows` says what is
-    in it. The target is the last of run.targets, else the mean accuracy of the baseline."""
-    given = suite.specs[0].base.get("run.targets")
-    return compare_rows(suite_rows(suite), baseline_of(suite), float(given[-1]) if given else None)
+    """A table with a line for each of :func:`suite_rows`, the best first.
+
+    :func:`fedray.tuning.suite_rows.compare_rows` describes its columns. The target is the last of run.targets, or the
+    mean accuracy of the baseline if there are none.
+    """
+    targets = suite.specs[0].base.get("run.targets")
+    return compare_rows(suite_rows(suite), baseline_of(suite), float(targets[-1]) if targets else None)
 
 
 def baseline_of(suite: Suite) -> str:
-    """The label of the row with which the others are compared: FedAvg's, else that of the first algorithm."""
+    """The label of the row with which the others are compared."""
     return label_of(suite.baseline)
 
 
 def suite_rows(suite: Suite) -> list[Row]:
-    """A row per algorithm (or kind of it: the name of its space file), with the runs of its winner; one for each other
-    final of the suite; and one for the representation model alone of each that logs its accuracy, in the same runs.
+    """The rows of the table: one for each final of the suite.
 
-    Facts are how many ``trials`` ended how, the ``winner`` with its ``validation`` (where it was tuned as it is run),
-    what it was run ``with`` that others were not, and those of :func:`fedray.tuning.suite_facts.facts_of`.
+    Where an algorithm's server trains a representation model, a further row shows what that model reaches alone, in the
+    same runs. The facts of a row are: ``trials``, how many have ended, and how many of them are ``complete``,
+    ``pruned``, ``diverged`` and ``failed``; ``seeds_asked``; ``winner``, the number of the best trial; ``validation``,
+    its value of the objective, if nothing was changed since; ``with``, the values that it ran with and others did not;
+    and those of :func:`fedray.tuning.suite_facts.facts_of`.
     """
     rows = []
     differ = [key for key in OF_OPTIMIZERS if len({spec.base.get(key) for spec in suite.specs}) > 1]
@@ -68,7 +75,7 @@ def suite_rows(suite: Suite) -> list[Row]:
         facts |= {"seeds_asked": suite.seeds}
         if best is not None:
             own = {key: final.spec.base[key] for key in differ if key in final.spec.base}
-            facts |= {"winner": best.number, "with": described(own | values_of(best))}
+            facts |= {"winner": best.number, "with": format_values(own | sampled_values(best))}
         tuned = {"validation": best.value} if best is not None and not final.changed else {}
         rows.append(Row(final.label, folders, facts=facts | tuned))
         if any(read_metrics(folder)[REPRESENTATION].notna().any() for folder in folders):
@@ -77,7 +84,7 @@ def suite_rows(suite: Suite) -> list[Row]:
 
 
 def write_suite(suite: Suite) -> list[Path]:
-    """suite.csv, suite.md and curves.png in the suite's folder; what was written."""
+    """Write suite.csv, suite.md and curves.png in the suite's folder, and return their paths."""
     table = suite_table(suite)
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
     lists = [column for column in ("accuracies", "differences") if column in table]
@@ -96,7 +103,8 @@ def _spaced(values: Any) -> str:
 
 
 def _for_people(table: pd.DataFrame, objective: str, baseline: str) -> pd.DataFrame:
-    """Percent, megabytes, intervals beside their means, and what did not reach the target as more than a whole run."""
+    """The table as it is shown: in percent and megabytes, with intervals beside the means, and with ``> R`` where the
+    target was not reached in the R rounds or megabytes of a whole run."""
     shown = table[["algorithm", "trials", "complete", "pruned", "diverged", "failed"]].copy()
     if "accuracy" not in table:
         return shown
@@ -144,7 +152,7 @@ def _difference(row: dict[str, Any], baseline: str) -> str:
 
 
 def _amount(median: float, whole: float) -> str:
-    """What it took to reach the target; ``whole`` is what a run takes to its end, NaN if all diverged."""
+    """A cell with what it took to reach the target; ``whole`` is what a whole run takes, NaN if all diverged."""
     if math.isnan(median):
         return ""
     if math.isfinite(median):
@@ -153,7 +161,7 @@ def _amount(median: float, whole: float) -> str:
 
 
 def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool) -> str:
-    """What the numbers of the table are, in a paragraph under it."""
+    """A paragraph for under the table, which explains its numbers."""
     has_baseline = bool(table.loc[table["algorithm"] == baseline, "accuracy"].notna().any())
     tests = int(table["p"].notna().sum()) if "p" in table else 0
     lines = [
@@ -164,21 +172,20 @@ def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool) -> str:
     if has_baseline:
         lines.append(f"Differences are those to {baseline} on the same seeds, in percentage points.")
     else:
-        lines.append(f"There are no differences to {baseline}, none of whose runs ended.")
+        lines.append(f"There are no differences to {baseline}, because none of its runs ended.")
     if tests:
         lines.append(
             "p is that of the paired t-test, corrected by Holm's rule for "
             f"{tests} comparison{'s' if tests > 1 else ''}; the intervals are not corrected."
         )
     if not is_target_given:
-        of_whom = f"of {baseline}" if has_baseline else f"of the worst row, as {baseline} has none"
+        of_whom = f"of {baseline}" if has_baseline else f"of the worst row, because {baseline} has none"
         lines.append(f"The target is the mean accuracy {of_whom}; run.targets sets another.")
     return "\n" + " ".join([*lines, *NOTES]) + "\n"
 
 
 def _winner(spec: SweepSpec) -> FrozenTrial | None:
-    study = study_of(spec)
-    return study.best_trials[0] if any(state_of(trial) == "complete" for trial in _ended(study)) else None
+    return next(iter(best_trials(study_of(spec))), None)
 
 
 def _ended(study: Any) -> list[FrozenTrial]:
@@ -186,7 +193,7 @@ def _ended(study: Any) -> list[FrozenTrial]:
 
 
 def _folders(final: Final, best: FrozenTrial | None, seeds: int) -> list[Path]:
-    """The runs of a final that have ended."""
+    """The folders of the runs of a final that have ended."""
     if best is None:
         return []
     folders = [final.folder(best.number) / f"seed-{seed}" for seed in fresh_seeds(final.spec, seeds)]
@@ -194,19 +201,19 @@ def _folders(final: Final, best: FrozenTrial | None, seeds: int) -> list[Path]:
 
 
 def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
-    """The mean accuracy of each row over the iterations, with a band from the lowest to the highest of its seeds.
+    """Draw the mean accuracy of each row over its iterations, with a band from the lowest to the highest of its seeds.
 
-    Runs that diverged are left out, which the legend says.
+    Runs that diverged are left out; the legend counts them.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    # Optuna's pictures change the style of all that are drawn after them
+    # Optuna changes the style of all figures that are drawn after its own
     with plt.style.context("default"):
         figure, axes = plt.subplots(figsize=(9, 5.5))
-        # more rows than colours are told apart by their dashes
+        # rows beyond the number of colours are told apart by their dashes
         axes.set_prop_cycle(plt.cycler(linestyle=["-", "--", ":"]) * plt.rcParams["axes.prop_cycle"])
         seeds = 0
         for row in rows:

@@ -1,4 +1,4 @@
-"""A trial where it is computed: its runs, one after another, each in a folder of its own. Knows nothing of Ray."""
+"""One trial, in the process that computes it: its runs, one after another, each in its own folder. Uses no Ray."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import shutil
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.config import load
 from fedray.engine.run import Report
 from fedray.errors import ClientError, UserError
-from fedray.tuning.axis import reached, value_of
+from fedray.tuning.axis import steps_reached, value_of
 
 if TYPE_CHECKING:
     from fedray.experiment import Own
 
 
 class Assignment(NamedTuple):
-    """What is to be run: ``runs`` are configurations with dotted keys, one per seed. ``key`` names it among all.
+    """What the process of a trial is sent.
 
-    Rounds in which ``objective`` was evaluated are told when they reach a further step of ``axis``, whose whole is
-    ``budget``.
+    ``key`` names the trial within its source. ``runs`` has a configuration (dotted keys) for each seed. The trial
+    reports a round if ``objective`` was evaluated in it and it reached a further step of ``axis``; a whole run takes
+    ``budget`` of that axis.
     """
 
     key: str
@@ -34,17 +36,20 @@ class Assignment(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round of run number ``run`` of the trial: its row of metrics.csv, and the steps of the axis that it reached.
-    ``last``: whether it is the trial's last."""
+    """A message: a round was evaluated.
+
+    ``run`` is the position of its run in the assignment, ``steps`` are the steps of the axis that the round was the
+    first to reach, and ``row`` is its row of metrics.csv. ``is_last``: nothing of the trial comes after this round.
+    """
 
     run: int
     steps: Sequence[int]
     row: Mapping[str, Any]
-    last: bool
+    is_last: bool
 
 
 class RunEnd(NamedTuple):
-    """A run's end: its status, and its last row of metrics.csv."""
+    """A message: run number ``run`` ended with ``status``. ``row`` is its last row of metrics.csv."""
 
     run: int
     status: str
@@ -52,7 +57,11 @@ class RunEnd(NamedTuple):
 
 
 class TrialEnd(NamedTuple):
-    """The end of a trial: what went wrong, if something did; ``interrupted``: whether it is to go on another time."""
+    """A message: the trial ended. It is the last message of a trial.
+
+    ``error`` says why the trial failed, if it did. ``interrupted``: the user stopped the program, and the trial has a
+    checkpoint from which it goes on when the program is started again.
+    """
 
     error: str | None = None
     interrupted: bool = False
@@ -60,32 +69,33 @@ class TrialEnd(NamedTuple):
 
 Message = Round | RunEnd | TrialEnd
 
-Tell = Callable[[Message], bool]
-"""Hands a message over; gives whether the trial is to stop."""
+Reporter = Callable[[Message], bool]
+"""Takes a message of a trial, and returns whether the trial must stop."""
 
 
-def carry_out(
-    assignment: Assignment, own: Own, tell: Tell, interrupted: Callable[[], bool] = lambda: False
+def run_trial(
+    assignment: Assignment, own: Own, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
-    """Run all runs; those that are finished in their folders are read, and unfinished ones go on.
+    """Carry out all runs of a trial.
 
-    ``own`` is what all runs are made from; ``interrupted`` is asked after every round. Runs that will not go on keep no
-    checkpoints.
+    A run that its folder shows to be finished is not repeated but only reported, and one that was cut short continues
+    from its checkpoint. All runs are made from ``own``. ``interrupted`` is called after every round; if it returns
+    True, the trial ends there and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
     """
     from fedray.simulation import run_experiment
 
     for number, settings in enumerate(assignment.runs):
-        before, rounds = 0, load(settings).rounds
+        step, rounds = 0, load(settings).rounds
 
-        def on_round(report: Report, run: int = number, rounds: int = rounds) -> bool:
-            nonlocal before
-            row = dict(report.metrics)
-            now = reached(row, assignment.axis, assignment.budget)
-            if now == before or math.isnan(value_of(row, assignment.objective)):
+        def on_round(finished: Report, run: int = number, rounds: int = rounds) -> bool:
+            nonlocal step
+            row = dict(finished.metrics)
+            now = steps_reached(row, assignment.axis, assignment.budget)
+            if now == step or math.isnan(value_of(row, assignment.objective)):
                 return interrupted()
-            last, before = before, now
-            ends = report.round == rounds and run + 1 == len(assignment.runs)
-            return tell(Round(run, range(last + 1, now + 1), row, ends)) or interrupted()
+            before, step = step, now
+            is_last = finished.round == rounds and run + 1 == len(assignment.runs)
+            return report(Round(run, range(before + 1, now + 1), row, is_last)) or interrupted()
 
         result = run_experiment(load(settings), lambda: own, [on_round])
         status, rows = result.summary["status"], result.metrics
@@ -93,49 +103,50 @@ def carry_out(
             return TrialEnd(interrupted=True)
         shutil.rmtree(result.folder / "checkpoints", ignore_errors=True)
         last_row: Any = rows.iloc[-1].to_dict() if len(rows) else {}
-        if status == "interrupted" or tell(RunEnd(number, status, last_row)) or status == "diverged":
+        if status == "interrupted" or report(RunEnd(number, status, last_row)) or status == "diverged":
             break
     return TrialEnd()
 
 
-class Running:
-    """A trial in a thread of its own, which begins when its first message is asked for, and waits after each one until
-    the next is.
+class TrialThread:
+    """Runs a trial in a thread that pauses at each message until someone asks for the next one.
 
-    It does not begin before, as Tune may make a process for a trial and then give the trial to another.
+    Ray Tune calls for a trial's results one at a time, whereas a trial computes on its own; the thread turns one into
+    the other. It begins with the first call of :meth:`next_message` and not before, because Tune may create a process
+    for a trial and then let another process run that trial.
     """
 
     def __init__(self, assignment: Assignment, own: Own, interrupted: Callable[[], bool]) -> None:
-        self._work = lambda: carry_out(assignment, own, self._tell, interrupted)
-        self._messages: queue.Queue[Message] = queue.Queue()
-        self._answers: queue.Queue[bool] = queue.Queue()
+        self._work = lambda: run_trial(assignment, own, self._report, interrupted)
+        # each message comes with the future in which the trial waits for its answer
+        self._messages: queue.Queue[tuple[Message, Future[bool]]] = queue.Queue()
+        self._answer: Future[bool] | None = None
+        self._must_stop = False
         self._thread = threading.Thread(target=self._run, name=assignment.key, daemon=True)
 
-    def next(self) -> Message:
-        """The next message; the trial goes on from the one before."""
-        if self._begun:
-            self._answers.put(False)
-        else:
+    def next_message(self) -> Message:
+        """Let the trial go on, and wait for its next message."""
+        if self._answer is None:
             self._thread.start()
-        return self._messages.get()
+        else:
+            self._answer.set_result(False)
+        message, self._answer = self._messages.get()
+        return message
 
     def stop(self) -> None:
-        """Let the run end after the round in progress, and wait for that."""
-        if self._begun:
-            self._answers.put(True)
+        """Stop the trial after the round whose message was the last, and wait until it has ended."""
+        if self._answer is not None and not self._must_stop:
+            self._must_stop = True
+            self._answer.set_result(True)
             self._thread.join()
 
-    @property
-    def _begun(self) -> bool:
-        return self._thread.ident is not None
-
-    def _tell(self, message: Message) -> bool:
-        self._messages.put(message)
-        answer = self._answers.get()
-        if answer:
-            # whatever else is told gets the same answer
-            self._answers.put(True)
-        return answer
+    def _report(self, message: Message) -> bool:
+        """Called in the trial's thread: hand over a message and wait for whether the trial must stop."""
+        if self._must_stop:
+            return True
+        answer: Future[bool] = Future()
+        self._messages.put((message, answer))
+        return answer.result()
 
     def _run(self) -> None:
         try:
@@ -144,4 +155,4 @@ class Running:
             end = TrialEnd(str(known))
         except BaseException:
             end = TrialEnd(traceback.format_exc())
-        self._messages.put(end)
+        self._messages.put((end, Future()))

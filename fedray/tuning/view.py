@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: a table on a terminal, a line per trial elsewhere."""
+"""What the user sees of a sweep while it runs: a table on a terminal, and a line per trial elsewhere."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ from rich.live import Live
 from rich.table import Table
 
 from fedray.tracking.progress import clock
-from fedray.tuning.study import ENDED, values_of
+from fedray.tuning.study import ENDED, sampled_values
 
 if TYPE_CHECKING:
-    from fedray.tuning.sweep import Progress, Sweep
+    # it imports torch, and Ray is started meanwhile
+    from fedray.tuning.sweep import RunningTrial, Sweep
 
 LINE_SECONDS = 60
-"""Where there is no table, how long nothing may be said of trials that get on."""
+"""Where there is no table: after so many seconds in which no trial ended, a line says how far the running ones are."""
+
+TABLE_SECONDS = 0.2
+"""The table is drawn again at most so often, unless a trial has ended."""
 
 
 class View:
-    """Shows the sweeps that are started."""
+    """Shows several sweeps on one console: a :class:`~fedray.tuning.sweep.SweepObserver`. ``quiet`` shows nothing."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet = quiet
         self.sweeps: Sequence[Sweep] = ()
         self._live: Live | None = None
-        self._began, self._ended = time.monotonic(), 0
+        self._start_time, self._ended = time.monotonic(), 0
         self._shown = 0.0
 
     def say(self, line: str) -> None:
-        """A line above the table."""
+        """Print a line; if there is a table, above it."""
         if not self.quiet:
             (self._live.console if self._live else self.console).print(line, markup=False)
 
     def start(self, sweeps: Sequence[Sweep]) -> None:
-        """The trials begin."""
-        self.sweeps, self._began = sweeps, time.monotonic()
-        self._shown = self._began
+        """Begin to show the trials of ``sweeps``; the time that is left is estimated from now on."""
+        self.sweeps, self._start_time = sweeps, time.monotonic()
+        self._shown = self._start_time
         if not self.quiet and self.console.is_terminal:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
@@ -49,45 +53,47 @@ class View:
             self.progress()
 
     def stop(self) -> None:
+        """Show the table a last time, and leave it on the terminal."""
         if self._live:
             self._live.update(self._table(), refresh=True)
             self._live.stop()
             self._live = None
 
     def progress(self) -> None:
-        """A running trial has got on."""
+        """Show how far the running trials are, unless that was done a moment ago."""
         now = time.monotonic()
-        if now - self._shown < (0.2 if self._live else LINE_SECONDS):
+        if now - self._shown < (TABLE_SECONDS if self._live else LINE_SECONDS):
             return
         self._shown = now
         if self._live:
             self._live.update(self._table(), refresh=True)
         else:
             for sweep in self.sweeps:
-                if parts := [f"{number} {sweep.done(trial):.0%}" for number, trial in sorted(sweep.running.items())]:
-                    self.say(f"{sweep.name} {_counts(sweep)}: running {', '.join(parts)}{self._left_in_words()}")
+                running = sorted(sweep.running.items())
+                if parts := [f"{number} {sweep.fraction_done(trial):.0%}" for number, trial in running]:
+                    self.say(f"{sweep.name} {_counts(sweep)}: running {', '.join(parts)}{self._remaining_in_words()}")
 
-    def ended(self, sweep: Sweep, number: int, trial: Progress, how: str) -> None:
-        """A trial has ended: complete, pruned, diverged or failed."""
+    def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
+        """Show that a trial has ended, and with which value."""
         self._ended += 1
         if self._live:
             self._shown = 0.0
             return self.progress()
         self._shown = time.monotonic()
         value = f" {sweep.objectives[0]} {trial.value:.4f}" if math.isfinite(trial.value) else ""
-        with_values = f"{how}{value} ({described(trial.values)})"
-        self.say(f"{sweep.name} {_counts(sweep)}: trial {number} {with_values}{self._left_in_words()}")
+        with_values = f"{how}{value} ({format_values(trial.values)})"
+        self.say(f"{sweep.name} {_counts(sweep)}: trial {number} {with_values}{self._remaining_in_words()}")
 
-    def _left(self) -> float | None:
-        """Seconds, at the pace so far."""
-        begun = [sweep.done(trial) for sweep in self.sweeps for trial in sweep.running.values()]
+    def _remaining(self) -> float | None:
+        """An estimate of the seconds that are left, by the number of trials done so far; None before any is begun."""
+        begun = [sweep.fraction_done(trial) for sweep in self.sweeps for trial in sweep.running.values()]
         done = self._ended + sum(begun)
         left = sum(sweep.study.left(sweep.total) for sweep in self.sweeps) + sum(1 - part for part in begun)
-        return left * (time.monotonic() - self._began) / done if done and left else None
+        return left * (time.monotonic() - self._start_time) / done if done and left else None
 
-    def _left_in_words(self) -> str:
-        left = self._left()
-        return f"  {clock(left)} left" if left is not None else ""
+    def _remaining_in_words(self) -> str:
+        remaining = self._remaining()
+        return f"  {clock(remaining)} left" if remaining is not None else ""
 
     def _table(self) -> Group:
         table = Table(box=None, pad_edge=False)
@@ -103,28 +109,30 @@ class View:
                 _counts(sweep),
                 str(study.count(TrialState.PRUNED)),
                 str(study.count(TrialState.FAIL)),
-                *best_of(sweep),
+                *_best_cells(sweep),
             )
             for number, trial in sorted(sweep.running.items()):
                 value = f"{trial.value:.4f}" if math.isfinite(trial.value) else ""
-                running.add_row(sweep.name, str(number), f"{sweep.done(trial):.0%}", value, described(trial.values))
-        return Group(table, *([running] if running.row_count else []), self._left_in_words().strip())
+                done = f"{sweep.fraction_done(trial):.0%}"
+                running.add_row(sweep.name, str(number), done, value, format_values(trial.values))
+        return Group(table, *([running] if running.row_count else []), self._remaining_in_words().strip())
 
 
 def _counts(sweep: Sweep) -> str:
+    """How many trials of a sweep have ended, of how many: ``3/30``."""
     return f"{sweep.study.count(*ENDED)}/{sweep.study.wanted(sweep.total)}"
 
 
-def best_of(sweep: Sweep) -> tuple[str, str, str]:
-    """The best value so far, its trial, and what was sampled; of several objectives, how many are on the front."""
+def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
+    """The best value so far, its trial and what was sampled for it; of several objectives, the size of the front."""
     best = sweep.study.best()
     if not best:
         return "", "", ""
     if len(sweep.objectives) > 1:
         return f"{len(best)} on the front", "", ""
-    return f"{best[0].value:.4f}", str(best[0].number), described(values_of(best[0]))
+    return f"{best[0].value:.4f}", str(best[0].number), format_values(sampled_values(best[0]))
 
 
-def described(values: Mapping[str, Any]) -> str:
-    """What was sampled, in short."""
+def format_values(values: Mapping[str, Any]) -> str:
+    """Sampled values in one line, with four digits: ``train.lr=0.03162, train.local_steps=5``."""
     return ", ".join(f"{k}={value:.4g}" if isinstance(value, float) else f"{k}={value}" for k, value in values.items())

@@ -1,0 +1,123 @@
+"""The clients as one process simulates them: their data, their states, and the network that trains all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.core.client import ClientPhase, Stack
+from fedray.core.clock import Clock
+from fedray.core.local_data import Samples
+from fedray.core.local_training import LocalTraining
+from fedray.core.network import LoopNetwork, Network, StackNetwork
+from fedray.core.vectors import Layout, Model, Vector
+from fedray.data.federated import FederatedData
+from fedray.engine.packing import tensor_over
+from fedray.engine.states import StateFile, StateFolder
+from fedray.engine.tasks import Blocks, Handle
+from fedray.experiment import Experiment
+
+
+class Clients:
+    """Makes the :class:`~fedray.core.client.ClientPhase` of any clients, on one device.
+
+    ``network``: the user's module, which every client's model is loaded into; ``train`` and ``test``: all samples;
+    ``states``: the folder of the clients' states. ``fetch`` turns a handle into what it names.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: FederatedData,
+        states: StateFolder,
+        device: str = "cpu",
+        fetch: Callable[[Handle], Any] = lambda handle: handle,
+    ) -> None:
+        self.experiment, self.data, self.states, self.fetch = experiment, data, states, fetch
+        self.algorithm = experiment.algorithm
+        self.device = torch.device(device)
+        on_gpu = self.device.type == "cuda" and experiment.config.engine.profile
+        self.clock = Clock(torch.cuda.synchronize) if on_gpu else Clock()
+        kind = StackNetwork if experiment.vectorize else LoopNetwork
+        self.network: Network = kind(
+            experiment.build_model(), experiment.loss, self.device, experiment.precision, experiment.draws
+        )
+        self.train = self._samples(data.x, data.y)
+        self.test = self._samples(data.x_test, data.y_test)
+        self._last_broadcast: tuple[Handle, dict[str, Vector]] | None = None
+
+    def _samples(self, x: Any, y: Any) -> Samples:
+        scale, shift = (
+            None if a is None else torch.tensor(a, device=self.device) for a in (self.data.scale, self.data.shift)
+        )
+        return Samples(tensor_over(x).to(self.device), tensor_over(y).to(self.device), scale, shift)
+
+    def broadcast(self, handle: Handle) -> dict[str, Vector]:
+        """The models and tensors of a broadcast, in this process's own, aligned memory.
+
+        The last broadcast is kept, because all tasks of a phase have the same.
+        """
+        if self._last_broadcast is None or self._last_broadcast[0] != handle:
+            with self.clock.on("transport"):
+                vectors = self.fetch(handle).own(self.device)
+            self._last_broadcast = handle, vectors
+        return self._last_broadcast[1]
+
+    def stacks(self, blocks: Blocks) -> Iterator[tuple[int, int]]:
+        """The stacks in some blocks, as the position of the first client and the number of clients.
+
+        A vectorised block is one stack; otherwise each client is one.
+        """
+        for start, stop in blocks:
+            size = stop - start if self.experiment.vectorize else 1
+            yield from ((position, size) for position in range(start, stop, size))
+
+    def of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
+        """The clients of ``stack`` in a phase. They train by ``training``, which is the run's own unless it is given.
+
+        ``rest``: the other arguments of :class:`~fedray.core.client.ClientPhase`.
+        """
+        return ClientPhase(
+            self.network, self.train, training or self.experiment.training, stack, clients=self.data.active,
+            initial=self._initial, **{"clock": self.clock, **rest},
+        )  # fmt: skip
+
+    def states_of(self, handles: Sequence[Handle | None]) -> dict[str, Vector]:
+        """The states of a stack's clients by name, ``[C, ...]`` in own memory.
+
+        The state of a client that has none yet, whose handle is None, is zeros.
+        """
+        layout, algorithm = self.network.layout, self.algorithm
+        widths = dict.fromkeys(algorithm.client_state, layout.width)
+        rows = self._stacked(handles, widths | dict.fromkeys(algorithm.client_models, layout.row_width))
+        return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
+
+    def received(self, handles: Sequence[Handle | None]) -> Model:
+        """The models that a stack's clients received last, ``[C, ...]``; zeros for a client that never took part."""
+        layout = self.network.layout
+        return layout.model(self._stacked(handles, {"x": layout.row_width})["x"])
+
+    def state_width(self) -> int:
+        """How many numbers a client keeps between rounds."""
+        layout, algorithm = self.network.layout, self.algorithm
+        return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * layout.row_width
+
+    def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
+        """The vectors of each handle by name, ``[C, width]`` in own memory; zeros where there is no handle."""
+        stacked = {name: torch.zeros(len(handles), width, device=self.device) for name, width in widths.items()}
+        with self.clock.on("transport"):
+            for row, handle in enumerate(handles):
+                if handle is not None:
+                    found = self.states.read(handle) if isinstance(handle, StateFile) else self.fetch(handle)
+                    for name, rows in stacked.items():
+                        rows[row].copy_(tensor_over(found[name]))
+        return stacked
+
+    def _initial(self, client: int | None) -> Model:
+        """The initial model of the run, or one drawn for a client."""
+        module = self.experiment.build_model(client)
+        layout = Layout(module)
+        return layout.model(layout.pack(module).row.to(self.device))

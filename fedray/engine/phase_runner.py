@@ -1,0 +1,157 @@
+"""Runs a phase of the algorithm for the clients of a task, and adds up what they upload."""
+
+from __future__ import annotations
+
+import math
+import platform
+import traceback
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedray.algorithms.base import Result, Upload
+from fedray.core.client import ClientPhase, Stack
+from fedray.core.tree import TreeSum, reduce_rows, subtree
+from fedray.core.vectors import Model, Vector
+from fedray.engine.clients import Clients
+from fedray.engine.memory import is_out_of_memory, too_large_for
+from fedray.engine.output_check import check_same_forms, checked_forms
+from fedray.engine.packing import Packed
+from fedray.engine.states import StateFile
+from fedray.engine.tasks import PartialSum, PhaseResult, PhaseTask
+from fedray.errors import ClientError, StateLost, UserError
+
+
+class PhaseRunner:
+    """Runs the phases of the algorithm for ``clients``, stack by stack.
+
+    It keeps what an earlier phase of the round kept (``Result.kept``) for the later phases. If an actor was lost
+    together with what it kept, the earlier phase is run again, so that a task needs nothing but itself.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients, self.data, self.algorithm = clients, clients.data, clients.algorithm
+        self._kept: dict[tuple[int, int, int], dict[str, Vector]] = {}
+
+    def run(self, task: PhaseTask) -> PhaseResult:
+        """The result of a task: the uploads of its clients, summed along the summation tree, and their new states."""
+        self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
+        trees: dict[str, TreeSum] = {}
+        merged = PhaseResult({}, {}, {})
+        row = 0
+        for position, size in self.clients.stacks(task.blocks):
+            # a call of its own: what a stack leaves behind is gone before the next begins
+            self._stack(task, position, slice(row, row + size), trees, merged)
+            row += size
+        for name, tree in trees.items():
+            merged.sums[name].nodes = {node: value.cpu().numpy() for node, value in tree.nodes.items()}
+        return merged
+
+    def _stack(
+        self, task: PhaseTask, position: int, rows: slice, trees: dict[str, TreeSum], merged: PhaseResult
+    ) -> None:
+        """Runs a phase for the stack whose first client is at ``position`` in the cohort; its clients are ``rows`` of
+        the task. Adds what the phase returns to ``trees`` and ``merged``."""
+        try:
+            result, client = self._phase(task, task.phase, position, rows)
+        except (StateLost, UserError):
+            raise
+        except (Exception, SystemExit) as error:
+            if is_out_of_memory(error):
+                raise UserError(too_large_for(self.clients, task.ids[rows], error)) from None
+            clients = ", ".join(map(str, task.ids[rows]))
+            where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
+            raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
+        phase = self.algorithm.phases[task.phase]
+        forms = checked_forms(result, self.algorithm, phase, client.size, self.clients.network.layout)
+        check_same_forms(forms, merged.forms, self.algorithm, phase)
+        merged.forms = forms
+        if result.state:
+            with self.clients.clock.on("transport"):
+                merged.states += self._written(task, rows, result.state)
+
+        nothing = [math.nan] * len(task.ids)
+        node = subtree(position, client.size)
+        for name, upload in result.uploads.items():
+            leaves = self._leaves(upload, client, position, task.members)
+            trees.setdefault(name, TreeSum(task.members)).add(node, reduce_rows(leaves))
+            own = PartialSum({}, upload.weights, isinstance(upload.value, Model))
+            whole = merged.sums.setdefault(name, own)
+            if upload.scale is not None:
+                whole.scale = whole.scale or list(nothing)
+                whole.scale[rows] = _column(upload.scale)
+        for name, scalar in result.scalars.items():
+            merged.scalars.setdefault(name, list(nothing))[rows] = _column(scalar)
+        for name, values in client.objective.logged().items():
+            merged.log.setdefault(name, list(nothing))[rows] = values
+
+    def _written(self, task: PhaseTask, rows: slice, state: Mapping[str, Vector]) -> list[StateFile]:
+        """Writes the new states ``[C, ...]`` of a stack, and returns their files."""
+        arrays = Packed.of(state).numpy().arrays
+        return [
+            self.clients.states.write(
+                f"client-{client}-{task.round}-{task.phase}", {name: array[row] for name, array in arrays.items()}
+            )
+            for row, client in enumerate(task.ids[rows])
+        ]
+
+    def _leaves(self, upload: Upload, client: ClientPhase, position: int, members: int) -> Tensor:
+        """The terms ``[C, ...]`` that a stack's clients add to the sum of an upload, in double precision. ``position``
+        is the first client's in the cohort, of which ``members`` clients are part.
+
+        Whole-number buffers of models are counts and have no average. Only the cohort's first client adds its own.
+        """
+        if not isinstance(upload.value, Model):
+            return upload.value.to(torch.float64, copy=True).mul_(self._weights(upload, client, members))
+        row = upload.value.row
+        leaves = row.to(torch.float64, copy=True).mul_(self._weights(upload, client, members))
+        for place in self.clients.network.layout.whole_numbers:
+            leaves[:, place] = 0
+            if position == 0:
+                leaves[0, place] = row[0, place].double()
+        return leaves
+
+    def _weights(self, upload: Upload, client: ClientPhase, members: int) -> Tensor:
+        """The float64 weights ``[C, 1]`` by which an upload's values are multiplied."""
+        if upload.weights == "weighted_mean":
+            return torch.tensor(client.stack.weights, dtype=torch.float64, device=self.clients.device)[:, None]
+        if upload.weights == "uniform_mean":
+            return torch.full((client.size, 1), 1 / members, dtype=torch.float64, device=self.clients.device)
+        if upload.weights == "sum":
+            return torch.ones(client.size, 1, dtype=torch.float64, device=self.clients.device)
+        assert upload.scale is not None
+        return upload.scale.double()
+
+    def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, ClientPhase]:
+        """Runs one phase for one stack. An earlier phase of the round whose kept values are not here is run first."""
+        name = self.algorithm.phases[phase]
+        key = (task.round, position, phase)
+        kept: dict[str, Vector] = {}
+        if phase:
+            before = (*key[:2], phase - 1)
+            if before not in self._kept:
+                self._phase(task, phase - 1, position, rows)
+            kept = self._kept[before]
+        stack = Stack(
+            ids=task.ids[rows],
+            indices=[self.data.client(client) for client in task.ids[rows]],
+            steps=task.steps[rows],
+            weights=task.weights[rows],
+            gaps=task.gaps[rows],
+            scalars={name: values[rows] for name, values in task.scalars[phase].items()},
+        )
+        client = self.clients.of(
+            stack, round=task.round, lr=task.lr, shared=self.clients.broadcast(task.broadcasts[phase]), kept=kept,
+            state=self.clients.states_of(task.states[rows]) if task.states else None,
+            received=self.clients.received(task.received[rows]) if task.received else None,
+            members=task.members,
+        )  # fmt: skip
+        result: Result = getattr(self.algorithm, name)(client)
+        if phase + 1 < len(self.algorithm.phases):
+            self._kept[key] = {**kept, **result.kept}
+        return result, client
+
+
+def _column(values: Tensor) -> list[float]:
+    return [float(value) for value in values.reshape(-1).tolist()]

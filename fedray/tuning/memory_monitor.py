@@ -1,0 +1,50 @@
+"""Keeps a sweep alive when Ray's memory monitor kills the process of a trial.
+
+If a node runs out of memory, Ray kills a process on it, and whoever waits for that process gets an OutOfMemoryError.
+Ray Tune expects a RayActorError for a process that died. For it an OutOfMemoryError is a bug of its own, so that it
+stops all trials. There is no public way to change this. This file is the only one of fedray that touches Tune's
+internals: it makes Tune see a RayActorError instead, after which it reports the trial as lost, like any other.
+
+It is for the Ray versions in :data:`VERSIONS`; ``tests/test_memory_monitor.py`` shows of the installed one that the
+internals are there and that the error still stops Tune without this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from ray.air.execution._internal import RayActorManager
+from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.tune.experiment import Trial
+
+VERSIONS = ("2.60",)
+"""The releases of Ray (major.minor) with which this file was tried."""
+
+
+@contextlib.contextmanager
+def survive_memory_monitor() -> Iterator[None]:
+    """Within the block, Tune takes a process that Ray's memory monitor has killed for any process that died."""
+    task_failed, default_result = RayActorManager._actor_task_failed, Trial._get_default_result_or_future
+
+    def _actor_task_failed(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
+        if isinstance(exception, OutOfMemoryError):
+            exception = RayActorError(error_msg=str(exception))
+        task_failed(self, tracked_actor_task, exception)
+
+    def _get_default_result_or_future(self: Any) -> dict[str, Any] | None:
+        # a trial that has reported nothing yet asks its process, which may be dead, for the result to show
+        try:
+            return default_result(self)
+        except OutOfMemoryError:
+            self._default_result_or_future = None
+            return None
+
+    RayActorManager._actor_task_failed = _actor_task_failed  # type: ignore[method-assign]
+    Trial._get_default_result_or_future = _get_default_result_or_future  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RayActorManager._actor_task_failed = task_failed  # type: ignore[method-assign]
+        Trial._get_default_result_or_future = default_result  # type: ignore[method-assign]

@@ -1,0 +1,217 @@
+"""Opening a sweep: everything about it is checked before the first trial runs, and its folder is created or found."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from optuna.storages import BaseStorage
+
+from fedray.config import dump_yaml, flat, load
+from fedray.data.federated import FederatedData
+from fedray.errors import UserError, near_miss
+from fedray.experiment import Experiment, Own
+from fedray.files import write_whole
+from fedray.resolve import resolve
+from fedray.tracking.tensorboard import declare_columns
+from fedray.tuning.axis import RoundCost, budget_of, cost_of_a_round
+from fedray.tuning.equal_work import choose_axis
+from fedray.tuning.pruning import make_pruner
+from fedray.tuning.recorded import list_keys, record_keys_that_differ
+from fedray.tuning.space import Values
+from fedray.tuning.spec import RECORD, SweepSpec, merge_settings, read_record
+from fedray.tuning.storage import JOURNAL, has_study, hold_study, open_storage, storage_of, study_name
+from fedray.tuning.study import Study
+from fedray.tuning.sweep import Sweep
+
+TRIALS = 30
+"""How many trials a sweep has unless it says otherwise or is a grid."""
+
+BASE = {"run.log_clients": False}
+"""Settings of all trials unless the base says otherwise."""
+
+
+@contextlib.contextmanager
+def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
+    """The sweep of ``spec``, new or at the trial that its folder has reached. Its folder is held until the block ends.
+
+    ``own`` has the data set, and ``say`` shows a line. Raises :class:`UserError` if something can't be searched as
+    asked, and if the folder belongs to another sweep or another process.
+    """
+    spec = with_validation(spec, own)
+    if own.given:
+        spec = replace(spec, base={**spec.base, "run.given": own.given})
+    base = {**BASE, **spec.base}
+    experiment, data = resolve(load(base), own)
+    resolved = flat(experiment.config.model_dump(mode="json"))
+    _check_objectives(spec, data)
+    _check_conditions(spec, resolved)
+    costs, models = _check_values(spec, base, own)
+    _check_seeds(spec, experiment.config.run.seed)
+    with hold_study(spec.folder, say):
+        spec, unequal = choose_axis(spec, cost_of_a_round(experiment, data), costs)
+        record = {"inputs": {**experiment.inputs, **models}, **spec.record()}
+        storage = _open_folder(spec, record)
+        first, outside = _first_values(spec, resolved)
+        notes = [*outside, *unequal, *own.notes(spec.tune.seeds), *experiment.facts.notes]
+        total = trials_of(spec, resolved)
+        study = Study(
+            storage=storage,
+            name=study_name(spec),
+            space=spec.space,
+            base=resolved,
+            directions=["maximize" if way == "max" else "minimize" for way in spec.tune.objective.values()],
+            sampler=spec.sampler,
+            pruner=make_pruner(spec.tune.pruner, spec.tune.seeds),
+            seed=spec.tune.seed,
+            first=first,
+            population=max(4, min(50, total // 5)),
+        )
+        declare_columns(spec.folder, spec.space.keys(), list(spec.tune.objective))
+        yield Sweep(spec, study, base, total, budget_of(experiment, data, spec.tune.pruner.axis), notes)
+
+
+def with_validation(spec: SweepSpec, own: Own) -> SweepSpec:
+    """``spec`` with a validation set: a tenth of the training set unless the base says otherwise."""
+    assert own.source is not None
+    if "data.validation_samples" in spec.base or "data.validation_samples" in spec.raw_space:
+        return spec
+    return replace(spec, base={**spec.base, "data.validation_samples": len(own.source.y_train) // 10})
+
+
+def trials_of(spec: SweepSpec, base: Mapping[str, Any]) -> int:
+    """How many trials a sweep has; for a grid, at most as many as there are combinations. ``base`` is resolved."""
+    if spec.sampler == "grid":
+        combinations = len(spec.space.grid(base))
+        return min(spec.tune.trials or combinations, combinations)
+    return spec.tune.trials or TRIALS
+
+
+def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Values], list[str]]:
+    """The values that are tried before any others: those of the base itself, then those that the file lists.
+
+    Also returns a line for each that is outside the space and can't be tried. A grid has no such lines, since its own
+    combinations are all that it tries.
+    """
+    found: list[Values] = []
+    notes: list[str] = []
+    for values in ({}, *spec.first):
+        try:
+            spec.space.stored(values, resolved)
+            found.append(dict(values))
+        except ValueError as error:
+            what = ", ".join(f"{key}={value}" for key, value in values.items()) or "the base configuration"
+            notes.append(f"{spec.name}: {what} is not tried first, because it is outside the space: {error}")
+    return found, notes if spec.sampler != "grid" else []
+
+
+def _check_objectives(spec: SweepSpec, data: FederatedData) -> None:
+    if "virtual_seconds" in spec.tune.objective:
+        raise UserError("tune.objective: virtual_seconds is not recorded without a virtual clock; use bytes or flops")
+    if "train_accuracy" in spec.tune.objective and not len(data.train_subset):
+        raise UserError("tune.objective: train_accuracy needs run.eval_train_samples, the samples to evaluate it on")
+    if "validation_accuracy" in spec.tune.objective and not len(data.validation):
+        raise UserError("tune.objective: validation_accuracy needs data.validation_samples, a tenth of all unless set")
+
+
+def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
+    known = [*resolved, *spec.space.keys()]
+    for parameter in spec.space.parameters:
+        for key, _ in parameter.when:
+            if key not in known:
+                where = f"{spec.name}: spaces.{spec.tune.space}: {parameter.key}"
+                raise UserError(f"{where}: when names {key}, which is no key here{near_miss(key, known)}")
+
+
+def _check_values(
+    spec: SweepSpec, base: Mapping[str, Any], own: Own
+) -> tuple[dict[str, list[RoundCost]], dict[str, str]]:
+    """Check that both ends of every range and all listed values make a possible configuration.
+
+    Returns what a round costs with each of these values, by searched key, and a digest of each model among them, by a
+    name for it.
+    """
+    costs: dict[str, list[RoundCost]] = {}
+    models: dict[str, str] = {}
+    for values in spec.space.extremes(base):
+        experiment, data = _resolve_with(values, spec, base, own)
+        # the searched key comes last, after the keys on which it depends
+        costs.setdefault([*values][-1], []).append(cost_of_a_round(experiment, data))
+        if "model.name" in values:
+            models[f"model {values['model.name']}"] = experiment.inputs["code of the model"]
+    for values in spec.first:
+        _resolve_with(values, spec, base, own)
+    return costs, models
+
+
+def _resolve_with(
+    values: Values, spec: SweepSpec, base: Mapping[str, Any], own: Own
+) -> tuple[Experiment, FederatedData]:
+    try:
+        return resolve(load(merge_settings(base, values)), own)
+    except UserError as error:
+        shown = ", ".join(f"{key}={value}" for key, value in values.items())
+        raise UserError(f"{spec.name}: spaces.{spec.tune.space} with {shown}: {error}") from None
+
+
+def _check_seeds(spec: SweepSpec, first: int) -> None:
+    if first >= 2**62:
+        raise UserError(f"{spec.name}: run.seed={first} leaves no room for further seeds: use less than 2**62")
+
+
+def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
+    """Create the sweep's folder with its record, or check that it can be continued; returns the study's storage."""
+    begun = _prepare_folder(spec, record)
+    try:
+        spec.folder.mkdir(parents=True, exist_ok=True)
+        storage = storage_of(spec)
+        if begun:
+            _check_study(spec, storage)
+        write_whole(spec.folder / RECORD, dump_yaml(record))
+    except OSError as error:
+        raise UserError(f"can't write to {spec.folder}: {error.strerror}") from None
+    return storage
+
+
+def _prepare_folder(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
+    """Check what lies in the sweep's folder, and rename the folder if the sweep starts over. Returns whether it is this
+    sweep, to be continued. ``record`` is the record that the sweep would write."""
+    folder, resume = spec.folder, spec.tune.resume
+    begun = spec.has_begun
+    if not begun and spec.tune.storage and has_study(open_storage(spec.tune.storage), study_name(spec)):
+        raise UserError(
+            f"tune.storage={spec.tune.storage} has a study {spec.name} already, which is not the one of {folder}: "
+            "choose another tune.name"
+        )
+    if resume is False and folder.exists():
+        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))
+    if begun:
+        old = read_record(folder)
+        if differ := record_keys_that_differ(old, record):
+            raise UserError(
+                f"{folder} holds another sweep ({list_keys(differ)}): use tune.resume=false to start over (the old "
+                "folder is renamed), or another tune.name"
+            )
+        if "inputs" not in old and resume is not True:
+            raise UserError(
+                f"{folder / RECORD} does not say what its trials were made from: tune.resume=true takes it for the "
+                "same sweep, tune.resume=false starts over (the old folder is renamed)"
+            )
+        return True
+    if resume is True:
+        raise UserError(f"tune.resume=true, but there is no sweep in {folder}; use tune.resume=auto")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} exists and is not a sweep's folder: choose another tune.name or tune.output")
+    return False
+
+
+def _check_study(spec: SweepSpec, storage: BaseStorage) -> None:
+    if any(spec.folder.glob("trials/*")) and not has_study(storage, study_name(spec)):
+        raise UserError(
+            f"{spec.folder} has trials, but their study {study_name(spec)!r} is not in {spec.tune.storage or JOURNAL}: "
+            "use tune.resume=false to start over (the old folder is renamed)"
+        )

@@ -1,0 +1,75 @@
+"""Where trials come from: a protocol between whoever decides which trials are run and whoever runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from fedray.tuning.trial import Assignment, Message
+
+
+class TrialSource(Protocol):
+    """Decides which trials are run, and receives what they report.
+
+    Each trial has a key, which its assignment carries. A source returns a trial once. If the process of the trial dies,
+    the caller starts the same assignment again and tells the source by :meth:`trial_lost`; the source does not return
+    it a second time. ``tests/test_trial_sources.py`` checks this of every source.
+    """
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether :meth:`next_trial` will never return a trial again, whatever the running trials report."""
+
+    def next_trial(self) -> Assignment | None:
+        """The next trial to run. None means that there is none now; there may be one later unless ``exhausted``."""
+
+    def report(self, key: str, message: Message) -> bool:
+        """Take a message of a running trial, and return whether that trial must stop.
+
+        A trial is over for its source when its :class:`~fedray.tuning.trial.TrialEnd` was reported, or when a message
+        was answered with True.
+        """
+
+    def trial_lost(self, key: str, error: str) -> None:
+        """The process of a running trial died with ``error``; the trial starts again, and repeats its messages."""
+
+    def trial_failed(self, key: str, error: str) -> None:
+        """A running trial can't be completed, because of ``error``. The trial is over."""
+
+
+class CombinedTrialSource:
+    """Combines several sources into one: each call takes a trial from the first source that has one.
+
+    While the trials that the first source gave last are running, trials of the second one fill the free places. A key
+    is the position of the source and its own key, as in ``1/17``.
+    """
+
+    def __init__(self, sources: Sequence[TrialSource]) -> None:
+        self.sources = list(sources)
+
+    @property
+    def exhausted(self) -> bool:
+        return all(source.exhausted for source in self.sources)
+
+    def next_trial(self) -> Assignment | None:
+        for number, source in enumerate(self.sources):
+            assignment = source.next_trial()
+            if assignment is not None:
+                return assignment._replace(key=f"{number}/{assignment.key}")
+        return None
+
+    def report(self, key: str, message: Message) -> bool:
+        source, own_key = self._find(key)
+        return source.report(own_key, message)
+
+    def trial_lost(self, key: str, error: str) -> None:
+        source, own_key = self._find(key)
+        source.trial_lost(own_key, error)
+
+    def trial_failed(self, key: str, error: str) -> None:
+        source, own_key = self._find(key)
+        source.trial_failed(own_key, error)
+
+    def _find(self, key: str) -> tuple[TrialSource, str]:
+        number, _, own_key = key.partition("/")
+        return self.sources[int(number)], own_key

@@ -1,0 +1,228 @@
+"""What every pool of workers promises, whoever its workers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from fedray.algorithms.fedavg import FedAvg
+from fedray.config import load
+from fedray.engine.client_actor import create_actor
+from fedray.engine.cohorts import cohort_of_round
+from fedray.engine.dealing import Dealer
+from fedray.engine.opening import open_run
+from fedray.engine.packing import Packed
+from fedray.engine.pool import LocalPool, Pool
+from fedray.engine.process import computing_process, describe
+from fedray.engine.ray_pool import RayPool
+from fedray.engine.round import Sent, task_of
+from fedray.engine.run import Run
+from fedray.engine.stored import store
+from fedray.engine.sums import CohortSums
+from fedray.engine.tasks import EvalTask, PhaseResult, PhaseTask
+from fedray.engine.worker import Worker
+from fedray.errors import ClientError
+from fedray.experiment import Own
+from fedray.resolve import resolve
+from fedray.testing.contracts import SETTINGS, DoublingPool, small_source
+
+POOLS = ("local", "doubling", "ray")
+"""A worker in this process, two that share nothing, and two Ray actors."""
+
+EVERY_POOL = pytest.mark.parametrize("kind", POOLS)
+
+
+class Failing(FedAvg):
+    """Its clients fail in their first step."""
+
+    def step(self, client: Any, carry: Any, batch: Any) -> Any:
+        raise ValueError("my own mistake")
+
+
+@pytest.fixture
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Opens runs whose clients are simulated by a pool of some kind; all are closed in the end."""
+    closing: list[Any] = []
+
+    def open_with(kind: str, **changes: Any) -> Run:
+        if kind == "ray":
+            request.getfixturevalue("ray_cluster")
+        settings = {**SETTINGS, "algorithm.name": "fedsiam_da", "model.proj_dim": 8, **changes}
+        settings |= {"engine.cpus_per_actor": 0.5, "run.output": str(tmp_path / f"{kind}-{len(closing)}")}
+        experiment, data = resolve(load(settings), Own(small_source()))
+
+        def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
+            if kind != "ray":
+                return (LocalPool if kind == "local" else DoublingPool)(worker), [describe("cpu")]
+            import ray
+
+            here = ray.get_runtime_context().get_node_id()
+            worker.clients.states.node = here
+            stored = store(data)
+            actors = [create_actor(experiment, stored, here) for _ in range(2)]
+            pool = RayPool(experiment, stored, actors, worker.clients.states, lambda line: None)
+            return pool, pool.machines
+
+        for context in (computing_process(1, False), open_run(experiment, data, make_pool, False)):
+            closing.append(context)
+            entered = context.__enter__()
+        assert entered is not None
+        return entered
+
+    yield open_with
+    for context in reversed(closing):
+        context.__exit__(None, None, None)
+
+
+def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
+    """The tasks of the phases of round 1, each cut into as many as there are clients."""
+    state, algorithm = run.state, run.experiment.algorithm
+    server = state.server
+    server.round, server.lr = 1, 0.1
+    server.cohort = cohort_of_round(state, run.experiment, 1)
+    state.earlier.remember(1, server["x"])
+    sent: list[Sent] = []
+    for phase in algorithm.phases:
+        broadcast = algorithm.broadcast(server, phase)
+        sent.append(Sent(run.pool.publish(broadcast.shared), broadcast.scalars))
+        yield phase, [task_of([(i, i + 1)], 1.0, sent, state, algorithm) for i in range(len(server.cohort.ids))]
+
+
+def bits(result: PhaseResult, pool: Any) -> dict[str, Any]:
+    """All that a result says, as plain values that can be compared."""
+    nodes = {
+        (name, node): np.asarray(value).tobytes()
+        for name, partial in result.sums.items()
+        for node, value in partial.nodes.items()
+    }
+    states = [{name: a.tobytes() for name, a in pool.states.read(file).items()} for file in result.states]
+    return {"nodes": nodes, "scalars": result.scalars, "log": result.log, "forms": result.forms, "states": states}
+
+
+def results_of_round(run: Run, do: Callable[..., Any] | None = None) -> dict[tuple[str, int], dict[str, Any]]:
+    """The results of round 1 by phase and task, which ``do`` does, or the run's own pool."""
+    do = do or run.pool.map
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for number, (phase, tasks) in enumerate(phase_tasks(run)):
+        algorithm, state = run.experiment.algorithm, run.state
+        sums = CohortSums(algorithm, phase, len(state.server.cohort.ids), state.layout, state.device)
+        before = [repr(task) for task in tasks]
+        returned = []
+        for task, result in do(tasks, sticky=number > 0):
+            returned.append(task)
+            found[phase, task.start] = bits(result, run.pool)
+            sums.add(task, result)
+        assert sorted(task.start for task in returned) == [task.start for task in tasks]
+        assert all(any(task is one for one in tasks) for task in returned)
+        assert [repr(task) for task in tasks] == before
+        algorithm.server_update(state.server, phase, sums.totals(), sums.scalars)
+    return found
+
+
+@EVERY_POOL
+def test_each_task_is_done_once_with_the_same_result_as_anywhere(kind, opened):
+    expected = results_of_round(opened("local"))
+    assert results_of_round(opened(kind)) == expected
+    assert len(expected) == 2 * len({start for _, start in expected})
+
+
+@EVERY_POOL
+def test_no_tasks_are_no_results(kind, opened):
+    assert list(opened(kind).pool.map([])) == []
+
+
+def test_a_later_phase_may_go_to_a_worker_that_did_not_do_the_earlier(opened):
+    """The task holds the broadcasts of both phases, so that a worker that knows nothing can begin at the first."""
+    run = opened("local")
+    clients = run.worker.clients
+
+    def by_strangers(tasks: list[PhaseTask], sticky: bool) -> Iterator[tuple[PhaseTask, Any]]:
+        stranger = Worker(run.experiment, run.data, clients.states, fetch=clients.fetch)
+        yield from ((task, stranger.run(task)) for task in tasks)
+
+    assert results_of_round(run, by_strangers) == results_of_round(opened("local"))
+
+
+@EVERY_POOL
+def test_what_is_kept_is_there_until_it_is_dropped(kind, opened, tmp_path):
+    run = opened(kind)
+    vectors = {"x": np.arange(5, dtype=np.float32), "m": np.ones((2, 3), np.float32)}
+    handle = run.pool.keep("kept", vectors)
+    for name, value in run.pool.fetch(handle).items():
+        np.testing.assert_array_equal(value, vectors[name])
+    run.pool.store(handle, tmp_path / "kept.safetensors")
+    run.pool.drop([handle])
+    for name, value in load_file(tmp_path / "kept.safetensors").items():
+        np.testing.assert_array_equal(value, vectors[name])
+
+
+@EVERY_POOL
+def test_the_states_of_clients_can_be_stored(kind, opened, tmp_path):
+    run = opened(kind)
+    _, tasks = next(phase_tasks(run))
+    files = [file for _, result in run.pool.map(tasks) for file in result.states]
+    for number, file in enumerate(files):
+        target = tmp_path / f"{number}.safetensors"
+        run.pool.store(file, target)
+        assert {name: a.tobytes() for name, a in load_file(target).items()} == {
+            name: a.tobytes() for name, a in run.pool.states.read(file).items()
+        }
+    run.pool.drop(files)
+
+
+@EVERY_POOL
+def test_evaluation_goes_the_same_way(kind, opened):
+    run = opened(kind)
+    model = run.state.server["x"]
+    task = EvalTask(run.pool.publish({"global": model}), ["global"], "test", 0, 40)
+    ((same, result),) = run.pool.map([task])
+    assert same is task
+    expected = opened("local")
+    ((_, alone),) = expected.pool.map([replace(task, broadcast=expected.pool.publish({"global": model}))])
+    assert result.sums == alone.sums
+
+
+@EVERY_POOL
+def test_a_clients_own_error_names_the_client_and_the_phase(kind, opened):
+    run = opened(kind, **{"algorithm.name": f"{__name__}:Failing"})
+    _, tasks = next(phase_tasks(run))
+    with pytest.raises(ClientError, match=r"client \d+ failed in phase train of round 1 on "):
+        list(run.pool.map(tasks))
+
+
+@EVERY_POOL
+def test_a_pool_says_how_work_should_be_cut(kind, opened):
+    run = opened(kind)
+    assert run.pool.slots >= 1
+    assert 0 < run.pool.task_fraction <= 1
+    next(phase_tasks(run))
+    dealer = Dealer(run.pool, run.experiment.training, None, run.state.layout.row_width)
+    cohort = run.state.server.cohort
+    positions = [i for blocks in dealer.cut(cohort) for start, stop in blocks for i in range(start, stop)]
+    assert sorted(positions) == list(range(len(cohort.ids)))
+
+
+def test_no_ray_actor_is_left_when_a_pool_is_closed(opened):
+    import ray
+    from ray.exceptions import RayActorError
+
+    run = opened("ray")
+    actors = list(run.pool.actors)
+    assert len(actors) == 2
+    run.pool.close()
+    for actor in actors:
+        with pytest.raises(RayActorError):
+            ray.get(actor.describe.remote())
+
+
+def test_a_broadcast_arrives_as_it_was_sent():
+    vectors = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    arrived = Packed.of(vectors).numpy().own(torch.device("cpu"))
+    assert all(torch.equal(arrived[name], value) for name, value in vectors.items())

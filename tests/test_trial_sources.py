@@ -1,0 +1,300 @@
+"""What every source of trials must do, and what connects a source to Ray Tune. No cluster is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+from test_sweep import ends, opened, row
+
+from fedray.tuning.finals import Final, FinalRuns
+from fedray.tuning.runner import SourceScheduler, SourceSearcher
+from fedray.tuning.sweep import SilentObserver, Sweep
+from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
+from fedray.tuning.trial_source import CombinedTrialSource, TrialSource
+
+
+@contextlib.contextmanager
+def sweep(folder: Path) -> Iterator[Sweep]:
+    with opened(folder, "tune.trials=4", "tune.sampler=random") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def continued_sweep(folder: Path) -> Iterator[Sweep]:
+    """A sweep of which an earlier process ended one trial and left two running."""
+    with sweep(folder) as before:
+        for _ in range(3):
+            before.next_trial()
+        ends(before, 1, 0.5)
+    with sweep(folder) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def final_runs(folder: Path) -> Iterator[FinalRuns]:
+    """Three runs on fresh seeds, of which one is finished in its folder."""
+    with opened(folder, "tune.trials=1") as found:
+        found.next_trial()
+        ends(found, 0, 0.5)
+        final = Final(found.spec)
+        done = final.folder(0) / "seed-2"
+        done.mkdir(parents=True)
+        (done / "summary.json").write_text(json.dumps({"status": "completed"}))
+        yield FinalRuns(found, final, 3, SilentObserver())
+
+
+@contextlib.contextmanager
+def combination(folder: Path) -> Iterator[CombinedTrialSource]:
+    """A sweep and its final runs, which can't begin before the sweep has ended."""
+    with sweep(folder) as found:
+        yield CombinedTrialSource([found, FinalRuns(found, Final(found.spec), 2, SilentObserver())])
+
+
+SOURCES: dict[str, tuple[Callable, int]] = {
+    "sweep": (sweep, 4),
+    "continued sweep": (continued_sweep, 3),
+    "final runs": (final_runs, 2),
+    "combination": (combination, 6),
+}
+"""How each kind of source is opened, and how many trials it has."""
+
+
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialSource]:
+    opener, _ = SOURCES[request.param]
+    with opener(tmp_path) as found:
+        found.expected = SOURCES[request.param][1]
+        yield found
+
+
+def complete(source: TrialSource, key: str, accuracy: float = 0.5) -> None:
+    """Report that a trial has run through."""
+    assert not source.report(key, RunEnd(0, "completed", {**row(10, accuracy), "test_accuracy": accuracy}))
+    assert not source.report(key, TrialEnd())
+
+
+def take_all(source: TrialSource) -> list[Assignment]:
+    """All trials that a source gives, one after another, each of which runs through."""
+    found = []
+    while (assignment := source.next_trial()) is not None:
+        found.append(assignment)
+        complete(source, assignment.key)
+    return found
+
+
+def test_each_trial_is_returned_once(source):
+    taken = take_all(source)
+    assert len(taken) == source.expected
+    assert len({assignment.key for assignment in taken}) == len(taken)
+    runs = [(run["run.output"], run["run.name"]) for assignment in taken for run in assignment.runs]
+    assert len(set(runs)) == len(runs)
+
+
+def test_a_running_trial_is_not_returned_again(source):
+    keys = []
+    while (assignment := source.next_trial()) is not None:
+        keys.append(assignment.key)
+    assert len(set(keys)) == len(keys)
+    for key in keys:
+        complete(source, key)
+
+
+def test_an_exhausted_source_returns_nothing_any_more(source):
+    assert not source.exhausted
+    take_all(source)
+    for _ in range(3):
+        assert source.exhausted
+        assert source.next_trial() is None
+
+
+def test_a_lost_trial_stays_the_callers_and_repeats_its_messages(source):
+    first = source.next_trial()
+    source.report(first.key, RunEnd(0, "completed", row(10, 0.1)))
+    source.trial_lost(first.key, "its process died")
+    others = []
+    while (assignment := source.next_trial()) is not None:
+        others.append(assignment.key)
+    assert first.key not in others
+    for key in (first.key, *others):
+        complete(source, key)
+    assert first.key not in [assignment.key for assignment in take_all(source)]
+    assert source.exhausted
+
+
+def test_a_failed_trial_is_never_returned_again(source):
+    failed = source.next_trial()
+    source.trial_failed(failed.key, "its process died (4 times)")
+    told = source.next_trial()
+    if told is not None:
+        # a failure may also be what a trial itself reports
+        source.report(told.key, TrialEnd("Traceback ...\nValueError: no"))
+    keys = [assignment.key for assignment in take_all(source)]
+    assert failed.key not in keys
+    assert told is None or told.key not in keys
+    assert source.exhausted
+
+
+def test_an_interrupted_trial_is_not_returned_by_the_same_process(source):
+    first = source.next_trial()
+    source.report(first.key, TrialEnd(interrupted=True))
+    assert first.key not in [assignment.key for assignment in take_all(source)]
+
+
+ACTIONS = st.lists(st.tuples(st.sampled_from(["next", "complete", "lose", "fail", "diverge"]), st.integers(0, 9)))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=ACTIONS)
+def test_exhausted_says_exactly_whether_there_will_be_another_trial(kind, actions, tmp_path_factory):
+    opener, _ = SOURCES[kind]
+    seen: set[str] = set()
+    running: list[str] = []
+    with opener(tmp_path_factory.mktemp("source")) as source:
+
+        def take() -> bool:
+            was_exhausted = source.exhausted
+            assignment = source.next_trial()
+            if assignment is None:
+                # with nothing running, nothing can change any more
+                assert running or source.exhausted
+                return False
+            assert not was_exhausted
+            assert assignment.key not in seen
+            seen.add(assignment.key)
+            running.append(assignment.key)
+            return True
+
+        def end(how: str, key: str) -> None:
+            if how == "complete":
+                complete(source, key)
+            elif how == "fail":
+                source.trial_failed(key, "no")
+            else:
+                source.report(key, RunEnd(0, "diverged", row(3, math.nan)))
+                source.report(key, TrialEnd())
+
+        for action, number in actions:
+            if action == "next":
+                take()
+            elif running and action == "lose":
+                source.trial_lost(running[number % len(running)], "its process died")
+            elif running:
+                end(action, running.pop(number % len(running)))
+        while running or not source.exhausted:
+            if not take():
+                end("complete", running.pop())
+        assert source.next_trial() is None
+
+
+class Recording:
+    """A source of ``count`` trials that keeps what it is told, and stops every trial at its first message."""
+
+    def __init__(self, count: int) -> None:
+        self.left, self.told = list(range(count)), []
+
+    @property
+    def exhausted(self) -> bool:
+        return not self.left
+
+    def next_trial(self) -> Assignment | None:
+        return Assignment(str(self.left.pop(0)), [], "train_loss", "rounds", 1.0) if self.left else None
+
+    def report(self, key: str, message: Message) -> bool:
+        self.told.append(("report", key, message))
+        return True
+
+    def trial_lost(self, key: str, error: str) -> None:
+        self.told.append(("lost", key, error))
+
+    def trial_failed(self, key: str, error: str) -> None:
+        self.told.append(("failed", key, error))
+
+
+def test_a_combination_tells_each_source_of_its_own_trials():
+    one, other = Recording(1), Recording(2)
+    both = CombinedTrialSource([one, other])
+    keys = [both.next_trial().key for _ in range(3)]
+    assert keys == ["0/0", "1/0", "1/1"]
+    assert both.exhausted
+    assert both.report("1/1", TrialEnd())
+    both.trial_lost("0/0", "a")
+    both.trial_failed("1/0", "b")
+    assert one.told == [("lost", "0", "a")]
+    assert other.told == [("report", "1", TrialEnd()), ("failed", "0", "b")]
+
+
+def test_keys_with_slashes_are_routed_through_nested_combinations():
+    inner = Recording(1)
+    outer = CombinedTrialSource([Recording(0), CombinedTrialSource([inner])])
+    assert outer.next_trial().key == "1/0/0"
+    outer.trial_lost("1/0/0", "a")
+    assert inner.told == [("lost", "0", "a")]
+
+
+def test_the_searcher_suggests_a_lost_trial_again_and_gives_up_after_so_many_deaths():
+    source = Recording(2)
+    searcher = SourceSearcher(source, max_restarts=2)
+    first = searcher.suggest("a")["assignment"]
+    searcher.trial_died("a", "its process died: killed\nmore of it")
+    assert source.told == [("lost", "0", "its process died: killed")]
+    # it comes before trials that have not begun
+    assert searcher.suggest("b")["assignment"] == first
+    searcher.trial_died("b", "its process died")
+    assert searcher.suggest("c")["assignment"] == first
+    searcher.trial_died("c", "its process died")
+    assert source.told[-1] == ("failed", "0", "its process died\nits process died (3 times)")
+    assert searcher.suggest("d")["assignment"]["key"] == "1"
+    assert searcher.suggest("e") is None
+    searcher.trial_ended("d")
+    assert searcher.suggest("f") == Searcher.FINISHED
+
+
+def test_a_searcher_that_is_stopping_suggests_nothing_and_finishes_with_what_is_running():
+    source = Recording(3)
+    searcher = SourceSearcher(source, max_restarts=2)
+    searcher.suggest("a")
+    searcher.stopping = True
+    assert searcher.suggest("b") is None
+    searcher.trial_ended("a")
+    assert searcher.suggest("c") == Searcher.FINISHED
+
+
+def test_the_scheduler_passes_messages_on_and_stops_a_trial_as_the_source_says():
+    source = Recording(1)
+    searcher = SourceSearcher(source, max_restarts=0)
+    scheduler = SourceScheduler(source, searcher)
+    searcher.suggest("a")
+    trial, message = SimpleNamespace(trial_id="a"), RunEnd(0, "completed", {})
+    assert scheduler.on_trial_result(None, trial, {"messages": [message]}) == TrialScheduler.STOP
+    # Tune then says that the trial is complete, with the same message
+    scheduler.on_trial_complete(None, trial, {"messages": [message]})
+    assert source.told == [("report", "0", message)]
+
+
+def test_what_a_source_raises_is_kept_and_stops_the_trial(monkeypatch):
+    source = Recording(1)
+    searcher = SourceSearcher(source, max_restarts=0)
+    scheduler = SourceScheduler(source, searcher)
+    searcher.suggest("a")
+    first = ValueError("first")
+    errors = iter([first, ValueError("second")])
+
+    def broken(key: str, message: Message) -> bool:
+        raise next(errors)
+
+    monkeypatch.setattr(source, "report", broken)
+    for _ in range(2):
+        result = {"messages": [RunEnd(0, "completed", {})]}
+        assert scheduler.on_trial_result(None, SimpleNamespace(trial_id="a"), result) == TrialScheduler.STOP
+    assert scheduler.error is first
