@@ -58,9 +58,9 @@ class StateFolder:
 
     def write(self, name: str, state: State) -> StateFile:
         """Writes ``state`` as ``name``. The file is whole, or it is not there."""
-        # Unlike other files (fedray/files.py), it is not flushed to the disk: that would take longer than training
-        # does. Only the states that a checkpoint names are ever read again, and the checkpoint flushes all of them at
-        # once.
+        # Unlike other files (fedray/files.py) it is not flushed to the disk, because an fsync for each of many small
+        # files takes far longer than writing them. After a crash only states that a checkpoint names are read, and a
+        # checkpoint flushes all of them at once.
         target, staging = self.path / name, self.path / f".{name}.{os.getpid()}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
