@@ -22,9 +22,10 @@ Algorithms = Mapping[str, "type[Algorithm]"]
 
 
 def share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[str]]:
-    """The sweeps with the same model head, weighting and public set.
+    """Returns the sweeps with the same model head, weighting and public set.
 
-    Also returns a line for the user for each setting that some of the algorithms would not have by themselves.
+    The second value has a line for the user for each setting that some of the algorithms would not have by themselves.
+    A setting that the suite sets or searches itself is left as it is.
     """
     algorithms = {label_of(spec): algorithm_of(spec) for spec in specs}
     common: dict[str, Any] = {}
@@ -40,14 +41,14 @@ def share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[st
 
 
 def algorithm_of(spec: SweepSpec) -> type[Algorithm]:
-    """The class of the algorithm that a sweep searches."""
+    """Returns the class of the algorithm that a sweep searches."""
     from fedray.algorithms import find_algorithm
 
     return find_algorithm(load(spec.base).algorithm.name)
 
 
 def _head(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]:
-    """The smallest model head with which all algorithms can work."""
+    """Returns the smallest model head with which all algorithms can work, and why it is needed ("" if it is not)."""
     from fedray.models.heads import DEFAULT
 
     needing = [label for label, each in algorithms.items() if each.needs_head != "nothing"]
@@ -56,13 +57,16 @@ def _head(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]
 
 
 def _weighting(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[str, str]:
-    """Weights by the number of samples."""
+    """Returns the weighting by the number of samples, and a reason if some algorithms would have another."""
     others = [label for label, each in algorithms.items() if each.weighting != "samples"]
     return "samples", f"although the papers of {', '.join(others)} have uniform weights" if others else ""
 
 
 def _public(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[int, str]:
-    """As many public samples as the data source has by default if any algorithm needs them, else none."""
+    """Returns how many public samples are held out: the data source's default if any algorithm needs them, else 0.
+
+    The second value says why, and is empty for 0.
+    """
     from fedray.data.source import load_source
 
     needing = [label for label, each in algorithms.items() if each.needs_public]

@@ -12,7 +12,8 @@ from fedray.experiment import Experiment
 from fedray.tracking import costs
 
 STEPS = 20
-"""Steps of a run on the axis: each is a 20th, or 5 %, of what a whole run of the base configuration takes."""
+"""The number of steps of a run on the axis: each is a 20th (5 %) of what a whole run of the base configuration takes.
+"""
 
 SAME_COST = 0.01
 """The relative difference up to which the costs of two rounds count as the same."""
@@ -25,17 +26,18 @@ class RoundCost(NamedTuple):
     bytes: float
 
     def differs(self, other: RoundCost, axis: str) -> bool:
-        """Whether the costs on ``axis`` differ by a part of more than :data:`SAME_COST`."""
+        """Returns whether the two costs on ``axis`` differ relatively by more than :data:`SAME_COST`."""
         return not math.isclose(getattr(self, axis), getattr(other, axis), rel_tol=SAME_COST)
 
 
 def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
-    """How many of the :data:`STEPS` steps a run has reached whose last row of metrics.csv is ``row``."""
+    """Returns how many of the :data:`STEPS` steps a run has reached, if ``row`` is its last row of metrics.csv."""
     return min(STEPS, whole(STEPS * amount(row, axis) / budget))
 
 
 def amount(row: Any, name: str) -> Any:
-    """The value of an axis or a column in ``row``: a row of metrics.csv, or the whole table, which gives a series.
+    """Returns the value of an axis or a column in ``row``: a row of metrics.csv, or the whole table, which gives a
+    series.
 
     ``bytes`` is the sum of both ways, and ``rounds`` the number of the round.
     """
@@ -43,13 +45,13 @@ def amount(row: Any, name: str) -> Any:
 
 
 def value_of(row: Mapping[str, Any], objective: str) -> float:
-    """The value of an objective in a row of metrics.csv; NaN if it was not evaluated in that round."""
+    """Returns the value of an objective in a row of metrics.csv; NaN if it was not evaluated in that round."""
     found = row["bytes_down"] + row["bytes_up"] if objective == "bytes" else row.get(objective)
     return math.nan if found is None else float(found)
 
 
 def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
-    """How much of ``axis`` a whole run takes: rounds, bytes (both ways) or FLOPs."""
+    """Returns how much of ``axis`` a whole run takes: rounds, bytes (both ways) or FLOPs."""
     if axis == "rounds":
         return experiment.rounds
     cost = cost_of_a_round(experiment, data)
@@ -57,7 +59,7 @@ def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
 
 
 def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
-    """The cost of a round, estimated as if each client of the cohort had the mean number of samples."""
+    """Estimates the cost of a round, as if each client of the cohort had the mean number of samples."""
     sizes = data.sizes()
     server = costs.server_of_mean_clients(
         experiment.training, sizes, experiment.cohort_size,
@@ -71,5 +73,5 @@ def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value, whose sum is rounded only once."""
+    """Returns the mean of at least one value. The sum is rounded only once."""
     return math.fsum(values) / len(values)

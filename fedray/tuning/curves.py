@@ -22,7 +22,7 @@ BEST: dict[str, Any] = {"color": "black", "linewidth": 2}
 
 
 def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
-    """The table metrics.csv of each run in the folder ``trial`` that has made a round."""
+    """Yields the table metrics.csv of each run in the folder ``trial`` that has made at least one round."""
     for path in sorted(trial.glob("seed-*/metrics.csv")):
         # the file is empty if a process was killed while it created it
         if path.stat().st_size and len(rows := read_metrics(path.parent)):
@@ -30,11 +30,12 @@ def runs_of(trial: Path) -> Iterator[pd.DataFrame]:
 
 
 def learning_curves(trials: pd.DataFrame, folders: list[Path], axis: str, objective: str, name: str) -> Any:
-    """A Matplotlib figure with a line for each run: ``objective`` over ``axis``. None if there is nothing to draw.
+    """Returns a Matplotlib figure with a line for each run: ``objective`` over ``axis``.
 
-    ``trials`` is the table of a sweep's trials, the best first, and ``folders`` has the folder of each. The colour of a
-    line shows the rank of its trial, from dark (best) to light; the best trial is black, and pruned ones are dashed.
-    The title counts the trials that are not drawn, because they diverged, failed or are running.
+    Returns None if no trial can be drawn, or if the objective is the axis itself. ``trials`` is the table of a sweep's
+    trials, the best first, ``folders`` has the folder of each, and ``name`` is the sweep's name for the title. The
+    colour of a line shows the rank of its trial, from dark (best) to light; the best trial is black, and pruned ones
+    are dashed. The title counts the trials that are not drawn, because they diverged, failed or are running.
     """
     import matplotlib.pyplot as plt
 
@@ -48,7 +49,10 @@ def learning_curves(trials: pd.DataFrame, folders: list[Path], axis: str, object
 
 
 def _draw(trials: pd.DataFrame, folders: list[Path], drawn: list[int], axis: str, objective: str, name: str) -> Any:
-    """The figure. ``drawn`` has the positions in the table of the trials that have a curve."""
+    """Draws the figure that :func:`learning_curves` returns, and has the same parameters.
+
+    ``drawn`` has the positions in ``trials``, the best first, of those trials that have a curve.
+    """
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 

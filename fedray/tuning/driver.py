@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of a sweep, which is read from its folder. ``interrupted``: the user stopped it before its end."""
+    """The result of a sweep, which is read from its folder. ``interrupted`` says that the user stopped it before its
+    end."""
 
     folder: Path
     interrupted: bool = False
@@ -42,10 +43,10 @@ class SweepResult:
 
     @property
     def best(self) -> list[Path]:
-        """The file with the configuration of the best trial, for :func:`fedray.simulate`.
+        """The configuration files of the best trials, for :func:`fedray.simulate`.
 
-        Of several objectives there is a file for each trial on the Pareto front, and none if no trial has completed
-        with finite values.
+        With one objective there is one file. With several there is one for each trial on the Pareto front. The list is
+        empty if no trial has completed with finite values.
         """
         return sorted(self.folder.glob("best*.yaml"))
 
@@ -65,9 +66,9 @@ def tune(
     verbose: bool = False,
     view: View | None = None,
 ) -> list[SweepResult]:
-    """Search hyper-parameters, or continue a search that was stopped or killed.
+    """Searches hyper-parameters, or continues a search that was stopped or killed.
 
-    ``space``: a space file, the name of one that comes with fedray, or a mapping like a space file. ``overrides``:
+    ``space`` is a space file, the name of one that comes with fedray, or a mapping like a space file. ``overrides`` are
     texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. ``data`` to ``metrics`` are as in
     :func:`fedray.simulate`; a module as ``model`` starts the runs of all seeds (``tune.seeds``) from its own weights,
     and a class starts each from weights that are drawn with its seed. ``retry_failed`` runs trials that failed once
@@ -85,7 +86,11 @@ def tune(
 
 
 def start_ray(specs: Sequence[SweepSpec], view: View) -> RayStart:
-    """A connection to Ray. It is made at once if any of the sweeps is new, and otherwise only when a trial is left."""
+    """Returns a connection to Ray for the sweeps.
+
+    It is made at once if any of the sweeps is new, and otherwise only when a trial is left to run. Lines about it are
+    shown in ``view``.
+    """
     is_new = any(not spec.folder.exists() for spec in specs)
     return RayStart(load(specs[0].base).engine, view.say, at_once=is_new)
 
@@ -100,9 +105,9 @@ def load_own(
     loss: Any = None,
     metrics: Mapping[str, Any] | None = None,
 ) -> Own:
-    """What all trials are made from: the user's own objects and the data set, which is loaded once for all of them.
+    """Returns what all trials are made from: the user's own objects and the data set, which is loaded once for all.
 
-    Raises :class:`UserError` if ``test`` comes without ``data``.
+    Raises :class:`UserError` if ``test`` comes without ``data``, or if the data can't be loaded.
     """
     from fedray.data.own import own_source
     from fedray.data.source import load_source
@@ -126,10 +131,13 @@ def run_sweeps(
     retry_failed: bool = False,
     further_sources: Callable[[Sequence[Sweep]], Sequence[TrialSource]] = lambda sweeps: (),
 ) -> list[SweepResult]:
-    """Run sweeps that have the same data and engine to their end.
+    """Runs sweeps that have the same data and engine to their end, and returns a result for each.
 
-    ``further_sources`` makes more sources of trials out of the opened sweeps; a suite's winners come from there. Their
-    trials run beside those of the sweeps.
+    All trials are made from ``own``. ``start`` is the connection to Ray, which is waited for when the first trial must
+    run. ``view`` shows the progress. ``retry_failed`` runs the trials that failed in an earlier call once more.
+
+    ``further_sources`` is called with the opened sweeps, and returns further sources of trials, which run beside those
+    of the sweeps. A suite uses it to run the winner of each sweep on fresh seeds.
     """
     from fedray.tuning.opening import open_sweep
     from fedray.tuning.trial_source import CombinedTrialSource
@@ -154,7 +162,8 @@ def run_sweeps(
 
 
 def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart, view: View) -> bool:
-    """Run the trials of ``source``, which are those of ``sweeps`` and others. Returns whether the user stopped it."""
+    """Runs the trials of ``source``, which are those of ``sweeps`` and others. Returns whether the user stopped
+    them."""
     started_here = start.ready()
     from fedray.engine.ray_engine import ship_own_code
     from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials, unused_gpus

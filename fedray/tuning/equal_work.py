@@ -11,7 +11,7 @@ from fedray.tuning.spec import SweepSpec, read_record
 
 
 def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: str) -> str:
-    """Which axis is fair: rounds, flops or bytes.
+    """Returns the axis on which trials have done equal work when they are compared: rounds, flops or bytes.
 
     ``base`` is the cost of a round of the base configuration, and ``others`` are costs of rounds of possible trials. If
     all cost the same, the axis is rounds. If their FLOPs differ it is FLOPs, and if only their bytes differ it is
@@ -25,18 +25,18 @@ def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: 
 
 
 def _recorded_axis(spec: SweepSpec) -> str | None:
-    """The axis in the record of a sweep that has begun, which it keeps."""
+    """Returns the axis in the record of a sweep that has begun, which it keeps; None for a new sweep."""
     return flat(read_record(spec.folder)["tune"]).get("pruner.axis") if spec.has_begun else None
 
 
 def choose_axis(
     spec: SweepSpec, base: RoundCost, costs: Mapping[str, Sequence[RoundCost]]
 ) -> tuple[SweepSpec, list[str]]:
-    """``spec`` with a definite axis in place of ``tune.pruner.axis=auto``.
+    """Returns ``spec`` with a definite axis in place of ``tune.pruner.axis=auto``.
 
     ``base`` is the cost of a round of the base configuration, and ``costs`` has, for each searched key, costs of rounds
-    with values of it. A sweep that has begun keeps its axis. Also returns lines for the user: one if the axis makes
-    the pruner compare trials that have done unequal work.
+    with values of it. A sweep that has begun keeps its axis. The second value has lines for the user: one if the axis
+    makes the pruner compare trials that have done unequal work.
     """
     pruner = spec.tune.pruner
     fair = axis_of_equal_work(base, [cost for each in costs.values() for cost in each], next(iter(spec.tune.objective)))

@@ -1,4 +1,5 @@
-"""The last part of a suite: the best trial of each sweep runs on seeds that no trial had, and sees the test set."""
+"""The last part of a suite: the best trial of each sweep runs on seeds that no trial had, and is scored on the test
+set."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Final:
     """What runs on fresh seeds: the best trial of a sweep, as it is or with some keys changed.
 
-    ``changed``: dotted keys with their values. ``what`` describes the change in the suite's table, and ``suffix`` in
+    ``changed`` has dotted keys with their values. ``what`` describes the change in the suite's table, and ``suffix`` in
     the name of the folder.
     """
 
@@ -33,11 +34,11 @@ class Final:
 
     @property
     def label(self) -> str:
-        """The name of its row in the suite's table: the name of the space file, and what was changed."""
+        """The name of the row in the suite's table: the name of the space file, and what was changed."""
         return ", ".join(filter(None, (label_of(self.spec), self.what)))
 
     def folder(self, trial: int) -> Path:
-        """The folder of the final runs of trial number ``trial``.
+        """Returns the folder of the final runs of trial number ``trial``.
 
         The number is in its name, because another trial may win if the suite is continued with more trials.
         """
@@ -45,28 +46,28 @@ class Final:
 
 
 def label_of(spec: SweepSpec) -> str:
-    """The name of a suite's sweep without the name of the suite: ``fedavg`` of ``sample/fedavg``."""
+    """Returns the name of a suite's sweep without the name of the suite: ``fedavg`` of ``sample/fedavg``."""
     return spec.name.rpartition("/")[2]
 
 
 def fresh_seeds(spec: SweepSpec, seeds: int) -> range:
-    """The first ``seeds`` seeds that come after those of a sweep's trials."""
+    """Returns the first ``seeds`` seeds that come after those of a sweep's trials."""
     first = first_seed(spec.base) + spec.tune.seeds
     return range(first, first + seeds)
 
 
 def is_finished(run: Path) -> bool:
-    """Whether the run in the folder ``run`` has completed or diverged, so that it needs not be continued."""
+    """Returns whether the run in the folder ``run`` has completed or diverged, so that it needs not be continued."""
     path = run / "summary.json"
     return path.exists() and json.loads(path.read_text())["status"] in ("completed", "diverged")
 
 
 class FinalRuns:
-    """A source of trials (:class:`~fedray.tuning.trial_source.TrialSource`): the runs of a final, one for each of
-    ``seeds`` fresh seeds.
+    """The source (:class:`~fedray.tuning.trial_source.TrialSource`) of the runs of a final, one for each fresh seed.
 
-    It has none while the sweep is running, since the best trial is not known before its end. A run whose folder shows
-    that it is finished is left out. ``failures`` counts the runs that failed.
+    There are ``seeds`` such seeds. The source returns no run before the end of the sweep, since the best trial is not
+    known until then. A run whose folder shows that it is finished is left out. ``failures`` counts the runs that
+    failed.
     """
 
     def __init__(self, sweep: Sweep, final: Final, seeds: int, observer: SweepObserver) -> None:
@@ -110,7 +111,7 @@ class FinalRuns:
         return self.final.folder(self.sweep.study.best()[0].number) / f"seed-{seed}"
 
     def _skip_finished(self) -> None:
-        """Leave out what needs not be run: finished runs, and all runs if no trial of the sweep can win."""
+        """Removes the seeds that need no run: those of finished runs, and all if no trial of the sweep can win."""
         if self.sweep.finished and not self.sweep.study.best():
             self.left = []
         if self.sweep.finished:

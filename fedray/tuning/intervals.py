@@ -14,14 +14,15 @@ import numpy as np
 from scipy.stats import t, ttest_rel
 
 LEAST_RUNS = 3
-"""No interval is shown for fewer runs than these. That of two runs is 12.7 times as wide as the distance between them,
-so that the two values say more."""
+"""The number of runs below which no interval is shown. The interval of two runs is 12.7 times as wide as the distance
+between them, so that the two values say more."""
 
 
 def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """The mean of independent runs, and half the width of its confidence interval (Student's t).
+    """Returns the mean of independent runs, and half the width of its confidence interval (Student's t).
 
-    The margin is NaN for fewer than :data:`LEAST_RUNS` values. Without any values the mean is NaN too.
+    The margin is NaN for fewer than three values (:data:`LEAST_RUNS`), because the interval of two is too wide to say
+    anything. Without any values the mean is NaN too. ``level`` is the confidence, from 0 to 1.
     """
     n = len(values)
     if not n:
@@ -34,14 +35,16 @@ def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float
 
 
 def margin_of(deviation: float, n: int, level: float = 0.95) -> float:
-    """Half the width of the confidence interval of the mean of ``n`` values whose sample deviation (n - 1) is known."""
+    """Returns half the width of the confidence interval of the mean of ``n`` values with the sample ``deviation`` (n -
+    1)."""
     return float(t.ppf((1 + level) / 2, n - 1)) * deviation / math.sqrt(n)
 
 
 def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    """Values in a cell of a table: ``mean ± margin`` of :data:`LEAST_RUNS` or more values, else the values themselves.
+    """Returns the cell of a table for some values: ``mean ± margin``, or the values if they are fewer than
+    :data:`LEAST_RUNS`.
 
-    The cell is empty if there are none. ``sign``: "+" shows the sign of positive numbers too.
+    The cell is empty if there are none. With "+" as ``sign``, positive numbers are shown with their sign too.
     """
     shown = f"{sign}.{digits}f"
     mean, margin = mean_and_margin(values)
@@ -51,7 +54,7 @@ def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> s
 
 
 def paired_p_value(values: Sequence[float], baseline: Sequence[float]) -> float:
-    """The two-sided p-value of the paired t-test; NaN for fewer than :data:`LEAST_RUNS` pairs.
+    """Returns the two-sided p-value of the paired t-test; NaN for fewer than :data:`LEAST_RUNS` pairs.
 
     It is 1 if no pair differs, since then there is no evidence of a difference; the statistic of the test would be 0/0.
     """
@@ -66,11 +69,11 @@ def paired_p_value(values: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values of several tests, corrected such that the chance of any false alarm among them stays below the level.
+    """Corrects p-values of several tests such that the chance of any false alarm among them stays below the level.
 
     Holm's step-down rule (S. Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6, 1979):
     the i-th smallest of m p-values is multiplied by m - i + 1; then each is raised to the one before it if that is
-    larger, and lowered to 1 if it is above 1.
+    larger, and lowered to 1 if it is above 1. The corrected values are returned in the order of ``p_values``.
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
@@ -80,8 +83,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def median_to_reach(amounts: Sequence[float]) -> float:
-    """The median, over all runs, of what each took to reach a target; ``math.inf`` stands for a run that never did.
+    """Returns the median, over all runs, of what each took to reach a target; ``math.inf`` is a run that never did.
 
-    It is infinite if so many runs did not reach the target that the median lies among them. It is NaN without runs.
+    The median is infinite if so many runs did not reach the target that it lies among them. It is NaN without runs.
     """
     return float(np.median(amounts)) if len(amounts) else math.nan

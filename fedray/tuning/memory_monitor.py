@@ -1,12 +1,12 @@
 """Keeps a sweep alive when Ray's memory monitor kills the process of a trial.
 
 If a node runs out of memory, Ray kills a process on it, and whoever waits for that process gets an OutOfMemoryError.
-Ray Tune expects a RayActorError for a process that died. For it an OutOfMemoryError is a bug of its own, so that it
+Ray Tune expects a RayActorError for a process that died, and takes an OutOfMemoryError for a bug of its own, so that it
 stops all trials. There is no public way to change this. This file is the only one of fedray that touches Tune's
-internals: it makes Tune see a RayActorError instead, after which it reports the trial as lost, like any other.
+internals: it makes Tune see a RayActorError instead, and Tune then reports the trial as lost, like any other.
 
-It is for the Ray versions in :data:`VERSIONS`; ``tests/test_memory_monitor.py`` shows of the installed one that the
-internals are there and that the error still stops Tune without this file.
+It is for the Ray versions in :data:`VERSIONS`. With the installed version, ``tests/test_memory_monitor.py`` shows that
+the internals are there and that the error still stops Tune without this file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune.experiment import Trial
 
 VERSIONS = ("2.60",)
-"""The releases of Ray (major.minor) with which this file was tried."""
+"""The releases of Ray (major.minor) with which this file was tested."""
 
 
 @contextlib.contextmanager
 def survive_memory_monitor() -> Iterator[None]:
-    """Within the block, Tune takes a process that Ray's memory monitor has killed for any process that died."""
+    """A context in which Tune treats a process that Ray's memory monitor has killed like any other process that
+    died."""
     task_failed, default_result = RayActorManager._actor_task_failed, Trial._get_default_result_or_future
 
     def _actor_task_failed(self: Any, tracked_actor_task: Any, exception: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Opening a sweep: everything about it is checked before the first trial runs, and its folder is created or found."""
+"""Opens a sweep: checks everything about it before the first trial runs, and creates or finds its folder."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from fedray.tuning.study import Study
 from fedray.tuning.sweep import Sweep
 
 TRIALS = 30
-"""How many trials a sweep has unless it says otherwise or is a grid."""
+"""The number of trials of a sweep that is not a grid and does not set ``tune.trials``."""
 
 BASE = {"run.log_clients": False}
-"""Settings of all trials unless the base says otherwise."""
+"""The settings that all trials have unless the base says otherwise."""
 
 
 @contextlib.contextmanager
 def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
-    """The sweep of ``spec``, new or at the trial that its folder has reached. Its folder is held until the block ends.
+    """A context with the sweep of ``spec``, which is new or continues from what its folder has recorded.
 
-    ``own`` has the data set, and ``say`` shows a line. Raises :class:`UserError` if something can't be searched as
-    asked, and if the folder belongs to another sweep or another process.
+    Other processes are kept out of its folder until the context ends. ``own`` has the data set, and ``say`` shows a
+    line. Raises :class:`UserError` if something can't be searched as asked, and if the folder belongs to another sweep
+    or another process.
     """
     spec = with_validation(spec, own)
     if own.given:
@@ -75,7 +76,11 @@ def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda li
 
 
 def with_validation(spec: SweepSpec, own: Own) -> SweepSpec:
-    """``spec`` with a validation set: a tenth of the training set unless the base says otherwise."""
+    """Returns ``spec`` with a validation set, on which its trials are compared.
+
+    It is a tenth of the training set unless the base sets ``data.validation_samples`` or the space searches it. ``own``
+    must have the data set as its ``source``.
+    """
     assert own.source is not None
     if "data.validation_samples" in spec.base or "data.validation_samples" in spec.raw_space:
         return spec
@@ -83,7 +88,10 @@ def with_validation(spec: SweepSpec, own: Own) -> SweepSpec:
 
 
 def trials_of(spec: SweepSpec, base: Mapping[str, Any]) -> int:
-    """How many trials a sweep has; for a grid, at most as many as there are combinations. ``base`` is resolved."""
+    """Returns how many trials a sweep has; a grid has at most as many as there are combinations.
+
+    ``base`` is the resolved configuration, with dotted keys.
+    """
     if spec.sampler == "grid":
         combinations = len(spec.space.grid(base))
         return min(spec.tune.trials or combinations, combinations)
@@ -91,10 +99,10 @@ def trials_of(spec: SweepSpec, base: Mapping[str, Any]) -> int:
 
 
 def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Values], list[str]]:
-    """The values that are tried before any others: those of the base itself, then those that the file lists.
+    """Returns the values that are tried before any others: those of the base itself, then those that the file lists.
 
-    Also returns a line for each that is outside the space and can't be tried. A grid has no such lines, since its own
-    combinations are all that it tries.
+    The second list has a line for the user for each that is outside the space and can't be tried. A grid has no such
+    lines, since its own combinations are all that it tries.
     """
     found: list[Values] = []
     notes: list[str] = []
@@ -129,10 +137,10 @@ def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
 def _check_values(
     spec: SweepSpec, base: Mapping[str, Any], own: Own
 ) -> tuple[dict[str, list[RoundCost]], dict[str, str]]:
-    """Check that both ends of every range and all listed values make a possible configuration.
+    """Checks that both ends of every range and all listed values make a possible configuration.
 
     Returns what a round costs with each of these values, by searched key, and a digest of each model among them, by a
-    name for it.
+    name for it. Raises :class:`UserError` for a value that can't be resolved.
     """
     costs: dict[str, list[RoundCost]] = {}
     models: dict[str, str] = {}
@@ -163,7 +171,7 @@ def _check_seeds(spec: SweepSpec, first: int) -> None:
 
 
 def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
-    """Create the sweep's folder with its record, or check that it can be continued; returns the study's storage."""
+    """Creates the sweep's folder with its record, or checks that it can be continued; returns the study's storage."""
     begun = _prepare_folder(spec, record)
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)
@@ -177,8 +185,11 @@ def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
 
 
 def _prepare_folder(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
-    """Check what lies in the sweep's folder, and rename the folder if the sweep starts over. Returns whether it is this
-    sweep, to be continued. ``record`` is the record that the sweep would write."""
+    """Checks what lies in the sweep's folder, and renames the folder if the sweep starts over.
+
+    Returns whether the folder holds this sweep, which is then continued. ``record`` is the record that the sweep would
+    write. Raises :class:`UserError` if the folder holds something else.
+    """
     folder, resume = spec.folder, spec.tune.resume
     begun = spec.has_begun
     if not begun and spec.tune.storage and has_study(open_storage(spec.tune.storage), study_name(spec)):

@@ -14,7 +14,7 @@ from fedray.tuning.settings import PrunerConfig
 
 
 def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
-    """The pruner of a sweep whose trials have ``seeds`` runs of :data:`~fedray.tuning.axis.STEPS` steps each."""
+    """Returns the pruner for trials that have ``seeds`` runs of :data:`~fedray.tuning.axis.STEPS` steps each."""
     if config.kind == "none":
         return NopPruner()
     grace = max(1, round(config.grace_period / 100 * STEPS))

@@ -1,4 +1,4 @@
-"""Whether a sweep's folder holds the sweep that is asked for, by the record in it."""
+"""Finds out, from the record in a sweep's folder, whether it holds the sweep that is asked for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedray.tuning.settings import TuneConfig
 from fedray.tuning.spec import RECORD, SweepSpec, read_record
 
 EFFORT = ("trials", "max_concurrent_trials", "storage", "name", "output", "resume")
-"""Keys of TuneConfig that may change when a sweep is continued."""
+"""The keys of TuneConfig that may change when a sweep is continued."""
 
 
 def check_record(spec: SweepSpec) -> None:
-    """Raise :class:`UserError` if the folder of ``spec`` holds another sweep, of which a report would say wrong things.
+    """Raises :class:`UserError` if the folder of ``spec`` holds another sweep, because a report on it would be wrong.
 
     A folder without a record passes.
     """
@@ -37,7 +37,7 @@ def check_record(spec: SweepSpec) -> None:
 
 
 def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The keys in which two records differ such that the sweeps can't be the same one; empty if they can."""
+    """Returns the keys in which two records differ such that the sweeps can't be the same one; empty if they can."""
     a, b = (dict(each["tune"]) for each in (old, new))
     # they are compared as texts, because for Optuna 1 is not 1.0, and the order of objectives or values matters
     tune = [
@@ -53,5 +53,5 @@ def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> l
 
 
 def list_keys(keys: Sequence[str]) -> str:
-    """The first six of ``keys``, as a part of a sentence: ``tune.seeds, run.rounds differ``."""
+    """Returns the first six of ``keys`` as a part of a sentence: ``tune.seeds, run.rounds differ``."""
     return f"{', '.join(keys[:6])} differ{'s' if len(keys) == 1 else ''}"

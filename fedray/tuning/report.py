@@ -29,21 +29,21 @@ STATES = {
     TrialState.FAIL: "failed",
     TrialState.RUNNING: "running",
 }
-"""The names of the states of trials that have been handed out. Trials that diverged are complete for Optuna."""
+"""The names of the states of trials that have been handed out. For Optuna, trials that diverged are complete."""
 
 LEAST_TRIALS = 8
-"""The importance of keys is not estimated from fewer complete trials."""
+"""The number of complete trials below which the importance of keys is not estimated."""
 
 
 def trial_table(folder: Path) -> pd.DataFrame:
-    """A table with a row for each trial of the sweep in ``folder`` that has been handed out.
+    """Returns a table with a row for each trial of the sweep in ``folder`` that has been handed out.
 
-    Columns: ``trial``, its number; ``state``: complete, diverged, pruned, failed or running; the final value of each
-    objective; the sampled value of each searched key; ``seconds``, the sum over its runs. The following are means over
-    its runs: ``rounds``, ``bytes`` (both ways) and ``flops`` of the whole run; for the first objective, ``best`` (its
-    best value in any round), ``best_round`` and ``mean`` (over the rounds, that is the area under its curve); and
-    ``bytes_to_<target>`` for each of run.targets, the bytes until the validation accuracy reached it, empty if it did
-    not. ``error``: the last line of the error of a trial that failed.
+    Its columns are ``trial``, the number; ``state``: complete, diverged, pruned, failed or running; the final value of
+    each objective; the sampled value of each searched key; and ``seconds``, the sum over the trial's runs. The
+    following are means over its runs: ``rounds``, ``bytes`` (both ways) and ``flops`` of the whole run; for the first
+    objective, ``best`` (its best value in any round), ``best_round`` and ``mean`` (over the rounds, that is the area
+    under its curve); and ``bytes_to_<target>`` for each of run.targets, the bytes until the validation accuracy reached
+    it, empty if it did not. ``error`` is the last line of the error of a trial that failed.
     """
     (spec,) = read_sweeps(folder)
     return _table(spec, study_of(spec))
@@ -68,7 +68,7 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
 
 
 def state_of(trial: FrozenTrial) -> str:
-    """The state of a trial in one word: complete, diverged, pruned, failed or running."""
+    """Returns the state of a trial in one word: complete, diverged, pruned, failed or running."""
     if trial.state == TrialState.COMPLETE and not is_finite(trial):
         return "diverged"
     return STATES[trial.state]
@@ -96,7 +96,7 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, float]:
 
 
 def write_report(spec: SweepSpec) -> list[Path]:
-    """Write tables (trials.csv, trials.md, importance.csv) and pictures to ``report/`` in the sweep's folder.
+    """Writes tables (trials.csv, trials.md, importance.csv) and pictures to ``report/`` in the sweep's folder.
 
     Returns the paths of the files. A picture or table that needs more trials than there are is left out.
     """
@@ -131,7 +131,7 @@ def write_report(spec: SweepSpec) -> list[Path]:
 
 
 def rank_trials(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
-    """The table with complete trials first, then pruned ones, then all others; within each of these the best first."""
+    """Returns the table with complete trials first, then pruned ones, then all others, the best first in each group."""
     if objective not in table:
         return table
     rank = table["state"].map({"complete": 0, "pruned": 1}).fillna(2)
@@ -143,7 +143,7 @@ def rank_trials(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
 
 
 def _curves(spec: SweepSpec, table: pd.DataFrame, objective: str) -> Any:
-    """The learning curves of an objective over the axis in the sweep's record."""
+    """Returns a figure of the learning curves of an objective over the axis in the sweep's record, or None."""
     trials = rank_trials(table, objective, spec.tune.objective[objective])
     axis = read_record(spec.folder)["tune"]["pruner"]["axis"]
     return learning_curves(trials, [spec.trial_folder(n) for n in trials["trial"]], axis, objective, spec.name)
@@ -154,7 +154,7 @@ def _file_name(name: str, objective: str, spec: SweepSpec, ending: str) -> str:
 
 
 def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str, optuna.Study]]:
-    """For each objective, a study with only this one and without trials that have no finite value.
+    """Yields, for each objective, a study with only this one and without trials that have no finite value of it.
 
     Optuna's pictures are of one objective, and can't show a value that is infinite or missing.
     """
@@ -177,7 +177,11 @@ def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str,
 
 
 def _importances(study: optuna.Study) -> dict[str, float]:
-    """How much each key matters for the objective, by PED-ANOVA; empty if there are too few trials to tell."""
+    """Returns, by searched key, how much the key matters for the one objective of ``study``, by PED-ANOVA.
+
+    Keys that some complete trials lack, or that have the same value in all of them, are left out. The result is empty
+    for fewer than :data:`LEAST_TRIALS` complete trials, and if Optuna finds their values too few or too alike.
+    """
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     searched = [key for key in complete[0].params if all(key in t.params for t in complete)] if complete else []
     varied = [key for key in searched if len({str(trial.params[key]) for trial in complete}) > 1]
@@ -191,7 +195,7 @@ def _importances(study: optuna.Study) -> dict[str, float]:
 
 
 def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: str) -> dict[str, Any]:
-    """The pictures of Optuna's that can be drawn, by name: functions without arguments that draw them."""
+    """Returns those of Optuna's pictures that can be drawn, by name, as functions without arguments that draw them."""
     from optuna.visualization import matplotlib as draw
 
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
@@ -212,13 +216,16 @@ def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: 
 
 
 def _save_drawn(draw: Any, path: Path) -> Path:
-    """Write the picture that ``draw``, one of Optuna's functions, makes."""
+    """Calls ``draw``, one of Optuna's functions, and writes the picture that it makes to ``path``."""
     axes = draw()
     return save_figure(np.ravel(axes)[0].figure, path)
 
 
 def save_figure(figure: Any, path: Path) -> Path:
-    """Write ``figure`` to ``path`` and close it. A process that is killed meanwhile leaves the old picture there."""
+    """Writes ``figure`` to ``path``, closes it and returns the path.
+
+    A process that is killed meanwhile leaves the old picture there.
+    """
     import matplotlib.pyplot as plt
 
     with replacement_of(path) as staging:
@@ -228,7 +235,10 @@ def save_figure(figure: Any, path: Path) -> Path:
 
 
 def _draw_front(table: pd.DataFrame, front_trials: Sequence[FrozenTrial], spec: SweepSpec, path: Path) -> Path:
-    """Draw the first two objectives of all complete trials, with a line through those on the Pareto front."""
+    """Draws the first two objectives of all complete trials, with a line through those on the Pareto front.
+
+    ``front_trials`` are the latter. Returns ``path``, to which the picture is written.
+    """
     import matplotlib.pyplot as plt
 
     (x, x_mode), (y, y_mode) = list(spec.tune.objective.items())[:2]
@@ -245,7 +255,7 @@ def _draw_front(table: pd.DataFrame, front_trials: Sequence[FrozenTrial], spec: 
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table in Markdown, with four digits of each number."""
+    """Returns a table in Markdown, with four digits of each number; missing values are empty cells."""
 
     def shown(value: Any) -> str:
         if isinstance(value, float):

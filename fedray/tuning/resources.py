@@ -1,4 +1,4 @@
-"""Which resources a trial needs, and how many trials fit on the cluster side by side."""
+"""Finds out which resources a trial needs, and how many trials fit on the cluster side by side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bundles = list[dict[str, float]]
 further one for a client actor."""
 
 RELEASE_SECONDS = 3.0
-"""How long to wait for resources that are not free: Ray needs a moment to release those of an earlier sweep."""
+"""The time to wait for resources that are not free: Ray needs a moment to release those of an earlier sweep."""
 
 SMALLEST = 0.0001
 """The smallest amount of a resource that Ray can count."""
@@ -31,12 +31,12 @@ this node, because its disk has the sweep's folder."""
 def engine_of_trials(
     engine: EngineConfig, base: Mapping[str, Any], max_concurrent_trials: int | None
 ) -> dict[str, Any]:
-    """The settings ``engine.*`` of all trials, as dotted keys. ``base`` has the keys that the user set.
+    """Returns the settings ``engine.*`` of all trials, as dotted keys. ``base`` has the keys that the user set.
 
     Unless the user set ``engine.kind``, a trial is one process on a cluster of one node; on several nodes it is a
-    server on this one and one client actor on any. With ``engine.kind=ray`` and a number of client actors that is left
-    to fedray, they fill the cluster together, divided by ``max_concurrent_trials``. Raises :class:`UserError` for
-    settings that have no meaning in a sweep.
+    server on this one and one client actor on any. With ``engine.kind=ray`` and ``engine.actors=auto``, the client
+    actors of the ``max_concurrent_trials`` trials that run together fill the cluster (None means one trial). Raises
+    :class:`UserError` for settings that have no meaning in a sweep.
     """
     several = len([node for node in ray.nodes() if node["Alive"]]) > 1
     kind = base.get("engine.kind") or ("ray" if several else "local")
@@ -66,9 +66,10 @@ def engine_of_trials(
 
 
 def unused_gpus(engine: EngineConfig, gpus: float) -> str | None:
-    """A line that says that the trials will not use the cluster's GPUs, if that is so; else None.
+    """Returns a line for the user if the cluster has GPUs that the trials will not use; else None.
 
-    ``engine.device=auto`` takes no GPU in a sweep, because it is not known how many trials can share one.
+    ``engine.device=auto`` takes no GPU in a sweep, because it is not known how many trials can share one. ``gpus`` is
+    the number of GPUs of the cluster.
     """
     if not gpus or engine.device != "auto" or _share(engine)["GPU"]:
         return None
@@ -79,7 +80,10 @@ def unused_gpus(engine: EngineConfig, gpus: float) -> str | None:
 
 
 def bundles_of(engine: EngineConfig) -> Bundles:
-    """The bundles of a trial whose ``engine.*`` settings are complete."""
+    """Returns the bundles of a trial whose ``engine.*`` settings are complete.
+
+    Raises :class:`UserError` for an amount that is smaller than Ray can count.
+    """
     here = {f"node:{ray.util.get_node_ip_address()}": HERE}
     share = {kind: amount for kind, amount in _share(engine).items() if amount}
     if any(amount < SMALLEST for amount in share.values()):
@@ -94,15 +98,16 @@ def bundles_of(engine: EngineConfig) -> Bundles:
 
 
 def _share(engine: EngineConfig) -> dict[str, float]:
-    """The CPUs and GPUs of a client actor, and of a trial that is one process."""
+    """Returns the CPUs and GPUs of a client actor, or of a trial that is one process."""
     gpus = 1 / engine.actors_per_gpu if isinstance(engine.actors_per_gpu, int) else engine.gpus_per_actor
     return {"CPU": engine.cpus_per_actor, "GPU": gpus}
 
 
 def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: bool) -> tuple[int, str | None]:
-    """How many trials can run side by side, and a line about it if that is fewer than ``asked`` (None: no limit).
+    """Returns how many trials run side by side, and a line for the user if that is fewer than ``asked``.
 
-    Raises :class:`UserError` if not even one fits on a cluster that was ``started_here``, because no node can join it.
+    With None as ``asked`` there is no limit but the cluster. Raises :class:`UserError` if not even one fits on a
+    cluster that was ``started_here``, because no node can join it.
     """
     total, free = ray.cluster_resources(), ray.available_resources()
     fits = _fitting([node["Resources"] for node in ray.nodes() if node["Alive"]], bundles)
@@ -124,7 +129,8 @@ def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: b
 
 
 def _fitting(nodes: Sequence[Mapping[str, float]], bundles: Bundles) -> int:
-    """How many copies of ``bundles`` fit on ``nodes`` if each bundle goes to the first node that has room for it."""
+    """Returns how many copies of ``bundles`` fit on ``nodes`` if each bundle goes to the first node that has room for
+    it."""
     left = [dict(node) for node in nodes]
     count = 0
     while count < 10_000:
@@ -139,7 +145,7 @@ def _fitting(nodes: Sequence[Mapping[str, float]], bundles: Bundles) -> int:
 
 
 def trial_shortage(bundles: Bundles) -> str:
-    """What a trial needs and what the cluster has, in words."""
+    """Returns a text that says what a trial needs and what the cluster has."""
     first, *others = ({kind: bundle[kind] for kind in RESOURCES if bundle.get(kind)} for bundle in bundles)
     parts = [in_words(first)] if first or not others else []
     if others:

@@ -47,7 +47,7 @@ SETTINGS = {
     # the user's modules and files are found from the working directory of the program
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
-"""Tune's settings that are environment variables."""
+"""The settings of Tune that are environment variables."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Shared:
 
 
 class TrialActor(tune.Trainable):
-    """The process of a trial, which Tune may use for one trial after another. Each step yields one message."""
+    """The process of a trial, which Tune may use for one trial after another. Each step returns one message of the
+    trial."""
 
     def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
         assert shared is not None
@@ -95,7 +96,8 @@ class TrialActor(tune.Trainable):
 
 
 class _KeepsNoState:
-    """Makes Tune's own record of an object empty: a sweep is continued from its own records, never from Tune's."""
+    """A base class that makes Tune's own record of an object empty: a sweep is continued from its own records, never
+    from Tune's."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -105,7 +107,7 @@ class SourceSearcher(_KeepsNoState, Searcher):
     """A Tune searcher that suggests the trials of a source.
 
     An assignment whose process died is suggested again, at most ``max_restarts`` times; after that its trial has
-    failed. ``stopping``: no further trials are suggested.
+    failed. While ``stopping`` is set, no further trials are suggested.
     """
 
     def __init__(self, source: TrialSource, max_restarts: int) -> None:
@@ -128,11 +130,14 @@ class SourceSearcher(_KeepsNoState, Searcher):
         return {"assignment": assignment._asdict()}
 
     def trial_ended(self, trial_id: str) -> None:
-        """A trial no longer needs its process."""
+        """Forgets a trial that no longer needs its process."""
         self.running.pop(trial_id, None)
 
     def trial_died(self, trial_id: str, error: str) -> None:
-        """The process of a trial died or could not be set up; the first line of ``error`` says why."""
+        """Suggests a trial again, or reports that it failed, after its process died or could not be set up.
+
+        The first line of ``error`` says why.
+        """
         assignment = self.running.pop(trial_id)
         line = error.splitlines()[0]
         self.deaths[assignment.key] += 1
@@ -155,8 +160,8 @@ class SourceSearcher(_KeepsNoState, Searcher):
 class SourceScheduler(_KeepsNoState, FIFOScheduler):
     """A Tune scheduler that passes the messages of trials to their source, and stops a trial if the source says so.
 
-    ``error`` is what the source raised, if it did. It is kept for the callback to raise, because Tune would turn it
-    into an error of the trial and start that again.
+    If the source raises, the exception is kept in ``error`` for the callback to raise, because Tune would turn it into
+    an error of the trial and start the trial again.
     """
 
     def __init__(self, source: TrialSource, searcher: SourceSearcher) -> None:
@@ -245,7 +250,7 @@ def run_trials(
     stopping: threading.Event,
     max_restarts: int = 3,
 ) -> None:
-    """Run the trials of ``source`` until it is exhausted.
+    """Runs the trials of ``source`` until it is exhausted.
 
     At most ``max_concurrent_trials`` run at the same time, each in a placement group of ``bundles``. All are made from
     ``own``. A trial whose process dies is started again, at most ``max_restarts`` times. Raises :class:`UserError` if
@@ -287,7 +292,7 @@ def run_trials(
 
 @contextlib.contextmanager
 def _tune_settings(max_concurrent_trials: int) -> Iterator[None]:
-    """Set Tune's environment variables and silence its logger within the block."""
+    """A context in which Tune's environment variables are set and its logger is silent."""
     settings = SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": str(max_concurrent_trials)}
     before = {name: os.environ.get(name) for name in settings}
     logger = logging.getLogger("ray.tune")
@@ -306,7 +311,7 @@ def _tune_settings(max_concurrent_trials: int) -> Iterator[None]:
 
 
 def _cause_of_death(trial: Any) -> str:
-    """Why the process of a Tune trial died: one line, and under it whatever else Ray says."""
+    """Returns why the process of a Tune trial died: one line, and under it whatever else Ray says."""
     # trial.get_error() looks for this file in the storage, where Tune would copy it only later
     found = Path(trial.error_file).read_text() if trial.error_file else ""
     lines = [line for line in found.splitlines() if line.strip() and not line.startswith("Failure #")]

@@ -94,7 +94,7 @@ class TuneConfig(Section):
 
 
 def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """The mapping at ``key`` of ``values``; an empty one if the key is missing.
+    """Returns the mapping at ``key`` of ``values``; an empty one if the key is missing.
 
     Raises :class:`UserError`, which begins with ``where``, if there is something else than a mapping.
     """
@@ -105,10 +105,10 @@ def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any
 
 
 def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneConfig:
-    """The section ``tune`` of a file (``of_file``), checked. Keys in ``overrides`` replace those of the file.
+    """Returns the section ``tune`` of a file (``of_file``), checked. Keys in ``overrides`` replace those of the file.
 
     An objective that is a name alone is maximised if it is an accuracy, and minimised otherwise. Raises
-    :class:`UserError`, which begins with ``where`` if the file is wrong.
+    :class:`UserError` for a wrong key or value; it begins with ``where``, which names the file.
     """
     written = expand(section({"tune": of_file}, "tune", where))
     objective = overrides.get("objective", written.get("objective"))
@@ -139,7 +139,7 @@ def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneCon
 
 
 def _permanent_url(url: str) -> str:
-    """``url`` with an absolute path, so that it means the same file from every working directory.
+    """Returns ``url`` with an absolute path, so that it means the same file from every working directory.
 
     Raises :class:`UserError` for an SQLite database in memory, because it would lose the study.
     """

@@ -39,7 +39,8 @@ class Parameter:
     """One searched key.
 
     ``kind`` is one of :data:`RANGES`, which go from ``low`` to ``high`` (both included), or of :data:`LISTS`, which
-    have ``values``. ``when``: conditions, as pairs of a key and its allowed values.
+    have ``values``. ``when`` has the conditions under which the key is searched, as pairs of a key and its allowed
+    values.
     """
 
     key: str
@@ -52,11 +53,11 @@ class Parameter:
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def active(self, others: Mapping[str, Any]) -> bool:
-        """Whether the key is searched in a trial in which the other keys have the values ``others``."""
+        """Returns whether the key is searched in a trial in which the other keys have the values ``others``."""
         return all(any(_same(others.get(key), value) for value in values) for key, values in self.when)
 
     def suggest(self, trial: Trial) -> Any:
-        """A value that Optuna's sampler chooses for ``trial``."""
+        """Returns a value that Optuna's sampler chooses for ``trial``."""
         if self.values:
             return json.loads(trial.suggest_categorical(self.key, [json.dumps(value) for value in self.values]))
         if self.kind == "int":
@@ -65,12 +66,12 @@ class Parameter:
         return self.at_step(round((value - self.low) / self.step)) if self.step else value
 
     def at_step(self, number: int) -> float:
-        """``low`` and ``number`` steps, computed in decimals: 0.3, not 0.30000000000000004."""
+        """Returns ``low`` plus ``number`` steps, computed in decimals: 0.3, not 0.30000000000000004."""
         value = _decimal(self.low) + number * _decimal(self.step or 0)
         return int(value) if self.kind == "int" else float(value)
 
     def stored(self, value: Any) -> Any:
-        """``value`` in the form in which Optuna records it. Raises ValueError if it is not in the space."""
+        """Returns ``value`` in the form in which Optuna records it. Raises ValueError if it is not in the space."""
         if self.values:
             for known in self.values:
                 if _same(known, value):
@@ -94,7 +95,8 @@ class Space:
         return [parameter.key for parameter in self.parameters]
 
     def suggest(self, trial: Trial, base: Mapping[str, Any]) -> Values:
-        """A value for each active key, which Optuna's sampler chooses. ``base``: the keys that are not searched."""
+        """Returns a value for each active key, chosen by Optuna's sampler. ``base`` has the keys that are not
+        searched."""
         chosen: Values = {}
         for parameter in self.parameters:
             if parameter.active({**base, **chosen}):
@@ -102,7 +104,7 @@ class Space:
         return chosen
 
     def stored(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> Values:
-        """One configuration in the form in which Optuna queues it, to be tried next.
+        """Returns one configuration in the form in which Optuna queues it, to be tried next.
 
         Keys that ``values`` leaves out are taken from ``base``. Raises ValueError if a value is outside the space.
         """
@@ -114,7 +116,7 @@ class Space:
         return found
 
     def extremes(self, base: Mapping[str, Any]) -> Iterator[Values]:
-        """Values that must all be possible: both ends of each range and each value of a list, one key at a time.
+        """Yields values that must all be possible: both ends of each range and each value of a list, one key at a time.
 
         The other keys are as in ``base``, except where the key's conditions need something else.
         """
@@ -123,7 +125,7 @@ class Space:
                 yield {**self._needed(parameter, base), parameter.key: value}
 
     def _needed(self, parameter: Parameter, base: Mapping[str, Any]) -> Values:
-        """The values that other keys must have for ``parameter`` to be searched, if ``base`` has others."""
+        """Returns the values that other keys must have for ``parameter`` to be searched, where ``base`` has others."""
         needed: Values = {}
         if not parameter.active(base):
             for key, values in parameter.when:
@@ -139,7 +141,7 @@ class Space:
         return all(parameter.values for parameter in self.parameters)
 
     def grid(self, base: Mapping[str, Any]) -> list[Values]:
-        """All combinations, each once; the values of the last key change fastest."""
+        """Returns all combinations, each once; the values of the last key change fastest."""
         found: dict[str, Values] = {}
         for combination in itertools.product(*(parameter.values for parameter in self.parameters)):
             chosen: Values = {}
@@ -151,7 +153,7 @@ class Space:
 
 
 def read_space(described: Mapping[str, Any], where: str = "") -> Space:
-    """The space that ``described`` means, a mapping as in the docstring of this module.
+    """Returns the space that ``described`` means, a mapping as in the docstring of this module.
 
     Raises :class:`UserError` with one line that begins with ``where``.
     """
@@ -216,7 +218,7 @@ def _range(key: str, kind: str, ends: list[Any], step: Any, log: Any, when: Any)
 
 
 def _decimal(value: float) -> Decimal:
-    """A number as it is written: 0.1, not the binary fraction next to it."""
+    """Returns a number as it is written: 0.1, not the binary fraction next to it."""
     return Decimal(str(value))
 
 

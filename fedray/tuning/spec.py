@@ -25,19 +25,20 @@ from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
 
 SPACES = Path(__file__).parent.parent / "tune_spaces"
-"""The space files that come with fedray."""
+"""The folder of the space files that come with fedray."""
 
 RECORD = "sweep.yaml"
 """The file in a sweep's folder that says what the sweep does. It is a space file too."""
 
 DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
-"""Keys that a sweep sets for each trial."""
+"""The keys that a sweep sets itself for each trial, so that a space file must not."""
 
 OF_ALL_TRIALS = ("data.source", "data.root", "data.normalization", "engine.")
-"""Keys, or beginnings of keys, that can't be searched: all trials have the same data and run on the same resources."""
+"""The keys, or beginnings of keys, that can't be searched: all trials have the same data and run on the same resources.
+"""
 
 LONGEST_NAME = 150
-"""Bytes that each part of a sweep's name may have: it names a folder, and runs whose names go on after it."""
+"""The number of bytes that each part of a sweep's name may have. It names a folder, and runs append to it."""
 
 ALTERNATIVES = (
     ("run.rounds", "run.iterations"),
@@ -49,8 +50,11 @@ ALTERNATIVES = (
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """One sweep. ``base`` is a configuration with dotted keys. ``raw_space`` is the space ``tune.space`` as the file
-    has it, and ``first`` the values that the file wants tried first."""
+    """One sweep, as its space file describes it.
+
+    ``base`` is a configuration with dotted keys. ``raw_space`` is the space ``tune.space`` as the file has it, and
+    ``first`` has the values that the file wants tried first.
+    """
 
     name: str
     tune: TuneConfig
@@ -68,7 +72,7 @@ class SweepSpec:
         return self.tune.sampler or ("grid" if self.space.is_grid else "tpe")
 
     def record(self) -> dict[str, Any]:
-        """The sweep as the content of a space file, from which the same sweep is read again."""
+        """Returns the sweep as the content of a space file, from which the same sweep is read again."""
         tune = self.tune.model_dump(mode="json", exclude={"name", "output", "resume"})
         return {
             "base": dict(self.base),
@@ -83,26 +87,26 @@ class SweepSpec:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its folder holds a sweep that is to be continued."""
+        """Whether the folder holds a sweep that is to be continued."""
         return self.tune.resume is not False and (self.folder / RECORD).exists()
 
     def trial_folder(self, number: int) -> Path:
-        """The folder with the runs of a trial."""
+        """Returns the folder with the runs of a trial."""
         return self.folder / "trials" / f"{number:04d}"
 
 
 def known_spaces() -> dict[str, Path]:
-    """The space files that come with fedray, by name."""
+    """Returns the paths of the space files that come with fedray, by name."""
     return {path.stem: path for path in sorted(SPACES.glob("*.yaml"))}
 
 
 def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> list[SweepSpec]:
-    """The sweeps that a space file describes: one, or one for each of its environments.
+    """Returns the sweeps that a space file describes: one, or one for each of its environments.
 
     ``space`` is a path, the name of a file that comes with fedray, or a mapping with the content of a file. If it is a
     sweep's folder, the sweep in it is read; if it is a folder of such folders, all of them are. ``overrides`` are texts
-    ``key=value`` for the base or for ``tune.*``; a key that one of them sets is not searched. Raises
-    :class:`UserError` if something is wrong in the file or the overrides.
+    ``key=value`` for the base or for ``tune.*``; a key that one of them sets is not searched. Raises :class:`UserError`
+    if something is wrong in the file or the overrides.
     """
     if not isinstance(space, Mapping) and not (Path(space) / RECORD).is_file():
         inside = sorted(Path(space).glob(f"*/{RECORD}"))
@@ -142,7 +146,7 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
 
 
 def _choose_space(spaces: Mapping[str, Any], asked: str | None, where: str) -> str:
-    """The name of the space to search: the one that is asked for; else ``wide``, or the only one there is."""
+    """Returns the name of the space to search: the one that is asked for; else the only one there is, or ``wide``."""
     if not spaces:
         example = "spaces: {wide: {train.lr: {uniform: [0.01, 1]}}}"
         raise UserError(f"{where}spaces: give at least one, as in {example}")
@@ -153,13 +157,16 @@ def _choose_space(spaces: Mapping[str, Any], asked: str | None, where: str) -> s
 
 
 def _raw_space(spaces: Mapping[str, Any], name: str, fixed: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The entries of the space ``name``, without keys that ``fixed`` sets: those are not searched."""
+    """Returns the entries of the space ``name``, without keys that ``fixed`` sets: those are not searched."""
     return {str(key): text for key, text in section(spaces, name, f"{where}spaces.").items() if key not in fixed}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The content of a space file. If it is a sweep's record, its ``tune.name`` and ``tune.output`` name the folder in
-    which the record lies now, because the folder may have been moved since it was written."""
+    """Returns the content of a space file.
+
+    If it is a sweep's record, its ``tune.name`` and ``tune.output`` name the folder in which the record lies now,
+    because the folder may have been moved since it was written.
+    """
     if path.name != RECORD:
         return read_file(path)
     folder = path.absolute().parent
@@ -170,7 +177,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _plain_values(values: Any) -> Any:
-    """A copy of a mapping from Python with plain lists and numbers where it has NumPy's."""
+    """Returns a copy of a mapping from Python with plain lists and numbers where it has NumPy's."""
     if isinstance(values, Mapping):
         return {key: _plain_values(value) for key, value in values.items()}
     if isinstance(values, Sequence) and not isinstance(values, str):
@@ -179,7 +186,7 @@ def _plain_values(values: Any) -> Any:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of the sweep in ``folder``. Raises :class:`UserError` if it is missing or damaged."""
+    """Returns the record of the sweep in ``folder``. Raises :class:`UserError` if it is missing or damaged."""
     values = read_file(folder / RECORD)
     sections = [values.get(name) for name in ("base", "spaces", "tune")]
     if not all(isinstance(each, dict) for each in sections) or not values["tune"].get("name"):
@@ -188,9 +195,10 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
-    """The file that ``name`` means: the record of the sweep in that folder, the file at that path, or one of ``known``.
+    """Returns the file that ``name`` means: the record of the sweep in that folder, the file at that path, or one of
+    ``known``.
 
-    Raises :class:`UserError` if there is none; ``what`` says there what was looked for.
+    Raises :class:`UserError` if there is none; ``what`` is the error's word for what was looked for.
     """
     path = Path(name)
     if (path / RECORD).is_file():
@@ -203,15 +211,18 @@ def find_file(name: str | Path, known: Mapping[str, Path], what: str) -> Path:
 
 
 def known_sections(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raise :class:`UserError`, which begins with ``where``, if ``values`` has a section that is not ``known``."""
+    """Raises :class:`UserError`, which begins with ``where``, if ``values`` has a section that is not ``known``."""
     for key in values:
         if key not in known:
             raise UserError(f"{where}there is no section {key!r}{near_miss(str(key), known)}")
 
 
 def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
-    """The section ``base`` of a space file as dotted keys. If ``base`` is a text, it names a config file, which is
-    looked for beside the space file at ``path`` and then in the working directory."""
+    """Returns the section ``base`` of a space file as dotted keys.
+
+    If ``base`` is a text, it names a config file, which is looked for beside the space file at ``path`` and then in the
+    working directory.
+    """
     if not isinstance(base, str):
         return flat(expand(section({"base": base}, "base", where)))
     beside = path.parent / base if path else Path(base)
@@ -219,12 +230,13 @@ def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
 
 
 def first_seed(settings: Mapping[str, Any]) -> int:
-    """run.seed of a configuration with dotted keys. The other keys are not checked, and need not go together."""
+    """Returns run.seed of a configuration with dotted keys. The other keys are not checked, and need not go
+    together."""
     return load({"run.seed": settings.get("run.seed") or 0}).run.seed
 
 
 def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``by`` in place of its own.
+    """Returns ``base`` with the values of ``by`` in place of its own.
 
     A key of :data:`ALTERNATIVES` also replaces the other one of its pair: run.iterations removes run.rounds.
     """
@@ -235,9 +247,10 @@ def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, 
 def _environments(
     listed: Mapping[str, Any], fixed: Mapping[str, Any], searched: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A label and the keys of each environment: every combination of the ``listed`` values, without ``fixed`` keys.
+    """Yields a label and the keys of each environment: every combination of the ``listed`` values.
 
-    A file without environments has one, whose label is empty and which sets nothing.
+    Keys in ``fixed`` are left out. A file without environments has one, whose label is empty and which sets nothing.
+    Raises :class:`UserError` for an environment that can't be.
     """
     free = {str(key): values for key, values in listed.items() if key not in fixed}
     for key, values in free.items():
@@ -262,7 +275,10 @@ def _first(values: Mapping[str, Any], searched: Sequence[str], where: str) -> li
 
 
 def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
-    """The section ``first`` of a space file: values that are tried before all others."""
+    """Returns the section ``first`` of a space file: values that are tried before all others.
+
+    Raises :class:`UserError`, which begins with ``where``, if it is not a list of mappings.
+    """
     first = values.get("first") or []
     if not isinstance(first, list) or not all(isinstance(each, Mapping) for each in first):
         raise UserError(f"{where}first must be a list of values to try, as in [{{algorithm.mu: 0.1}}]")
@@ -270,7 +286,7 @@ def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
 
 
 def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with run.iterations instead of run.rounds if local steps are searched.
+    """Returns ``base`` with run.iterations instead of run.rounds if local steps are searched.
 
     All trials then train for the same number of iterations; with the same number of rounds, those of more local steps
     would train for longer.
@@ -284,7 +300,10 @@ def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict
 
 
 def check_spec(spec: SweepSpec) -> SweepSpec:
-    """Return ``spec``. Raises :class:`UserError` if it sets what a sweep decides itself or searches what can't be."""
+    """Returns ``spec`` if it is in order.
+
+    Raises :class:`UserError` if it sets what a sweep decides itself, or searches what can't be searched.
+    """
     for key in DECIDED:
         if key in spec.base or key in spec.raw_space:
             instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
@@ -307,8 +326,7 @@ def check_spec(spec: SweepSpec) -> SweepSpec:
 
 
 def check_together(specs: Sequence[SweepSpec]) -> None:
-    """Raise :class:`UserError` if sweeps, as from one folder, have different data or resources: one command runs
-    all."""
+    """Raises :class:`UserError` if sweeps that one command runs differ in their data or resources."""
     for spec in specs[1:]:
         for key in {**specs[0].base, **spec.base}:
             if key.startswith(OF_ALL_TRIALS) and specs[0].base.get(key) != spec.base.get(key):

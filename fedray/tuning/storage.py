@@ -1,4 +1,4 @@
-"""Where studies are kept: a journal in the sweep's folder, or any storage of Optuna's by its URL."""
+"""Opens the storage of studies: a journal in the sweep's folder, or any storage of Optuna's by its URL."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ JOURNAL = "study.journal"
 
 
 def study_name(spec: SweepSpec) -> str:
-    """The name of a sweep's study in its storage.
+    """Returns the name of a sweep's study in its storage.
 
-    A storage of the user's may hold other studies, so that there it is the sweep's name. In a journal of its own it is
-    always ``sweep``, because the folder may be renamed.
+    In a storage that the user names it is the sweep's name, because that storage may hold other studies. In the sweep's
+    own journal it is always ``sweep``, because the folder may be renamed.
     """
     return spec.name if spec.tune.storage else "sweep"
 
 
 def storage_of(spec: SweepSpec) -> BaseStorage:
-    """The storage of a sweep's study, opened for writing."""
+    """Returns the storage of a sweep's study, opened for writing."""
     return open_storage(spec.tune.storage) if spec.tune.storage else open_journal(spec.folder / JOURNAL)
 
 
 def study_of(spec: SweepSpec) -> optuna.Study:
-    """The study of a sweep, to be read only: another process may be writing it.
+    """Returns the study of a sweep, which must only be read: another process may be writing it.
 
     Raises :class:`UserError` if there is none, or if it can't be read.
     """
@@ -45,9 +45,10 @@ def study_of(spec: SweepSpec) -> optuna.Study:
 
 @contextlib.contextmanager
 def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """Keep other processes out of a sweep's folder, as :func:`fedray.tracking.lock.folder_lock` does.
+    """A context in which other processes are kept out of a sweep's folder (:func:`fedray.tracking.lock.folder_lock`).
 
-    Raises :class:`UserError` if another process has the folder, or if it can't be written.
+    Raises :class:`UserError` if another process has the folder for longer than ``patience`` seconds, or if it can't be
+    written.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -58,10 +59,11 @@ def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIE
 
 
 def open_journal(path: Path) -> BaseStorage:
-    """The storage in a journal file, opened for writing; it is created if it is missing.
+    """Returns the storage in a journal file, opened for writing; it is created if it is missing.
 
     Only the process that holds the folder (:func:`hold_study`) may call this, because it repairs what a process that
-    was killed has left: the journal's lock, and a last line that was not written to its end.
+    was killed has left: the journal's lock, and a last line that was not written to its end. Raises :class:`UserError`
+    if the file can't be read.
     """
     Path(f"{path}.lock").unlink(missing_ok=True)
     with _explain_errors(path):
@@ -77,7 +79,7 @@ def _load_journal(path: Path) -> BaseStorage:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Remove a last line that has no end: the next record would be appended to it."""
+    """Removes a last line that has no end, because the next record would be appended to it."""
     if not path.exists():
         return
     with open(path, "r+b") as file:
@@ -87,7 +89,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def open_storage(url: str) -> BaseStorage:
-    """The storage at an Optuna URL. Raises :class:`UserError` if it can't be read."""
+    """Returns the storage at an Optuna URL. Raises :class:`UserError` if it can't be read."""
     with _explain_errors(f"tune.storage={url}"):
         storage = get_storage(url)
         optuna.get_all_study_names(storage)
@@ -95,14 +97,20 @@ def open_storage(url: str) -> BaseStorage:
 
 
 def read_study(path: Path, name: str) -> optuna.Study:
-    """The study ``name`` in a journal file, to be read only: another process may be writing it."""
+    """Returns the study ``name`` in a journal file, which must only be read: another process may be writing it.
+
+    Raises :class:`UserError` if there is none, or if it can't be read.
+    """
     if not path.exists():
         raise UserError(f"there is no study {path}")
     return load_study(_load_journal(path), name, path)
 
 
 def load_study(storage: BaseStorage, name: str, where: object) -> optuna.Study:
-    """The study ``name`` of a storage; ``where`` names the storage in the error if there is no such study."""
+    """Returns the study ``name`` of a storage.
+
+    Raises :class:`UserError` if there is no such study; the error names the storage as ``where``.
+    """
     try:
         return optuna.load_study(study_name=name, storage=storage)
     except KeyError:
@@ -110,14 +118,17 @@ def load_study(storage: BaseStorage, name: str, where: object) -> optuna.Study:
 
 
 def has_study(storage: BaseStorage, name: str) -> bool:
-    """Whether a storage has a study of that name."""
+    """Returns whether a storage has a study of that name."""
     return name in optuna.get_all_study_names(storage)
 
 
 @contextlib.contextmanager
 def _explain_errors(where: object) -> Iterator[None]:
-    """Turn any error into a :class:`UserError`. Optuna raises errors of all types for a storage that it can't read,
-    and the reason is always a damaged file or a wrong URL."""
+    """A context in which any error becomes a :class:`UserError` about ``where``.
+
+    Optuna raises errors of all types for a storage that it can't read, and the reason is always a damaged file or a
+    wrong URL.
+    """
     try:
         yield
     except Exception as error:

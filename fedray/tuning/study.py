@@ -42,9 +42,9 @@ class AskedTrial:
 class Study:
     """The search of one space, kept in the study ``name`` of ``storage``; an existing study is continued.
 
-    ``base`` has the keys that are not searched. ``directions``: maximize or minimize, for each objective. ``first``:
-    values that are tried before any others. ``population``: the size of a generation of NSGA-II, whose first one is
-    drawn at random. Raises ValueError if values of ``first`` are outside the space.
+    ``base`` has the keys that are not searched. ``directions`` says for each objective whether to maximize or minimize
+    it. ``first`` has values that are tried before any others. ``population`` is the size of a generation of NSGA-II,
+    whose first one is drawn at random. Raises ValueError if values of ``first`` are outside the space.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     def best(self) -> list[FrozenTrial]:
-        """What :func:`best_trials` finds in this study."""
+        """Returns what :func:`best_trials` finds in this study."""
         return best_trials(self._study)
 
     def count(self, *states: TrialState) -> int:
-        """How many trials are in one of ``states``."""
+        """Returns how many trials are in one of ``states``."""
         return sum(trial.state in states for trial in self.trials)
 
     def ask(self) -> AskedTrial:
-        """The next trial: one that was running when an earlier process died, else a queued or a new one."""
+        """Returns the next trial: one that was running when an earlier process died, else a queued or a new one."""
         if self._interrupted:
             frozen = self._interrupted.pop(0)
             trial = Trial(self._study, frozen._trial_id)
@@ -107,7 +107,10 @@ class Study:
         return AskedTrial(trial.number, values)
 
     def report(self, number: int, steps: Sequence[int], value: float) -> bool:
-        """Record the intermediate ``value`` of a running trial at each of ``steps``; whether it should be pruned."""
+        """Records the intermediate ``value`` of a running trial at each of ``steps``.
+
+        Returns whether the trial should be pruned. Steps that are recorded already keep their value.
+        """
         trial = self._running[number]
         # a trial that continued from a checkpoint may report steps that are recorded already
         known = self._study.get_trials(deepcopy=False)[number].intermediate_values
@@ -117,8 +120,10 @@ class Study:
         return bool(trial.should_prune())
 
     def complete(self, number: int, values: Sequence[float]) -> None:
-        """Record the end of a trial, with a value for each objective. Values that are not finite become the worst
-        possible ones, because Optuna refuses NaN."""
+        """Records the end of a trial, with a value for each objective.
+
+        Values that are not finite become the worst possible ones, because Optuna refuses NaN.
+        """
         worst = {"MAXIMIZE": -math.inf, "MINIMIZE": math.inf}
         directions = [direction.name for direction in self._study.directions]
         finite = [v if math.isfinite(v) else worst[way] for v, way in zip(values, directions, strict=True)]
@@ -126,12 +131,12 @@ class Study:
         del self._running[number]
 
     def prune(self, number: int) -> None:
-        """Record that a trial was pruned. Its last intermediate value becomes its value."""
+        """Records that a trial was pruned. Its last intermediate value becomes its value."""
         self._study.tell(self._running[number], state=TrialState.PRUNED)
         del self._running[number]
 
     def fail(self, number: int, error: str) -> None:
-        """Record that a trial failed with ``error``."""
+        """Records that a trial failed with ``error``."""
         trial = self._running[number]
         trial.set_user_attr(ERROR, error)
         self._study.tell(trial, state=TrialState.FAIL)
@@ -139,25 +144,28 @@ class Study:
 
     @property
     def failed(self) -> list[FrozenTrial]:
-        """Trials that failed and have not been queued again."""
+        """The trials that failed and have not been queued again."""
         again = {trial.user_attrs.get("retries") for trial in self.trials}
         return [
             t for t in self.trials if t.state == TrialState.FAIL and t.number not in again and VALUES in t.user_attrs
         ]
 
     def retry_failed(self) -> int:
-        """Queue the values of each failed trial once more, as a new trial; returns how many there are."""
+        """Queues the values of each failed trial once more, as a new trial.
+
+        Returns how many trials were queued. A trial that was queued again earlier is left out.
+        """
         failed = self.failed
         for trial in failed:
             self._study.enqueue_trial(trial.params, user_attrs={"retries": trial.number})
         return len(failed)
 
     def wanted(self, trials: int) -> int:
-        """How many trials a sweep of ``trials`` has in all: each retry of a failed trial is one more."""
+        """Returns how many trials a sweep of ``trials`` has in all: each retry of a failed trial is one more."""
         return trials + sum("retries" in trial.user_attrs for trial in self.trials)
 
     def left(self, trials: int) -> int:
-        """How many trials of a sweep of ``trials`` :meth:`ask` has still to hand out."""
+        """Returns how many trials of a sweep of ``trials`` :meth:`ask` has still to hand out."""
         begun = len(self.trials) - self.count(TrialState.WAITING)
         return max(0, self.wanted(trials) - begun) + len(self._interrupted)
 
@@ -175,14 +183,14 @@ class Study:
 
 
 def sampled_values(trial: FrozenTrial) -> Values:
-    """The values that were sampled for a trial which has been handed out."""
+    """Returns the values that were sampled for a trial which has been handed out."""
     return json.loads(trial.user_attrs[VALUES])
 
 
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """The best trial, or of several objectives the trials on the Pareto front, as Optuna finds them.
+    """Returns the best trial, or of several objectives the trials on the Pareto front, as Optuna finds them.
 
-    Of equally good trials the first one is the best. There are none while no trial has completed with finite values.
+    Of equally good trials the first one is the best. The list is empty while no trial has completed with finite values.
     """
     if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         return []
@@ -192,5 +200,5 @@ def best_trials(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def is_finite(trial: FrozenTrial) -> bool:
-    """Whether all values of a completed trial are finite; those of a trial that diverged are not."""
+    """Returns whether all values of a completed trial are finite; those of a trial that diverged are not."""
     return all(map(math.isfinite, trial.values))

@@ -1,5 +1,7 @@
-"""A suite: a fair comparison of algorithms. Each is tuned with the same budget on its own space; then the best trial of
-each runs on seeds that no trial had, and these runs are compared.
+"""Reads and runs a suite: a fair comparison of algorithms.
+
+Each algorithm is tuned with the same budget on its own space. Then the best trial of each runs on seeds that no trial
+had, and these runs are compared. A suite is a file:
 
 about: what is compared
 base: {data.source: sample, run.rounds: 40}      # the same for all algorithms
@@ -96,13 +98,16 @@ class _Seeds(Section):
 
 
 def known_suites() -> dict[str, Path]:
-    """The suites that come with fedray, by name."""
+    """Returns the paths of the suites that come with fedray, by name."""
     return {path.stem: path for path in sorted((SPACES / "suites").glob("*.yaml"))}
 
 
 def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
-    """The suite in a file, by path or name. ``overrides`` are texts ``key=value`` for its base or for ``tune.*``, and
-    hold for all algorithms. Raises :class:`UserError` if something is wrong in a file or the overrides."""
+    """Returns the suite in a file, which is named by its path, or by its name if it comes with fedray.
+
+    ``overrides`` are texts ``key=value`` for its base or for ``tune.*``, and hold for all algorithms. Raises
+    :class:`UserError` if something is wrong in a file or the overrides.
+    """
     path = find_file(name, known_suites(), "suite")
     values, where = read_file(path), f"{path}: "
     known_sections(values, ("about", "base", "space", "algorithms", "baseline", "seeds", "tune"), where)
@@ -142,7 +147,7 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
 
 @dataclass(frozen=True)
 class _Common:
-    """What all algorithms of a suite have in common. ``overrides``: what the command line sets."""
+    """What all algorithms of a suite have in common. ``overrides`` has what the command line sets."""
 
     base: Mapping[str, Any]
     space: Mapping[str, Any]
@@ -150,14 +155,16 @@ class _Common:
     overrides: Mapping[str, Any]
 
     def leaves(self, key: str) -> bool:
-        """Whether the suite leaves ``key`` to the space file of each algorithm: it is a hyper-parameter of the
-        algorithm itself, and the suite neither sets nor searches it."""
+        """Returns whether the suite leaves ``key`` to the space file of each algorithm.
+
+        That is so if it is a hyper-parameter of the algorithm itself, and the suite neither sets nor searches it.
+        """
         own = key.startswith("algorithm.") or key in OF_OPTIMIZERS
         return own and not any(key in claimed for claimed in (self.base, self.space, self.overrides))
 
 
 def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple[SweepSpec, list[str]]:
-    """The sweep of one algorithm, and the keys that its space file searches and the suite does not."""
+    """Returns the sweep of one algorithm, and the keys that its space file searches and the suite does not."""
     beside = suite.parent / name
     path = find_file(beside if beside.is_file() else name, known_spaces(), "space file")
     values = read_file(path)
@@ -186,7 +193,10 @@ def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple
 
 
 def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
-    """A line for each hyper-parameter of the optimizers that space files set or search, which says for whom."""
+    """Returns a line for each hyper-parameter of the optimizers that space files set or search.
+
+    The line says which algorithms have which value.
+    """
     defaults = flat(load({}).model_dump())
     notes = []
     for key in filter(common.leaves, OF_OPTIMIZERS):
@@ -203,7 +213,7 @@ def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
 
 
 def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str]]) -> list[str]:
-    """A line that lists what space files search and this suite does not."""
+    """Returns a line that lists what space files search and this suite does not; an empty list if there is nothing."""
     found: dict[str, list[str]] = {}
     for spec, keys in zip(specs, dropped, strict=True):
         for key in keys:
@@ -215,9 +225,15 @@ def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str
 def run_suite(
     suite: Suite, view: View | None = None, retry_failed: bool = False
 ) -> Literal["completed", "incomplete", "interrupted"]:
-    """Run a suite to its end, or continue it.
+    """Runs a suite to its end or continues it, and returns how that ended.
 
-    It is incomplete if no trial of some algorithm completed, or if a run of a winner failed.
+    "completed": the best trial of every algorithm has run on all fresh seeds. "incomplete": no trial of some algorithm
+    completed with finite values, or a final run on a fresh seed failed; why it did was shown in ``view``.
+    "interrupted": the user stopped the suite. It goes on if it is run again, and final runs that failed are then tried
+    again.
+
+    ``view`` shows the progress; None shows nothing. ``retry_failed`` runs the trials that failed in an earlier call
+    once more.
     """
     view = view or View(quiet=True)
     finals: list[FinalRuns] = []

@@ -1,4 +1,5 @@
-"""Facts about the runs of a suite which show whether two rows of its table differ in more than the algorithm."""
+"""Collects facts about the runs of a suite which show whether two rows of its table differ in more than the
+algorithm."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from fedray.config import flat, read_file
 
 
 def facts_of(run: Path) -> dict[str, Any]:
-    """Facts about the run in the folder ``run``.
+    """Returns facts about the run in the folder ``run``.
 
-    ``parameters``: how many its model has. ``weighting``: how clients were weighed. ``public_samples``: on how many
-    labelled public samples the server trained, or the clients to whom they were dealt; 0 if they were only held out.
+    ``parameters`` is the number of parameters of its model, and ``weighting`` says how clients were weighed.
+    ``public_samples`` is the number of labelled public samples on which the server trained, or the clients to whom they
+    were dealt; it is 0 if they were only held out.
     """
     from fedray.algorithms import find_algorithm
 

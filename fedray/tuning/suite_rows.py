@@ -1,6 +1,7 @@
 """Computes the rows of a suite's table from run folders: accuracies over seeds, costs, differences to a baseline.
 
-A row is a label and a list of run folders, one for each seed. The runs need not come from a sweep.
+A :class:`Row` stands for an algorithm with fixed hyper-parameters that was run once for each of several seeds. The runs
+need not come from a sweep.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from fedray.tuning.intervals import holm, mean_and_margin, median_to_reach, pair
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table.
+    """One row of the table: an algorithm with fixed hyper-parameters, run once for each of several seeds.
 
-    ``folders``: its run folders. Runs of two rows are a pair if their folders have the same name, as ``seed-3``.
-    ``accuracy``: the column of metrics.csv that counts as its accuracy. ``facts``: further columns of the table; a fact
-    with the name of a computed column replaces it.
+    ``folders`` has the run folder of each seed. Runs of two rows are a pair if their folders have the same name, as
+    ``seed-3``. ``accuracy`` is the column of metrics.csv that counts as the row's accuracy. ``facts`` are further
+    columns of the table; a fact with the name of a computed column replaces it.
     """
 
     label: str
@@ -36,8 +37,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a row, with an entry for each round: ``rounds``, ``iterations``, ``accuracies`` (NaN if the round was
-    not evaluated) and ``bytes`` (both ways, since the beginning), each float64 [rounds]."""
+    """One run of a row, with an entry for each round.
+
+    The arrays are ``rounds``, ``iterations``, ``accuracies`` (NaN if the round was not evaluated) and ``bytes`` (both
+    ways, since the beginning), each float64 [rounds].
+    """
 
     seed: str
     diverged: bool
@@ -53,7 +57,7 @@ class Run:
         return float(evaluated[-1]) if len(evaluated) else math.nan
 
     def to_reach(self, target: float) -> tuple[float, float]:
-        """The first round whose accuracy was ``target`` or more, and the bytes up to it.
+        """Returns the first round whose accuracy was ``target`` or more, and the bytes up to it.
 
         Both are infinite if there is no such round. They are also infinite for a run that diverged later, because its
         model is lost.
@@ -64,7 +68,7 @@ class Run:
 
 
 def read_runs(row: Row) -> list[Run]:
-    """The runs of a row, in the order of its folders."""
+    """Reads the runs of a row from its run folders, and returns them in the order of ``row.folders``."""
     return [_read_run(folder, row.accuracy) for folder in row.folders]
 
 
@@ -81,7 +85,7 @@ def _read_run(folder: Path, accuracy: str) -> Run:
 
 
 def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None) -> pd.DataFrame:
-    """A table with a line for each row, the best first.
+    """Returns a table with a line for each row, the best first.
 
     ``baseline`` is the label of the row with which the others are compared. If ``target`` is None, the target is the
     mean accuracy of the baseline, or the lowest mean of all rows if the baseline has none.

@@ -1,4 +1,4 @@
-"""The table of a suite: which accuracy each algorithm's best trial reached on fresh seeds, and at which cost."""
+"""Makes the table of a suite: which accuracy each algorithm's best trial reached on fresh seeds, and at which cost."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ NOTES = (
     "Rows are sorted by mean accuracy over the runs that ended; of two with the same, the one with fewer diverged runs "
     "comes first.",
 )
-"""Sentences that stand under every table."""
+"""The sentences that stand under every table."""
 
 
 def suite_table(suite: Suite) -> pd.DataFrame:
-    """A table with a line for each of :func:`suite_rows`, the best first.
+    """Returns a table with a line for each of :func:`suite_rows`, the best first.
 
     :func:`fedray.tuning.suite_rows.compare_rows` describes its columns. The target is the last of run.targets, or the
     mean accuracy of the baseline if there are none.
@@ -50,18 +50,18 @@ def suite_table(suite: Suite) -> pd.DataFrame:
 
 
 def baseline_of(suite: Suite) -> str:
-    """The label of the row with which the others are compared."""
+    """Returns the label of the row with which the others are compared."""
     return label_of(suite.baseline)
 
 
 def suite_rows(suite: Suite) -> list[Row]:
-    """The rows of the table: one for each final of the suite.
+    """Returns the rows of the table: one for each final of the suite.
 
     Where an algorithm's server trains a representation model, a further row shows what that model reaches alone, in the
     same runs. The facts of a row are: ``trials``, how many have ended, and how many of them are ``complete``,
     ``pruned``, ``diverged`` and ``failed``; ``seeds_asked``; ``winner``, the number of the best trial; ``validation``,
-    its value of the objective, if nothing was changed since; ``with``, the values that it ran with and others did not;
-    and those of :func:`fedray.tuning.suite_facts.facts_of`.
+    its value of the objective, which is left out if keys were changed since; ``with``, the values that it ran with and
+    others did not; and those of :func:`fedray.tuning.suite_facts.facts_of`.
     """
     rows = []
     differ = [key for key in OF_OPTIMIZERS if len({spec.base.get(key) for spec in suite.specs}) > 1]
@@ -84,7 +84,7 @@ def suite_rows(suite: Suite) -> list[Row]:
 
 
 def write_suite(suite: Suite) -> list[Path]:
-    """Write suite.csv, suite.md and curves.png in the suite's folder, and return their paths."""
+    """Writes suite.csv, suite.md and curves.png in the suite's folder, and returns their paths."""
     table = suite_table(suite)
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
     lists = [column for column in ("accuracies", "differences") if column in table]
@@ -103,8 +103,11 @@ def _spaced(values: Any) -> str:
 
 
 def _for_people(table: pd.DataFrame, objective: str, baseline: str) -> pd.DataFrame:
-    """The table as it is shown: in percent and megabytes, with intervals beside the means, and with ``> R`` where the
-    target was not reached in the R rounds or megabytes of a whole run."""
+    """Returns the table as it is shown to people.
+
+    Accuracies are in percent and bytes in megabytes, intervals stand beside the means, and ``> R`` stands where the
+    target was not reached in the R rounds or megabytes of a whole run.
+    """
     shown = table[["algorithm", "trials", "complete", "pruned", "diverged", "failed"]].copy()
     if "accuracy" not in table:
         return shown
@@ -152,7 +155,12 @@ def _difference(row: dict[str, Any], baseline: str) -> str:
 
 
 def _amount(median: float, whole: float) -> str:
-    """A cell with what it took to reach the target; ``whole`` is what a whole run takes, NaN if all diverged."""
+    """Returns the cell that says what it took to reach the target: rounds, or megabytes.
+
+    ``median`` is the median over the runs, and is infinite if too few of them reached the target. The cell then says
+    that it is above ``whole``, what a whole run takes, as in ``> 40``; or ``never`` if ``whole`` is NaN because all
+    runs diverged. If ``median`` is NaN, because there are no runs, the cell is empty.
+    """
     if math.isnan(median):
         return ""
     if math.isfinite(median):
@@ -161,7 +169,7 @@ def _amount(median: float, whole: float) -> str:
 
 
 def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool) -> str:
-    """A paragraph for under the table, which explains its numbers."""
+    """Returns the paragraph under the table, which explains its numbers."""
     has_baseline = bool(table.loc[table["algorithm"] == baseline, "accuracy"].notna().any())
     tests = int(table["p"].notna().sum()) if "p" in table else 0
     lines = [
@@ -193,7 +201,7 @@ def _ended(study: Any) -> list[FrozenTrial]:
 
 
 def _folders(final: Final, best: FrozenTrial | None, seeds: int) -> list[Path]:
-    """The folders of the runs of a final that have ended."""
+    """Returns the folders of those runs of a final that have ended; none if ``best``, its trial, is None."""
     if best is None:
         return []
     folders = [final.folder(best.number) / f"seed-{seed}" for seed in fresh_seeds(final.spec, seeds)]
@@ -201,9 +209,9 @@ def _folders(final: Final, best: FrozenTrial | None, seeds: int) -> list[Path]:
 
 
 def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the mean accuracy of each row over its iterations, with a band from the lowest to the highest of its seeds.
+    """Draws the mean accuracy of each row over its iterations, with a band from the lowest to the highest of its seeds.
 
-    Runs that diverged are left out; the legend counts them.
+    The picture, with ``title``, is written to ``path``. Runs that diverged are left out; the legend counts them.
     """
     import matplotlib
 

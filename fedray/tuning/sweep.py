@@ -21,8 +21,9 @@ from fedray.tuning.trial import Assignment, Message, Round, RunEnd
 class RunningTrial:
     """What a running trial has reached.
 
-    ``values``: what was sampled. ``finals``: for each run that has ended, its last value of each objective. ``value``:
-    the mean of the first objective over the runs so far. ``step``: the step of the axis, counted over all runs.
+    ``values`` has what was sampled. ``finals`` has, for each run that has ended, its last value of each objective.
+    ``value`` is the mean of the first objective over the runs so far. ``step`` is the step of the axis, counted over
+    all runs.
     """
 
     values: Values
@@ -33,16 +34,16 @@ class RunningTrial:
 
 
 class SweepObserver(Protocol):
-    """Is told what happens in a sweep; :class:`fedray.tuning.view.View` shows it to the user."""
+    """An object that is told what happens in a sweep; :class:`fedray.tuning.view.View` shows it to the user."""
 
     def say(self, line: str) -> None:
-        """Take a line for the user."""
+        """Takes a line for the user."""
 
     def progress(self) -> None:
-        """A running trial has reached a further step."""
+        """Is called when a running trial has reached a further step."""
 
     def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
-        """A trial of ``sweep`` has ended; ``how``: complete, pruned, diverged or failed."""
+        """Is called when a trial of ``sweep`` has ended; ``how`` is complete, pruned, diverged or failed."""
 
 
 class SilentObserver:
@@ -56,11 +57,11 @@ class SilentObserver:
 
 
 class Sweep:
-    """A source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that records each fact once, in its study.
+    """A source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that records what they reach in a study.
 
     ``base`` is the configuration of all trials without what is searched, as dotted keys, and ``engine`` is what the
-    cluster adds to it. ``total``: how many trials there will be. ``budget``: how much of the pruner's axis a whole run
-    takes. ``notes``: lines for the user that are shown before the sweep starts.
+    cluster adds to it. ``total`` is the number of trials that there will be, and ``budget`` is how much of the pruner's
+    axis a whole run takes. ``notes`` are lines for the user that are shown before the sweep starts.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Sweep:
         return self.exhausted and not self.running
 
     def introduction(self, max_concurrent_trials: int) -> str:
-        """A line that says what will be run."""
+        """Returns a line that says what will be run."""
         done = self.study.count(*ENDED)
         return (
             f"{self.name}: {self.study.wanted(self.total)} trials of {self.base.get('algorithm.name', 'pfedmo')}"
@@ -103,7 +104,7 @@ class Sweep:
         return self._assignment(asked.number, asked.values)
 
     def fraction_done(self, trial: RunningTrial) -> float:
-        """How much of the axis a running trial has behind it, from 0 to 1."""
+        """Returns how much of the axis a running trial has behind it, from 0 to 1."""
         return trial.step / (STEPS * self.spec.tune.seeds)
 
     def _assignment(self, number: int, values: Values) -> Assignment:
@@ -155,7 +156,7 @@ class Sweep:
         return self._record_steps(number, trial, [(message.run + 1) * STEPS], may_stop=True)
 
     def _record_steps(self, number: int, trial: RunningTrial, steps: Sequence[int], may_stop: bool) -> bool:
-        """Record the value of a running trial at ``steps``, and return whether the pruner stops it."""
+        """Records the value of a running trial at ``steps``, and returns whether the pruner stops it."""
         trial.step = steps[-1]
         stop = len(self.objectives) == 1 and self.study.report(number, steps, trial.value) and may_stop
         if stop:
@@ -170,7 +171,7 @@ class Sweep:
         self.observer.say(f"{self.name}: trial {key}: {error}; it goes on from its last checkpoint")
 
     def trial_failed(self, key: str, error: str) -> None:
-        """Record a failed trial in the study, and its error in the file error.txt of its folder."""
+        """Records a failed trial in the study, and its error in the file error.txt of its folder."""
         number = int(key)
         folder = self.spec.trial_folder(number)
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +184,11 @@ class Sweep:
         self.observer.ended(self, number, self.running.pop(number), how)
 
     def write_best(self) -> None:
-        """Write best.yaml, or a file for each trial on the Pareto front: configurations for ``fedray run``."""
+        """Writes the configuration of the best trial, for ``fedray run``, to best.yaml.
+
+        With several objectives there is a file for each trial on the Pareto front. Files of former best trials are
+        removed.
+        """
         best = self.study.best()
         single = len(self.objectives) == 1
         names = {"best.yaml" if single else f"best-{trial.number:04d}.yaml": trial for trial in best}

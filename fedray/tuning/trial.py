@@ -1,4 +1,4 @@
-"""One trial, in the process that computes it: its runs, one after another, each in its own folder. Uses no Ray."""
+"""Runs one trial in the process that computes it: its runs, one after another, each in its own folder. Uses no Ray."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ class Assignment(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A message: a round was evaluated.
+    """A message that says that a round was evaluated.
 
     ``run`` is the position of its run in the assignment, ``steps`` are the steps of the axis that the round was the
-    first to reach, and ``row`` is its row of metrics.csv. ``is_last``: nothing of the trial comes after this round.
+    first to reach, and ``row`` is its row of metrics.csv. ``is_last`` says that this is the last round of the trial's
+    last run.
     """
 
     run: int
@@ -49,7 +50,7 @@ class Round(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """A message: run number ``run`` ended with ``status``. ``row`` is its last row of metrics.csv."""
+    """A message that says that run number ``run`` ended with ``status``. ``row`` is its last row of metrics.csv."""
 
     run: int
     status: str
@@ -57,10 +58,10 @@ class RunEnd(NamedTuple):
 
 
 class TrialEnd(NamedTuple):
-    """A message: the trial ended. It is the last message of a trial.
+    """A message that says that the trial ended. It is the last message of a trial.
 
-    ``error`` says why the trial failed, if it did. ``interrupted``: the user stopped the program, and the trial has a
-    checkpoint from which it goes on when the program is started again.
+    ``error`` says why the trial failed; it is None if it did not. ``interrupted`` says that the user stopped the
+    program, and that the trial has a checkpoint from which it goes on when the program is started again.
     """
 
     error: str | None = None
@@ -68,19 +69,21 @@ class TrialEnd(NamedTuple):
 
 
 Message = Round | RunEnd | TrialEnd
+"""What a trial reports to its source while it runs."""
 
 Reporter = Callable[[Message], bool]
-"""Takes a message of a trial, and returns whether the trial must stop."""
+"""A function that takes a message of a trial, and returns whether the trial must stop."""
 
 
 def run_trial(
     assignment: Assignment, own: Own, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
-    """Carry out all runs of a trial.
+    """Carries out all runs of a trial, and returns its last message.
 
     A run that its folder shows to be finished is not repeated but only reported, and one that was cut short continues
-    from its checkpoint. All runs are made from ``own``. ``interrupted`` is called after every round; if it returns
-    True, the trial ends there and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
+    from its checkpoint. All runs are made from ``own``. ``report`` is called with the other messages of the trial, and
+    the trial ends if it returns True. ``interrupted`` is called after every round; if it returns True, the trial ends
+    there and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
     """
     from fedray.simulation import run_experiment
 
@@ -109,7 +112,7 @@ def run_trial(
 
 
 class TrialThread:
-    """Runs a trial in a thread that pauses at each message until someone asks for the next one.
+    """A thread that runs a trial, and pauses at each message until the next one is asked for.
 
     Ray Tune calls for a trial's results one at a time, whereas a trial computes on its own; the thread turns one into
     the other. It begins with the first call of :meth:`next_message` and not before, because Tune may create a process
@@ -125,7 +128,12 @@ class TrialThread:
         self._thread = threading.Thread(target=self._run, name=assignment.key, daemon=True)
 
     def next_message(self) -> Message:
-        """Let the trial go on, and wait for its next message."""
+        """Lets the trial compute until it has its next message, and returns that.
+
+        A message is a :class:`Round`, a :class:`RunEnd` or, at the end, a :class:`TrialEnd`; there is none after that,
+        so that this must not be called again. Between two calls the trial waits, so that it can be stopped before it
+        computes further than what Tune has seen. If the trial raises, its error comes in the TrialEnd.
+        """
         if self._answer is None:
             self._thread.start()
         else:
@@ -134,14 +142,17 @@ class TrialThread:
         return message
 
     def stop(self) -> None:
-        """Stop the trial after the round whose message was the last, and wait until it has ended."""
+        """Stops the trial at the message that was returned last, and waits until it has ended.
+
+        Does nothing if the trial has not begun.
+        """
         if self._answer is not None and not self._must_stop:
             self._must_stop = True
             self._answer.set_result(True)
             self._thread.join()
 
     def _report(self, message: Message) -> bool:
-        """Called in the trial's thread: hand over a message and wait for whether the trial must stop."""
+        """Hands over a message from the trial's thread, and waits for the answer, whether the trial must stop."""
         if self._must_stop:
             return True
         answer: Future[bool] = Future()

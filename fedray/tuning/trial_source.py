@@ -1,4 +1,4 @@
-"""Where trials come from: a protocol between whoever decides which trials are run and whoever runs them."""
+"""The protocol between what decides which trials are run and what runs them."""
 
 from __future__ import annotations
 
@@ -21,27 +21,34 @@ class TrialSource(Protocol):
         """Whether :meth:`next_trial` will never return a trial again, whatever the running trials report."""
 
     def next_trial(self) -> Assignment | None:
-        """The next trial to run. None means that there is none now; there may be one later unless ``exhausted``."""
+        """Returns the next trial to run.
+
+        None means that there is none now; there may be one later unless ``exhausted``.
+        """
 
     def report(self, key: str, message: Message) -> bool:
-        """Take a message of a running trial, and return whether that trial must stop.
+        """Takes a message of a running trial, and returns whether that trial must stop.
 
         A trial is over for its source when its :class:`~fedray.tuning.trial.TrialEnd` was reported, or when a message
         was answered with True.
         """
 
     def trial_lost(self, key: str, error: str) -> None:
-        """The process of a running trial died with ``error``; the trial starts again, and repeats its messages."""
+        """Prepares the source for a running trial to start again, because its process died with ``error``.
+
+        The trial continues from its last checkpoint. It then reports again what it had reported after that checkpoint,
+        and the ends of runs that had ended, so that the source must not count these messages twice.
+        """
 
     def trial_failed(self, key: str, error: str) -> None:
-        """A running trial can't be completed, because of ``error``. The trial is over."""
+        """Takes note that a running trial can't be completed because of ``error``. The trial is over."""
 
 
 class CombinedTrialSource:
-    """Combines several sources into one: each call takes a trial from the first source that has one.
+    """A source that combines several: each call returns a trial of the first source that has one.
 
-    While the trials that the first source gave last are running, trials of the second one fill the free places. A key
-    is the position of the source and its own key, as in ``1/17``.
+    While the trials that the first source returned last are running, trials of the second one fill the free places. A
+    trial's key is the position of its source and its key there, as in ``1/17``.
     """
 
     def __init__(self, sources: Sequence[TrialSource]) -> None:

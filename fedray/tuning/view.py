@@ -1,4 +1,4 @@
-"""What the user sees of a sweep while it runs: a table on a terminal, and a line per trial elsewhere."""
+"""Shows the user a sweep while it runs: a table on a terminal, and a line per trial elsewhere."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from fedray.tuning.sweep import RunningTrial, Sweep
 
 LINE_SECONDS = 60
-"""Where there is no table: after so many seconds in which no trial ended, a line says how far the running ones are."""
+"""The time, where there is no table, after which a line says how far the running trials are if none has ended."""
 
 TABLE_SECONDS = 0.2
-"""The table is drawn again at most so often, unless a trial has ended."""
+"""The shortest time between two drawings of the table, unless a trial has ended."""
 
 
 class View:
-    """Shows several sweeps on one console: a :class:`~fedray.tuning.sweep.SweepObserver`. ``quiet`` shows nothing."""
+    """A :class:`~fedray.tuning.sweep.SweepObserver` that shows several sweeps on one console.
+
+    With ``quiet`` it shows nothing.
+    """
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -38,12 +41,12 @@ class View:
         self._shown = 0.0
 
     def say(self, line: str) -> None:
-        """Print a line; if there is a table, above it."""
+        """Prints a line; if there is a table, above it."""
         if not self.quiet:
             (self._live.console if self._live else self.console).print(line, markup=False)
 
     def start(self, sweeps: Sequence[Sweep]) -> None:
-        """Begin to show the trials of ``sweeps``; the time that is left is estimated from now on."""
+        """Begins to show the trials of ``sweeps``; the time that is left is estimated from now on."""
         self.sweeps, self._start_time = sweeps, time.monotonic()
         self._shown = self._start_time
         if not self.quiet and self.console.is_terminal:
@@ -53,14 +56,14 @@ class View:
             self.progress()
 
     def stop(self) -> None:
-        """Show the table a last time, and leave it on the terminal."""
+        """Shows the table a last time, and leaves it on the terminal."""
         if self._live:
             self._live.update(self._table(), refresh=True)
             self._live.stop()
             self._live = None
 
     def progress(self) -> None:
-        """Show how far the running trials are, unless that was done a moment ago."""
+        """Shows how far the running trials are, unless that was done a moment ago."""
         now = time.monotonic()
         if now - self._shown < (TABLE_SECONDS if self._live else LINE_SECONDS):
             return
@@ -74,7 +77,7 @@ class View:
                     self.say(f"{sweep.name} {_counts(sweep)}: running {', '.join(parts)}{self._remaining_in_words()}")
 
     def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
-        """Show that a trial has ended, and with which value."""
+        """Shows that a trial has ended, and with which value."""
         self._ended += 1
         if self._live:
             self._shown = 0.0
@@ -85,7 +88,7 @@ class View:
         self.say(f"{sweep.name} {_counts(sweep)}: trial {number} {with_values}{self._remaining_in_words()}")
 
     def _remaining(self) -> float | None:
-        """An estimate of the seconds that are left, by the number of trials done so far; None before any is begun."""
+        """Estimates the seconds that are left from the number of trials done so far; None before any is begun."""
         begun = [sweep.fraction_done(trial) for sweep in self.sweeps for trial in sweep.running.values()]
         done = self._ended + sum(begun)
         left = sum(sweep.study.left(sweep.total) for sweep in self.sweeps) + sum(1 - part for part in begun)
@@ -119,12 +122,16 @@ class View:
 
 
 def _counts(sweep: Sweep) -> str:
-    """How many trials of a sweep have ended, of how many: ``3/30``."""
+    """Returns how many trials of a sweep have ended, of how many: ``3/30``."""
     return f"{sweep.study.count(*ENDED)}/{sweep.study.wanted(sweep.total)}"
 
 
 def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
-    """The best value so far, its trial and what was sampled for it; of several objectives, the size of the front."""
+    """Returns the best value so far, its trial and what was sampled for it, as texts.
+
+    With several objectives, the first text has the size of the front and the others are empty; all are if there is no
+    best trial.
+    """
     best = sweep.study.best()
     if not best:
         return "", "", ""
@@ -134,5 +141,5 @@ def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
 
 
 def format_values(values: Mapping[str, Any]) -> str:
-    """Sampled values in one line, with four digits: ``train.lr=0.03162, train.local_steps=5``."""
+    """Returns sampled values in one line, with four digits: ``train.lr=0.03162, train.local_steps=5``."""
     return ", ".join(f"{k}={value:.4g}" if isinstance(value, float) else f"{k}={value}" for k, value in values.items())
