@@ -52,7 +52,7 @@ CALLS_OF_A_LEVEL = 12
 
 
 def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
-    """The digest of a function, class or object: a sha256 as hexadecimal digits.
+    """Returns the digest of a function, class or object: a sha256 as hexadecimal digits.
 
     Of the tensors ``apart_from`` only shapes and dtypes count. If these are a model's parameters and buffers, the
     result is the digest of the model's code without its weights.
@@ -77,7 +77,7 @@ class _Walk:
         self.depth: int = before.depth if before else 0
 
     def of(self, thing: Any) -> bytes:
-        """The digest of ``thing``. If the walk has been there already, the digest says only when that was."""
+        """Returns the digest of ``thing``. If the walk has been there already, the digest says only when that was."""
         if type(thing) in PLAIN:
             return sha256_of(type(thing).__name__, repr(thing))
         if id(thing) in self.seen:
@@ -125,7 +125,7 @@ class _Walk:
             yield from self._object(thing)
 
     def _unordered(self, things: Collection[Any]) -> Iterator[bytes]:
-        """The digests of the elements of a set, sorted, because their order means nothing.
+        """Returns the digests of the elements of a set, sorted, because their order means nothing.
 
         Each is made as if the element were the first one, so that it does not depend on that order either.
         """
@@ -175,7 +175,7 @@ class _Walk:
             yield source_digest(imported)
 
     def _global(self, name: str, value: Any, attributes: set[str]) -> Iterator[bytes]:
-        """The digests of what a function means by the global ``name``, whose value is ``value``.
+        """Returns the digests of what a function means by the global ``name``, whose value is ``value``.
 
         Of a module of the user's own, only what the function may use counts: the module's attributes among
         ``attributes``, which are those that the function reads of anything.
@@ -227,7 +227,8 @@ class _Walk:
                 yield self.of(value)
 
     def _object(self, thing: Any) -> Iterator[str | bytes]:
-        """The digests of the parts into which pickle takes any other object apart, or of its type if pickle can't."""
+        """Returns the digests of the parts into which pickle takes any other object apart, or of its type if pickle
+        can't."""
         if isinstance(thing, (classmethod, staticmethod, types.MethodType)):
             yield self.of(thing.__func__)
             yield self.of(getattr(thing, "__self__", None))
@@ -258,7 +259,8 @@ class _Walk:
 
 
 def _module_of(thing: Any) -> str | None:
-    """The name of the module that an object says it is from. For a few classes of C code it is no text, hence None."""
+    """Returns the name of the module that an object says it is from. For a few classes of C code it is no text, hence
+    None."""
     module = getattr(thing, "__module__", None)
     return module if isinstance(module, str) else None
 
@@ -272,7 +274,8 @@ def _is_special(name: str) -> bool:
 
 
 def _is_made_by_pydantic(name: str) -> bool:
-    """Whether pydantic has made an attribute of a class from the class's fields; it holds names and addresses."""
+    """Returns whether pydantic has made an attribute of a class from the class's fields; it holds names and
+    addresses."""
     return name.startswith("__pydantic_") and name != "__pydantic_fields__"
 
 

@@ -15,7 +15,7 @@ from fedray.tracking.cost_tables import Candidate, Scenario
 
 
 def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[str, str]]:
-    """Every algorithm with the model that it needs, and what all of them have in common.
+    """Returns every algorithm with the model that it needs, and what all of them have in common.
 
     The third value says for each algorithm that can't be compared why that is so. All algorithms get the data of
     ``config``'s own algorithm, and those that train on a public set the one that they would have.
@@ -31,7 +31,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     alike: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
 
     def resolved_with(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
-        """The experiment and the server of another algorithm. Algorithms that need the same head and data share
+        """Returns the experiment and the server of another algorithm. Algorithms that need the same head and data share
         them."""
         asked, need = config.model.head, cls.needs_head
         head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]
@@ -66,7 +66,8 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
 
 
 def _with_algorithm(config: Config, name: str, head: str) -> Config:
-    """``config`` with the algorithm ``name`` at its defaults, and without keys that not every algorithm accepts."""
+    """Returns ``config`` with the algorithm ``name`` at its defaults, and without keys that not every algorithm
+    accepts."""
     return config.model_copy(
         update={
             "algorithm": type(config.algorithm)(name=name),

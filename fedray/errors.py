@@ -28,7 +28,7 @@ class StateLost(ClientError):
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that ``name`` was probably meant to be, or None if no known name is close enough.
+    """Returns the known name that ``name`` was probably meant to be, or None if no known name is close enough.
 
     Upper and lower case count as the same. ``cutoff`` says how alike two names have to be, from 0 (nothing alike) to 1
     (the same).
@@ -39,7 +39,7 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def near_miss(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the closest known name, or all known names if none is close.
+    """Returns the end of a message about an unknown name: the closest known name, or all known names if none is close.
 
     >>> near_miss("fedporx", ["fedavg", "fedprox"])
     " (did you mean 'fedprox'?)"
@@ -52,17 +52,17 @@ def near_miss(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its type if it has no message."""
+    """Returns the first line of an error's message, or the name of its type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def last_line(message: str) -> str:
-    """The last line of an error's message: of a traceback, the line that names the error."""
+    """Returns the last line of an error's message: of a traceback, the line that names the error."""
     return (message.strip().splitlines() or [""])[-1]
 
 
 def first_sentence(error: Exception) -> str:
-    """The first sentence of an error's message in one line, or the name of its type if it has no message.
+    """Returns the first sentence of an error's message in one line, or the name of its type if it has no message.
 
     What follows the first sentence of a library's message is often advice to the library's own users.
     """

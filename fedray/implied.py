@@ -18,7 +18,8 @@ from fedray.data.source import Source
 def implied_values(
     kind: str, algorithm: Algorithm, cohort: int, clients: int, training: LocalTraining
 ) -> dict[str, Any]:
-    """The values, by dotted key, of the options of a partition and of the algorithm's hyper-parameters that are null.
+    """Returns the values, by dotted key, of the options of a partition and of the algorithm's hyper-parameters that are
+    null.
 
     The partition is of ``kind``, and ``cohort`` of ``clients`` clients take part in a round.
     """
@@ -30,7 +31,7 @@ def implied_values(
 
 
 def values_for_nulls(section: BaseModel, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The values for the keys of ``section`` that are null, by name.
+    """Returns the values for the keys of ``section`` that are null, by name.
 
     ``values`` has dotted keys; those of the section begin with ``prefix``.
     """

@@ -23,12 +23,12 @@ FORMS = "file.py:Name or module:Name"
 
 
 def is_own(name: str) -> bool:
-    """Whether a name in a config means an object of the user's own, and not one that comes with fedray."""
+    """Returns whether a name in a config means an object of the user's own, and not one that comes with fedray."""
     return ":" in name or name.endswith(".py")
 
 
 def import_object(name: str, key: str) -> Any:
-    """The object that ``module:Name`` or ``file.py:Name`` names.
+    """Returns the object that ``module:Name`` or ``file.py:Name`` names.
 
     A file's path is absolute or relative to the working directory. The file may have the name of another module, and it
     is read again if it was edited since. What the file imports is looked for in its own folder too, after all other
@@ -51,7 +51,7 @@ def import_object(name: str, key: str) -> Any:
 
 
 def source_file(thing: Any) -> Path | None:
-    """The file whose code made a class, function or module, or made the class of any other object.
+    """Returns the file whose code made a class, function or module, or made the class of any other object.
 
     None for what was typed at a prompt, or comes from a compiled module.
     """
@@ -62,8 +62,8 @@ def source_file(thing: Any) -> Path | None:
 
 
 def short_name(name: str) -> str:
-    """A name as part of a folder's name: of ``path/to/file.py:Name`` it is ``file:Name``, other names stay as they
-    are."""
+    """Returns a name as part of a folder's name: of ``path/to/file.py:Name`` it is ``file:Name``, other names stay as
+    they are."""
     where, colon, attribute = name.rpartition(":")
     return f"{Path(where).stem}:{attribute}" if colon and where.endswith(".py") else name
 
@@ -119,7 +119,8 @@ def as_user_error(what: str) -> Iterator[None]:
 
 
 def _error_line(error: BaseException) -> str:
-    """The type and message of an error in one line, with the last file and line of its traceback that is the user's."""
+    """Returns the type and message of an error in one line, with the last file and line of its traceback that is the
+    user's."""
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<frozen")

@@ -22,7 +22,7 @@ from fedray.data.source import Source
 def inputs_of(
     source: Source, data: FederatedData, model: Any, initial: nn.Module, code: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The digests of what a run depends on, each under the name that a message gives it.
+    """Returns the digests of what a run depends on, each under the name that a message gives it.
 
     ``model`` is the class or function that makes the model, or the module that the user handed over. ``initial`` is the
     model with its initial weights. ``code`` are the other classes and functions, under the names for messages.

@@ -19,7 +19,7 @@ INDENT = 40
 
 
 def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
-    """A line for each key of a section, or of the whole configuration: its default, description and type.
+    """Returns a line for each key of a section, or of the whole configuration: its default, description and type.
 
     On a terminal that is too narrow, the description goes on in the next line. Output into a pipe is not wrapped.
     """
@@ -30,7 +30,7 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
 
 
 def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
-    """The algorithms of these names, or all that come with fedray, with their hyper-parameters."""
+    """Returns the algorithms of these names, or all that come with fedray, with their hyper-parameters."""
     from fedray.algorithms import find_algorithm, known_algorithms
 
     for name in names or known_algorithms():
@@ -41,7 +41,7 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
-    """The models of these names, or all that come with fedray, with their options."""
+    """Returns the models of these names, or all that come with fedray, with their options."""
     from fedray.models import MODELS, find_model, options_of
 
     for name in names or MODELS:
@@ -55,7 +55,7 @@ def models(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def datasets(names: Sequence[str] = ()) -> Iterator[str]:
-    """The data sources and partitions of these names, or all that come with fedray."""
+    """Returns the data sources and partitions of these names, or all that come with fedray."""
     from fedray.data.partition import PARTITIONERS
     from fedray.data.source import SOURCES
 
@@ -87,7 +87,7 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _facts(cls: type[Algorithm]) -> str:
-    """An algorithm's paper and what it needs, as a text."""
+    """Returns an algorithm's paper and what it needs, as a text."""
     from fedray.models.heads import DEFAULT
 
     facts = [cls.paper] if cls.paper else []
@@ -99,7 +99,7 @@ def _facts(cls: type[Algorithm]) -> str:
 
 
 def paragraph(text: str, indent: int = 0) -> list[str]:
-    """A text as lines that fit into the terminal, and of at most 120 characters."""
+    """Returns a text as lines that fit into the terminal, and of at most 120 characters."""
     first = " " * indent
     width = min(_width(), 120)
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=first, break_long_words=False)
@@ -110,7 +110,7 @@ def _first_paragraph(thing: Any) -> Iterable[str]:
 
 
 def _wrap(start: str, text: str, indent: int = INDENT) -> list[str]:
-    """``start``, and then ``text`` from column ``indent`` on, in as many lines as the terminal needs."""
+    """Returns ``start``, and then ``text`` from column ``indent`` on, in as many lines as the terminal needs."""
     first = f"  {start}  ".ljust(indent) if indent else start
     return textwrap.wrap(
         first + text,
@@ -122,10 +122,10 @@ def _wrap(start: str, text: str, indent: int = INDENT) -> list[str]:
 
 
 def _width() -> int:
-    """The width of the terminal in characters. For a pipe it is huge, so that grep finds whole lines."""
+    """Returns the width of the terminal in characters. For a pipe it is huge, so that grep finds whole lines."""
     return shutil.get_terminal_size((10**6, 0)).columns
 
 
 def _value(default: Any) -> str:
-    """A default as one writes it in YAML."""
+    """Returns a default as one writes it in YAML."""
     return {"None": "", "True": "true", "False": "false"}.get(str(default), str(default))

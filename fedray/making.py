@@ -39,7 +39,8 @@ class Maker(Protocol):
 def maker_of(
     section: ModelConfig, given: Any, shape: tuple[int, ...], classes: int, head: str, seed: int
 ) -> tuple[str, Maker]:
-    """The name of the model, and the function that makes it with initial weights drawn from ``seed`` (``run.seed``).
+    """Returns the name of the model, and the function that makes it with initial weights drawn from ``seed``
+    (``run.seed``).
 
     ``given`` is the class or module that the user handed over instead of a name, or None. Inputs are ``[b, *shape]``.
     Raises :class:`UserError` for an unknown model, head or option.

@@ -17,7 +17,7 @@ RECORDED = {"fedray", "torch", "torchvision", "numpy", "builtins", *sys.stdlib_m
 
 
 def sha256_of(*parts: str | bytes) -> bytes:
-    """The sha256 of several parts. Each counts with its length, so that ("ab", "c") and ("a", "bc") differ."""
+    """Returns the sha256 of several parts. Each counts with its length, so that ("ab", "c") and ("a", "bc") differ."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -27,15 +27,15 @@ def sha256_of(*parts: str | bytes) -> bytes:
 
 
 def is_library(module: str | None) -> bool:
-    """Whether the module of this name comes from an installed package, and not from the user's own files."""
+    """Returns whether the module of this name comes from an installed package, and not from the user's own files."""
     if module is None or module.partition(".")[0] in RECORDED:
         return True
     return _is_installed(getattr(sys.modules.get(module), "__file__", None))
 
 
 def library_digest(module: str, name: str) -> bytes:
-    """The digest of something that a library defines: of its name, and of the library's file if no run records the
-    library's version."""
+    """Returns the digest of something that a library defines: of its name, and of the library's file if no run records
+    the library's version."""
     unrecorded = module.partition(".")[0] not in RECORDED and is_library(module)
     return sha256_of(module, name, _content(module) if unrecorded else b"")
 
@@ -47,7 +47,8 @@ def _content(module: str) -> bytes:
 
 
 def source_digest(modules: Iterable[str]) -> bytes:
-    """The digest of the code in the files of ``modules``, and in those of the user's own modules that they import.
+    """Returns the digest of the code in the files of ``modules``, and in those of the user's own modules that they
+    import.
 
     Comments and line breaks do not count. Of libraries, and of names that are no modules, only the name counts.
     """
@@ -65,7 +66,8 @@ def source_digest(modules: Iterable[str]) -> bytes:
 
 
 def possible_modules(name: str, level: int, names: Iterable[str], package: str) -> Iterator[str]:
-    """The modules that ``from name import names`` may run in a ``package``, with ``level`` dots before the name."""
+    """Returns the modules that ``from name import names`` may run in a ``package``, with ``level`` dots before the
+    name."""
     with contextlib.suppress(ImportError):
         base = importlib.util.resolve_name("." * level + name, package) if level else name
         parts = base.split(".")
@@ -89,7 +91,7 @@ _first_read: dict[str, tuple[ModuleSpec | None, ast.Module | None]] = {}
 
 
 def _tree(module: str) -> ast.Module | None:
-    """The syntax tree of a module's file, None for a library.
+    """Returns the syntax tree of a module's file, None for a library.
 
     For a module that is imported already it is what the file said when this function first read it, because an edit
     after the import is not what runs.
@@ -111,7 +113,8 @@ def _tree(module: str) -> ast.Module | None:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """The spec of a module, None if it can't be found. Nothing is imported for it, not even the packages around it."""
+    """Returns the spec of a module, None if it can't be found. Nothing is imported for it, not even the packages around
+    it."""
     with contextlib.suppress(Exception):
         path, parts = None, module.split(".")
         for depth in range(1, len(parts) + 1):

@@ -18,12 +18,12 @@ AutoDevice = Callable[[Path], Device]
 
 
 def device_here(folder: Path) -> Device:
-    """The device that ``auto`` stands for on one machine: its GPU, if torch can use it."""
+    """Returns the device that ``auto`` stands for on one machine: its GPU, if torch can use it."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
-    """The device that ``auto`` stands for on a Ray cluster that has so many GPUs.
+    """Returns the device that ``auto`` stands for on a Ray cluster that has so many GPUs.
 
     Whether torch can use them is known only if the cluster is this machine alone.
     """
@@ -31,7 +31,7 @@ def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
 
 
 def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device, dict[str, Any], tuple[str, ...]]:
-    """The device that clients are trained on, the ``engine`` keys that follow from it, and lines for the user.
+    """Returns the device that clients are trained on, the ``engine`` keys that follow from it, and lines for the user.
 
     On a Ray cluster with GPUs as many client actors share each GPU as fit, unless the user says how many.
 

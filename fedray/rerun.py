@@ -64,7 +64,7 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
 
 
 def _parts_outside_sweep(run: Path) -> int:
-    """The number of parts of a run's path before its sweep's name; the name may itself be of several folders.
+    """Returns the number of parts of a run's path before its sweep's name; the name may itself be of several folders.
 
     For a run that belongs to no sweep it is -1, so that of its path only the last part is left.
     """
@@ -75,7 +75,7 @@ def _parts_outside_sweep(run: Path) -> int:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run folders of a trial, or the run folder itself."""
+    """Returns the run folders of a trial, or the run folder itself."""
     found = [path.parent for path in (*folder.glob("config.yaml"), *sorted(folder.glob("seed-*/config.yaml")))]
     if not found:
         raise UserError(f"--from-trial {folder}: there is no run in it, as in sweeps/NAME/trials/0007")
@@ -83,7 +83,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
-    """The number of rounds that both runs have, and the names of what differs in them."""
+    """Returns the number of rounds that both runs have, and the names of what differs in them."""
     one, other = (_rows(folder) for folder in (original, again))
     common = sorted(one.keys() & other.keys(), key=int)
     differ = {

@@ -53,7 +53,7 @@ analysis/benchmarks/chunks.py."""
 def resolve(
     config: Config, own: Own | None = None, auto_device: AutoDevice = device_here
 ) -> tuple[Experiment, FederatedData]:
-    """The experiment that ``config`` describes, and its data, spread over the clients.
+    """Returns the experiment that ``config`` describes, and its data, spread over the clients.
 
     ``own`` holds what the user handed over from Python. ``auto_device`` gives the device that ``engine.device: auto``
     stands for. Raises :class:`UserError` for whatever in the sections doesn't exist or doesn't fit together.
@@ -135,7 +135,7 @@ def _model(config: Config, own: Own, data: FederatedData, head: str) -> _Model:
 
 
 def _with_sections(config: Config, **sections: Mapping[str, Any]) -> Config:
-    """``config`` with new values for some keys of its sections."""
+    """Returns ``config`` with new values for some keys of its sections."""
     return config.model_copy(
         update={name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     )
@@ -146,7 +146,8 @@ def _data_seed(config: Config) -> int:
 
 
 def _data(config: Config, algorithm: Algorithm, source: Source) -> tuple[FederatedData, tuple[str, ...]]:
-    """``source`` spread over the clients, with the samples that are evaluated; and lines that the user should know."""
+    """Returns ``source`` spread over the clients, with the samples that are evaluated; and lines that the user should
+    know."""
     seed = _data_seed(config)
     data = federate(source, config.data, seed, _public_samples(config, algorithm, source))
     if config.data.public_to == "clients":
@@ -172,7 +173,7 @@ def _check_given(config: Config, own: Own) -> None:
 
 
 def dump(config: Config) -> str:
-    """A resolved configuration as the text of a YAML file."""
+    """Returns a resolved configuration as the text of a YAML file."""
     return dump_yaml(config.model_dump(mode="json"))
 
 
@@ -215,7 +216,8 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
 def _with_test_shares(
     config: Config, algorithm: Algorithm, data: FederatedData, seed: int
 ) -> tuple[FederatedData, list[str]]:
-    """``data`` with the clients' test shares, if anything is scored on them, and lines that the user should know."""
+    """Returns ``data`` with the clients' test shares, if anything is scored on them, and lines that the user should
+    know."""
     run, least, notes = config.run, config.data.least_test_samples, []
     if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
         if least:
@@ -257,8 +259,8 @@ def _head(config: Config, algorithm: Algorithm) -> str:
 
 
 def _per_sample(loss: Any) -> Loss:
-    """``loss`` as a function that gives each sample's loss: torch's loss modules average unless they are told not
-    to."""
+    """Returns ``loss`` as a function that gives each sample's loss: torch's loss modules average unless they are told
+    not to."""
     if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
         loss = copy.deepcopy(loss)
         loss.reduction = "none"  # type: ignore[assignment]
@@ -282,7 +284,7 @@ def _training(config: Config) -> LocalTraining:
 def _stacks(
     config: Config, device: str, model: _Model, data: FederatedData, size: int, cohort_size: int
 ) -> tuple[bool, int | None]:
-    """Whether clients are trained in batched stacks, and ``engine.chunk``.
+    """Returns whether clients are trained in batched stacks, and ``engine.chunk``.
 
     The second is the number of clients in a stack, or that stay together where there are no stacks; it is then None if
     the configuration does not set it. Both depend only on the configuration and the model, and not on the machine,

@@ -86,7 +86,7 @@ class RunResult:
         return pd.read_csv(self.folder / "profile.csv")
 
     def model(self) -> nn.Module:
-        """The final model, in evaluation mode."""
+        """Returns the final model, in evaluation mode."""
         from safetensors.torch import load_file
 
         module = self.module()
@@ -169,7 +169,7 @@ def run_experiment(
 
 
 def _line_about_end(result: RunResult) -> str:
-    """The line that is shown at the end of a run."""
+    """Returns the line that is shown at the end of a run."""
     summary = result.summary
     accuracy = summary["final_accuracy"]
     return (
@@ -180,13 +180,13 @@ def _line_about_end(result: RunResult) -> str:
 
 
 def _will_run_on_ray(settings: Config) -> bool:
-    """Whether Ray should be started at once. A run that is finished needs none."""
+    """Returns whether Ray should be started at once. A run that is finished needs none."""
     finished = Path(settings.run.output) / run_name(settings, settings.data.source) / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
 
 def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
-    """The device that ``engine.device: auto`` stands for.
+    """Returns the device that ``engine.device: auto`` stands for.
 
     A run that has begun in ``folder`` goes on where it began, because another device gives other bits. A new run uses a
     GPU if this machine, or the Ray cluster, has any.

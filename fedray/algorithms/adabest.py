@@ -56,5 +56,5 @@ class AdaBest(FedAvg):
         server["xbar"] = sums["y"]
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """The clients' average xbar, which the authors' code deploys beside x."""
+        """Returns the clients' average xbar, which the authors' code deploys beside x."""
         return {"averaged": server["xbar"]}

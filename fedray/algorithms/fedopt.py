@@ -40,7 +40,7 @@ class FedAdagrad(FedAvg):
             )
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """The rule of v: all that tells the three methods apart."""
+        """Returns the rule of v: all that tells the three methods apart."""
         return v + delta.square()
 
     def server_update(

@@ -21,7 +21,7 @@ from fedray.errors import UserError, closest, near_miss
 from fedray.importing import short_name
 
 OPTION = r"(algorithm|model)\.\w+"
-"""The form of a key that some algorithm or model may have; which one has it is not known here."""
+"""The form of a key that some algorithm or model may have. Which one has it is not known in this module."""
 
 
 def check_words(words: list[str], keys: Sequence[str]) -> None:
@@ -43,15 +43,20 @@ def check_words(words: list[str], keys: Sequence[str]) -> None:
 
 
 def _value_after(words: list[str]) -> str:
-    """The value that ``words``, which follow a key, begin with: ``0.1``, ``= 0.1`` or ``=0.1``; empty if it is no
-    value."""
+    """Returns the value that ``words``, which follow a key, begin with: that of ``0.1``, ``= 0.1`` or ``=0.1``.
+
+    It is empty if they do not begin with a value.
+    """
     text = "".join(words[1:2]) if words[:1] == ["="] else "".join(words[:1]).removeprefix("=")
     is_none = "=" in text or text.startswith("--") or text.endswith((".yaml", ".yml")) or Path(text).is_file()
     return "" if is_none else text
 
 
 def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
-    """The keys that the user may have meant by ``key``. A word that is not exactly a key is one only before a value."""
+    """Returns the keys that the user may have meant by ``key``.
+
+    A word that is not exactly a key is taken for one only if a value follows it.
+    """
     if key in keys:
         return [key]
     if not has_value:
@@ -65,7 +70,10 @@ def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
-    """``config`` as nested sections, and the beginning of messages about it, which names the file if there is one."""
+    """Returns ``config`` as nested sections, and the text with which messages about it begin.
+
+    The text names the file if there is one, and is empty otherwise.
+    """
     if config is None:
         return {}, ""
     if isinstance(config, Mapping):
@@ -82,7 +90,7 @@ ASIDE = "x-"
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The sections of a YAML file, without those that only hold anchors for others (``x-...``).
+    """Returns the sections of a YAML file, without those that only hold anchors for others (``x-...``).
 
     Raises :class:`UserError` if the file can't be read, or is no YAML.
     """
@@ -102,7 +110,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """A copy of nested mappings in which dotted keys (``train.lr``) have become sections."""
+    """Returns a copy of nested mappings in which dotted keys (``train.lr``) have become sections."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         value = expand(value) if isinstance(value, Mapping) else value
@@ -122,12 +130,12 @@ def expand(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """``name`` with an underscore for each character that is forbidden or awkward in the name of a file."""
+    """Returns ``name`` with an underscore for each character that is forbidden or awkward in the name of a file."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as one mapping with dotted keys (``train.lr``)."""
+    """Returns nested sections as one mapping with dotted keys (``train.lr``)."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -177,7 +185,7 @@ def check(model: type[Any], values: Mapping[str, Any], where: str = "", prefix: 
 
 
 def unknown_key(name: str, known: Iterable[str], section: str) -> str:
-    """The message for a key that ``section`` (such as ``train.``) does not have."""
+    """Returns the message for a key that ``section`` (such as ``train.``) does not have."""
     known = list(known)
     close = closest(name, known)
     elsewhere = [key for key, *_ in documented_keys() if name and key.rpartition(".")[2] == name.lower()]
@@ -191,7 +199,8 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
 
 
 def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Every key of ``model``, as a tuple of the key, its default, the values that it takes, and its description."""
+    """Returns a tuple for every key of ``model``: the key, its default, the values that it takes, and its
+    description."""
     for name, field in model.model_fields.items():
         if is_section(field.annotation):
             yield from documented_keys(field.annotation, f"{prefix}{name}.")
@@ -200,7 +209,7 @@ def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterat
 
 
 def _takes(field: Any) -> str:
-    """The type and the range of a key in words: ``a whole number >= 1``."""
+    """Returns the type and the range of a key in words: ``a whole number >= 1``."""
     bounds = [
         f"{symbol} {getattr(limit, word):g}"
         for word, symbol in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
@@ -243,9 +252,10 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
 
 
 def _key_of(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
-    """The dotted key of a pydantic location, and its annotation (of the section, for a key that does not exist).
+    """Returns the dotted key of a pydantic location, and its annotation.
 
-    The location of a union ends with the name of the member that failed, which is no key of the user's.
+    For a key that does not exist, the annotation is that of the section. The location of a union ends with the name of
+    the member that failed, which is no key of the user's.
     """
     key, annotation = "", typing.cast(Any, model)
     for part in location:
@@ -275,7 +285,7 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def _choices(annotation: Any) -> str:
-    """The type of a key in words: ``a whole number or 'full'``."""
+    """Returns the type of a key in words: ``a whole number or 'full'``."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     words = []
     for member in _members(annotation):
@@ -289,12 +299,15 @@ def _choices(annotation: Any) -> str:
 
 
 def run_name(config: Config, source: str) -> str:
-    """The name of a run's folder: ``run.name``, or one made of the algorithm's name and that of the data ``source``."""
+    """Returns the name of a run's folder: ``run.name`` if it is set.
+
+    Otherwise it is made of the algorithm's name and that of the data ``source``.
+    """
     return config.run.name or plain(f"{short_name(config.algorithm.name)}-{short_name(source)}")
 
 
 def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """A checked :class:`Config` from a mapping or a YAML file, with ``key=value`` overrides on top.
+    """Returns a checked :class:`Config` from a mapping or a YAML file, with ``key=value`` overrides on top.
 
     Raises :class:`UserError` with one line for unknown keys, wrong types and values out of range.
     """

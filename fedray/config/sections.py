@@ -30,12 +30,12 @@ Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_not_bool)]
 
 
 def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    """Whether the type of a key is a section, which has keys of its own."""
+    """Returns whether the type of a key is a section, which has keys of its own."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def in_message(value: Any) -> str:
-    """A value as a message shows it: in YAML's words, and shortened if it is long."""
+    """Returns a value as a message shows it: in YAML's words, and shortened if it is long."""
     text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
     text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
     return text if len(text) <= 60 else text[:60] + "..."

@@ -1,4 +1,4 @@
-"""The one way in which fedray reads and writes YAML.
+"""Reads and writes YAML in one way for all of fedray.
 
 Numbers are those of YAML 1.2, so that 1e-3 is one. A key that a section has twice is an error, and nothing is a date.
 """
@@ -18,11 +18,12 @@ NUMBERS_BEGIN_WITH = "-+.0123456789"
 WHOLE_NUMBER = re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
 REAL_NUMBER = re.compile(r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
 OLD_OCTAL_NUMBER = re.compile(r"[-+]?0[0-7_]+$")
-"""010 is 8 to YAML 1.1 and 10 to YAML 1.2, so that nobody can tell which one was meant."""
+"""A number such as 010, which is 8 in YAML 1.1 and 10 in YAML 1.2, so that nobody can tell which one was meant."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Makes plain values only. Booleans are those of YAML 1.1: yes, no, on and off too."""
+    """A YAML loader that makes plain values only. Booleans are those of YAML 1.1: yes, no, on and off are among
+    them."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         # the check is made before the nodes become values, because then the keys that `<<` merges stand beside the
@@ -43,14 +44,14 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, "a number is too long", node.start_mark) from None
 
     def old_number(self, node: Any) -> NoReturn:
-        """Refuses a number of YAML 1.1 that is a text or another number in YAML 1.2."""
+        """Raises an error for a number of YAML 1.1 that is a text or another number in YAML 1.2."""
         number = self.construct_yaml_float(node) if "." in node.value else self.construct_yaml_int(node)
         problem = f"{node.value} is a number in YAML 1.1 only: write {number}, or put a text in quotes"
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _set_up(loader: Any) -> None:
-    """Lets ``loader`` recognise numbers; the first pattern that fits a value decides."""
+    """Makes ``loader`` recognise numbers. The first pattern that fits a value decides which kind it is."""
     of_yaml_1_1 = yaml.SafeLoader.yaml_implicit_resolvers
     loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in (INT, FLOAT, TIMESTAMP)]
@@ -68,7 +69,10 @@ _set_up(_Loader)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts texts into quotes that either version of YAML takes for numbers."""
+    """A YAML dumper that puts a text into quotes if YAML 1.1 or YAML 1.2 would read it as a number.
+
+    PyYAML follows YAML 1.1, and would write the text 1e-3 without quotes, which is a number in YAML 1.2.
+    """
 
 
 _Dumper.add_implicit_resolver(INT, WHOLE_NUMBER, list(NUMBERS_BEGIN_WITH))
@@ -76,7 +80,7 @@ _Dumper.add_implicit_resolver(FLOAT, REAL_NUMBER, list(NUMBERS_BEGIN_WITH))
 
 
 def parse_yaml(text: str) -> Any:
-    """The plain values that ``text`` describes.
+    """Returns the plain values that ``text`` describes.
 
     Raises :class:`yaml.YAMLError` if it is not YAML, and RecursionError if it is nested too deeply.
     """
@@ -84,12 +88,12 @@ def parse_yaml(text: str) -> Any:
 
 
 def dump_yaml(values: Any) -> str:
-    """Plain values as a text from which :func:`parse_yaml` makes the same again; keys keep their order."""
+    """Returns plain values as a text from which :func:`parse_yaml` makes the same again. Keys keep their order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 
 def problem_of(error: yaml.YAMLError) -> str:
-    """What is wrong, in one line, with the line and column counted from 1."""
+    """Returns what is wrong with a text of YAML, in one line, with the line and column counted from 1."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return place + " ".join(str(problem or error).split())

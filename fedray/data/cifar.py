@@ -24,7 +24,7 @@ MEAN = np.array([0.4914, 0.4822, 0.4465])  # of pixels/255: red, green, blue
 DEVIATIONS = {"default": np.array([0.2470, 0.2435, 0.2616]), "ghbm": np.array([0.2023, 0.1994, 0.2010])}
 """The deviations of pixels/255 for each value of ``data.normalization``.
 
-Those of ``ghbm`` are the mean over the images of each image's own deviation, which many programs use.
+Those of ``ghbm`` are computed as many programs do: each is the mean, over the images, of an image's own deviation.
 """
 
 
@@ -40,7 +40,7 @@ def cifar10(root: str | None, normalization: str = "default") -> Source:
 
 
 def find(root: str | None) -> list[Path]:
-    """The paths of the six files, training first, in one of the places in which :func:`find_files` looks."""
+    """Returns the paths of the six files, training first, in one of the places in which :func:`find_files` looks."""
     return find_files(
         "cifar10",
         root,
@@ -106,7 +106,7 @@ def _read_binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
 
 
 class _Call:
-    """Stands for something of numpy that a pickle asks for, and keeps what numpy would have been given."""
+    """A stand-in for something of numpy that a pickle asks for, which keeps the arguments that numpy would have got."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments, self.state = arguments, None
@@ -116,8 +116,9 @@ class _Call:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes plain values, and a :class:`_Call` for each numpy array. A file that names anything else is refused,
-    because a pickle may name any function to be called.
+    """An unpickler that makes plain values, and a :class:`_Call` for each numpy array.
+
+    A file that names anything else is refused, because a pickle may name any function to be called.
     """
 
     def find_class(self, module: str, name: str) -> type[_Call]:

@@ -30,7 +30,7 @@ REMEMBERED = 1000
 
 
 def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
-    """The sha256, as hexadecimal digits, of each part of ``source`` and of the partition in ``data``.
+    """Returns the sha256, as hexadecimal digits, of each part of ``source`` and of the partition in ``data``.
 
     The parts are the arrays (:data:`PARTS`), how the inputs are scaled, and the names of classes and clients.
     """
@@ -52,7 +52,7 @@ def _of_arrays(source: Source) -> dict[str, str]:
 
 
 def _of_files(source: Source) -> Mapping[str, str]:
-    """The digests of a source's arrays, from the cache if its files have been hashed before."""
+    """Returns the digests of a source's arrays, from the cache if its files have been hashed before."""
     memory = cache_folder() / "contents.json"
     key = hashlib.sha256(json.dumps([source.name, source.files]).encode()).hexdigest()
     try:

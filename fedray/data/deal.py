@@ -11,13 +11,13 @@ Split = list[np.ndarray]
 
 
 def class_pools(labels: np.ndarray, classes: int) -> Split:
-    """The sorted indices of each class 0..classes-1."""
+    """Returns for each class 0..classes-1 the sorted indices of its samples."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
 
 
 def by_owner(owner: np.ndarray, clients: int) -> Split:
-    """The split in which sample j belongs to client ``owner[j]``, or to nobody if ``owner[j]`` is negative."""
+    """Returns the split in which sample j belongs to client ``owner[j]``, or to nobody if ``owner[j]`` is negative."""
     # a stable sort leaves each client's indices in order
     order = np.argsort(owner, kind="stable")
     ends = np.searchsorted(owner, np.arange(clients + 1), sorter=order)
@@ -25,9 +25,11 @@ def by_owner(owner: np.ndarray, clients: int) -> Split:
 
 
 def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Split:
-    """Gives client i ``counts[i, c]`` random samples of class c.
+    """Deals random samples to the clients, and returns for each client the sorted indices of its samples.
 
-    ``counts`` is int64 [clients, classes]. Its columns must not sum to more than there are samples of the class.
+    Client i gets ``counts[i, c]`` samples of class c, of which no two clients get the same. ``labels`` is int64 [n],
+    and ``counts`` int64 [clients, classes]. No column of ``counts`` may sum to more than there are samples of the
+    class.
     """
     owner = np.full(len(labels), -1)
     for c, pool in enumerate(class_pools(labels, counts.shape[1])):
@@ -49,11 +51,14 @@ def largest_remainder(quotas: np.ndarray, totals: np.ndarray | int) -> np.ndarra
 
 
 def draw_each(pool: np.ndarray, clients: int, samples: int, rng: np.random.Generator) -> Split:
-    """Draws ``samples`` of ``pool`` for each client, without replacement within a client. Clients may overlap."""
+    """Draws ``samples`` of ``pool`` for each client, without replacement, and returns their sorted indices.
+
+    Different clients may draw the same sample.
+    """
     return [np.sort(pool[rng.choice(len(pool), samples, replace=False, shuffle=False)]) for _ in range(clients)]
 
 
 def indices_and_offsets(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """A split as two int64 arrays: client i has the samples ``indices[offsets[i]:offsets[i + 1]]``."""
+    """Returns a split as two int64 arrays: client i has the samples ``indices[offsets[i]:offsets[i + 1]]``."""
     offsets = np.cumsum([0, *map(len, split)], dtype=np.int64)
     return np.concatenate([np.empty(0, np.int64), *split]), offsets

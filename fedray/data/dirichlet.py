@@ -1,5 +1,8 @@
-"""The Dirichlet partitioners. One draws the clients' shares of each class, the other the classes' shares of each
-client."""
+"""The Dirichlet partitioners.
+
+:func:`dirichlet` draws the clients' shares of each class, and :func:`dirichlet_fixed` the classes' shares of each
+client.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from fedray.data.skew import Note, equal_share, ignore_note, overlap_share
 from fedray.errors import UserError
 
 MAX_DRAWS = 1000
-"""So many times :func:`dirichlet` draws before it gives up because some client has fewer than ``min_samples``."""
+"""The number of draws after which :func:`dirichlet` gives up because some client always has fewer than ``min_samples``.
+"""
 BALANCE_DRAWS = 100
-"""With ``rebalanced``, the most even of so many capped draws is used, as in GHBM's repository."""
+"""The number of capped draws of which ``rebalanced`` uses the most even one, as in GHBM's repository."""
 
 
 def dirichlet(
@@ -30,7 +34,7 @@ def dirichlet(
     min_samples: int = MIN_SAMPLES,
     note: Note = ignore_note,
 ) -> Split:
-    """Cuts the samples of each class among the clients in shares q ~ Dir(alpha 1_N). Sizes vary too.
+    """Cuts the samples of each class among the clients in shares q ~ Dir(alpha 1_N), so that sizes vary too.
 
     There are three variants, for n samples and N clients:
 
@@ -42,7 +46,7 @@ def dirichlet(
       all clients have equally many.
 
     The first two are drawn again until every client has ``min_samples``, at most :data:`MAX_DRAWS` times.
-    Raises :class:`UserError` if that never happened.
+    Raises :class:`UserError` if that is not enough.
     """
     supply = np.bincount(labels, minlength=classes)
     if rebalanced:
@@ -122,7 +126,7 @@ def dirichlet_fixed(
     samples_per_client: int | None = None,
     overlap: bool = False,
 ) -> Split:
-    """Client i draws shares of the classes, q_i ~ Dir(alpha * prior), and takes equally many samples by them.
+    """Draws shares of the classes q_i ~ Dir(alpha * prior) for each client i, which takes equally many samples by them.
 
     The method is that of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
     gives Dir(alpha 1_C), as in FedDyn's and Plato's code. Samples are dealt one to each client in turn, the clients in
@@ -131,6 +135,8 @@ def dirichlet_fixed(
 
     With ``overlap``, as in Plato and hence in FedTrip, every client draws from the whole set without replacement, a
     sample of class c with weight q_i[c].
+
+    Raises :class:`UserError` if there are not enough samples, or if ``prior`` does not fit the classes.
     """
     q = _profiles(clients, classes, alpha, prior, rng)
     if overlap:
@@ -150,8 +156,9 @@ def _profiles(
 ) -> np.ndarray:
     """Draws q [clients, classes], one row for each client.
 
-    Entries that are 0, because the prior is or because they underflow, become 1e-200. So these classes are drawn,
-    uniformly, when a client's other classes have run out, and no sum of weights is 0.
+    Entries that are 0, because the prior is 0 or because they underflow, become 1e-200. These classes are therefore
+    drawn, uniformly, when a client's other classes have run out, and no sum of weights is 0. Raises :class:`UserError`
+    if ``prior`` does not fit the classes.
     """
     weights = np.ones(classes) if prior is None else np.asarray(prior, dtype=np.float64)
     if len(weights) != classes:
@@ -168,7 +175,8 @@ def _profiles(
 
 
 def _choose(q: np.ndarray, client: np.ndarray, supply: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The class of each sample that is dealt, drawn by the shares q of its ``client`` among the classes that are left.
+    """Returns the class of each sample that is dealt, drawn by the shares q of its ``client`` among the classes that
+    are left.
 
     The result has the distribution of drawing one sample after another, but all are drawn at once. Then the class that
     runs out first is struck out, the samples that it lacks are drawn again from the other classes, and so on.
@@ -204,9 +212,10 @@ def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Gene
 
 
 def _draw_weighted(pools: Split, q: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws ``n`` indices without replacement, where each sample of class c has the weight q[c].
+    """Draws ``n`` indices without replacement, where each sample of class c has the weight q[c], and returns them
+    sorted.
 
-    Give each sample a waiting time that is exponential with its weight as rate: the n samples whose times are the
+    If each sample gets a waiting time that is exponential with its weight as rate, the n samples whose times are the
     shortest are such a draw (Efraimidis and Spirakis 2006). Samples of one class have equal rates q, so the gaps
     between their sorted times are exponential with rates q k, q (k-1), ... for k samples. That gives the n shortest
     times of each class without a draw for every sample.

@@ -13,13 +13,13 @@ from fedray.errors import UserError, near_miss
 Names = tuple[str, ...]
 
 LISTED = 20
-"""A message lists all names, where none is close to the unknown one, if there are no more than these."""
+"""The number of names up to which a message lists all of them, where none is close to the unknown one."""
 
 
 def encode_labels(
     where: str, given: Mapping[str, Any], names: Sequence[str] | None = None
 ) -> tuple[dict[str, np.ndarray], Names | None]:
-    """The labels of each array of ``given`` (``y_train`` first) as int64 [n], and the names of the classes.
+    """Returns the labels of each array of ``given`` (``y_train`` first) as int64 [n], and the names of the classes.
 
     Labels that are whole numbers stay what they are, and the classes have names only if ``names`` has them. Labels that
     are names are numbered in the order of ``names``; without it, in the order of pandas' categories, else sorted. The
@@ -40,7 +40,7 @@ def encode_labels(
 def encode_clients(
     where: str, train: Any, test: Any = None, names: Sequence[str] | None = None
 ) -> tuple[np.ndarray, np.ndarray | None, Names | None]:
-    """``client_train`` and ``client_test`` as int64 [n], and the clients' names if they are not just numbers.
+    """Returns ``client_train`` and ``client_test`` as int64 [n], and the clients' names if they are not just numbers.
 
     They are numbered as labels are (:func:`encode_labels`). Test samples of clients without training samples get -1.
     """
@@ -88,7 +88,7 @@ def _texts(names: Sequence[Any] | None) -> Names | None:
 
 
 def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
-    """``values`` as int64 [n].
+    """Returns ``values`` as int64 [n].
 
     Raises :class:`UserError`, which names the row, for a value that this would change, such as a fraction.
     """
@@ -109,7 +109,7 @@ def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
 
 
 def names_of(where: str, key: str, values: Any) -> list[Any]:
-    """The different names among ``values``.
+    """Returns the different names among ``values``.
 
     They are in the order of pandas' categories if there are such. Otherwise false comes before true, and all other
     names are sorted.
@@ -127,7 +127,7 @@ def names_of(where: str, key: str, values: Any) -> list[Any]:
 
 
 def codes_of(where: str, key: str, values: Any, known: Sequence[Any]) -> np.ndarray:
-    """The position of each of ``values`` in ``known``, int64 [n]; -1 for a value that is not there.
+    """Returns the position of each of ``values`` in ``known``, int64 [n]; -1 for a value that is not there.
 
     Values are compared as texts.
     """
@@ -138,12 +138,12 @@ def codes_of(where: str, key: str, values: Any, known: Sequence[Any]) -> np.ndar
 
 
 def _categories(values: Any) -> Any:
-    """The categories of a categorical column of pandas; None for all other values."""
+    """Returns the categories of a categorical column of pandas; None for all other values."""
     return getattr(getattr(values, "dtype", None), "categories", None)
 
 
 def _are_names(values: Any) -> bool:
-    """Whether values have to be numbered, as texts, dates, booleans and pandas' categories have to be."""
+    """Returns whether values have to be numbered, which is so for texts, dates, booleans and pandas' categories."""
     if _categories(values) is not None:
         return True
     values = np.asarray(values)

@@ -23,7 +23,7 @@ def _no_indices() -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """All samples, and which client holds which of them. A client takes no more memory than the indices of its samples.
+    """All samples, and which client holds which of them. A client takes no more memory than its samples' indices.
 
     * ``x`` [n, ...] uint8 or float32 and ``y`` int64 [n]: all training samples. A source's own public set is at their
       end. A model's input is float32(x) * ``scale`` + ``shift`` along axis 1; both are float32 [channels], or None.
@@ -66,26 +66,31 @@ class FederatedData:
         return int((self.sizes() > 0).sum())
 
     def names_of(self, clients: Sequence[int]) -> dict[str, list[str]]:
-        """The column ``client_name`` of a table with a row for each of ``clients``, as a dict that is empty where they
-        have no names."""
+        """Returns the column ``client_name`` of a table with a row for each of ``clients``, as a dict.
+
+        The dict is empty if the clients have no names.
+        """
         return {} if self.client_names is None else {"client_name": [self.client_names[each] for each in clients]}
 
     def sizes(self) -> np.ndarray:
-        """The number of samples n_i of each client, int64 [N]."""
+        """Returns the number of samples n_i of each client, int64 [N]."""
         return np.diff(self.offsets)
 
     def client(self, i: int) -> np.ndarray:
-        """The sorted indices into x of client i's samples."""
+        """Returns the sorted indices into x of client i's samples."""
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def client_test(self, i: int) -> np.ndarray:
-        """The sorted indices into x_test of client i's share; see :mod:`fedray.data.test_shares`."""
+        """Returns the sorted indices into x_test of client i's share; see :mod:`fedray.data.test_shares`."""
         if self.test_indices is None or self.test_offsets is None:
             raise ValueError("these data have no test shares; call fedray.data.test_shares.with_test_shares first")
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
     def examples(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """``count`` training samples, evenly spaced, as models get them: ``x [count, ...]`` float32, ``y`` int64."""
+        """Returns ``count`` training samples, evenly spaced, in the form in which models get them.
+
+        They are ``x [count, ...]`` float32 and ``y [count]`` int64.
+        """
         chosen = np.linspace(0, len(self.y) - 1, count).astype(np.int64)
         x = self.x[chosen].astype(np.float32)
         if self.scale is not None and self.shift is not None:
@@ -100,7 +105,7 @@ class FederatedData:
 
 
 def array_digest(*arrays: np.ndarray | None) -> str:
-    """The sha256 of the dtypes, shapes and values of ``arrays``, the same on machines of either byte order."""
+    """Returns the sha256 of the dtypes, shapes and values of ``arrays``, the same on machines of either byte order."""
     digest = hashlib.sha256()
     for array in arrays:
         if array is None:
@@ -167,10 +172,10 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
 def _with_own_clients(
     federated: FederatedData, source: Source, owners: np.ndarray, places: np.ndarray
 ) -> FederatedData:
-    """``federated`` with the numbers, names and test samples that the data's own clients have.
+    """Returns ``federated`` with the numbers, names and test samples that the data's own clients have.
 
-    ``owners`` are the clients of the samples that were partitioned, and ``places`` the samples among them that the
-    clients hold.
+    ``owners`` are the clients of the samples that were partitioned, and ``places`` are the positions among them of the
+    samples that the clients hold.
     """
     assert source.client_train is not None
     ids = np.unique(owners[places])
@@ -185,7 +190,7 @@ def _with_own_clients(
 
 
 def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The names of the clients ``ids`` in the data, or their numbers there; None if these are just 0, 1, ..."""
+    """Returns the names of the clients ``ids`` in the data, or their numbers there; None if these are just 0, 1, ..."""
     if np.array_equal(ids, np.arange(len(ids))) and names is None:
         return None
     return tuple(str(i) if names is None else names[i] for i in ids)
@@ -213,17 +218,17 @@ def _own_public(source: Source, data: DataConfig, seed: int) -> np.ndarray:
 
 
 def _split_by_client(owners: np.ndarray, ids: np.ndarray) -> Split:
-    """The samples of each of the clients ``ids`` (sorted), where sample j is ``owners[j]``'s."""
+    """Returns the samples of each of the clients ``ids`` (sorted). Sample j belongs to the client ``owners[j]``."""
     place = np.minimum(np.searchsorted(ids, owners), len(ids) - 1)
     return by_owner(np.where(ids[place] == owners, place, -1), len(ids))
 
 
 def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
-    """``data`` with its public samples dealt out to the clients.
+    """Returns ``data`` with its public samples dealt out to the clients.
 
-    So an algorithm without a public set trains on as many labelled samples as one whose server has them. They are dealt
-    in random order to the clients that hold samples, in parts whose sizes differ by one at most, and come on top of
-    what these hold.
+    With them, an algorithm without a public set trains on as many labelled samples as one whose server has a public
+    set. They are dealt in random order to the clients that hold samples, in parts whose sizes differ by one at most,
+    and come on top of what these clients hold.
     """
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
@@ -236,7 +241,7 @@ def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
 
 
 def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:
-    """``data`` with a uniform draw of ``samples`` of the clients' samples as its ``train_subset``.
+    """Returns ``data`` with a uniform draw of ``samples`` of the clients' samples as its ``train_subset``.
 
     Raises :class:`UserError` if the clients have fewer samples.
     """

@@ -17,15 +17,15 @@ Files = TypeVar("Files")
 
 
 def cache_folder() -> Path:
-    """The folder for files that fedray can get again: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache."""
+    """Returns the folder for files that fedray can get again: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
 
 
 def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
-    """Path, size, time of the content and time of the entry (both in nanoseconds), and inode of a file.
+    """Returns what tells whether another file has taken the place of a file.
 
-    They differ if another file has taken its place. Call this before reading the file, so that a change while it is
-    read shows too.
+    That is its path, its size, the time of its content and the time of its entry (both in nanoseconds), and its inode.
+    Call this before the file is read, so that a change while it is read is noticed too.
     """
     found = path.stat()
     return str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
@@ -39,11 +39,11 @@ def find_files(
     wanted: str,
     system: Iterable[str] = (),
 ) -> Files:
-    """What ``look(folder)`` gives for the first folder that has the files of the data set ``name``.
+    """Returns what ``look`` returns for the first folder that has the files of the data set ``name``.
 
     If ``root`` is not None, only that folder is searched. Otherwise $FEDRAY_DATA, the folders ``system`` and the user's
-    cache are, and then the files are downloaded into the cache by ``download``. ``look`` raises :class:`UserError` for
-    a folder that lacks some of the files.
+    cache are, and then the files are downloaded into the cache by ``download``. ``look`` is called with a folder, and
+    raises :class:`UserError` if the folder lacks some of the files.
 
     Raises :class:`UserError` if the files are nowhere; the message says which files are ``wanted``.
     """
@@ -69,9 +69,10 @@ def find_files(
 
 
 def download_into(cache: Path, folder: str, fetch: Callable[[Path], Iterable[Path]]) -> None:
-    """Has ``fetch`` download files into a scratch folder, and then moves them to ``cache/folder``.
+    """Downloads files with ``fetch`` into a scratch folder, and then moves them to ``cache/folder``.
 
-    So no file is ever half there. ``fetch`` takes the scratch folder and gives the files' paths.
+    There they are always whole, even if the download is cut short. ``fetch`` is called with the scratch folder, and
+    returns the files' paths.
     """
     cache.mkdir(parents=True, exist_ok=True)
     before = socket.getdefaulttimeout()

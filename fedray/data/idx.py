@@ -23,8 +23,11 @@ FILES = (
 
 
 class IdxSet(NamedTuple):
-    """A data set of idx files: the name of its folder, which is that of its class in torchvision too, the mean and
-    deviation of its pixels/255, and folders in which a system's package puts it."""
+    """A data set of idx files.
+
+    It has the name of its folder, which is that of its class in torchvision too, the mean and deviation of its
+    pixels/255, and the folders in which a system's package puts it.
+    """
 
     folder: str
     mean: float
@@ -132,7 +135,8 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def find(name: str, root: str | None) -> dict[str, Path]:
-    """The paths of the four files of the data set ``name``, in one of the places in which :func:`find_files` looks."""
+    """Returns the paths of the four files of the data set ``name``, in one of the places in which :func:`find_files`
+    looks."""
     return find_files(
         name,
         root,
@@ -159,7 +163,7 @@ def _folders(name: str, place: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The paths of those of the four files that are in ``folder``, by the files' names without ``.gz``."""
+    """Returns the paths of those of the four files that are in ``folder``, by the files' names without ``.gz``."""
     found: dict[str, Path] = {}
     for file in FILES:
         for path in (folder / f"{file}.gz", folder / file):

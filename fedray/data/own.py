@@ -18,7 +18,7 @@ CLIENT = "client"
 """The column that holds the clients, unless the user names another one."""
 
 READ_TWICE = 16
-"""So many items of a Dataset are read two more times, to find out whether its transforms are random."""
+"""The number of items of a Dataset that are read two more times, to find out whether its transforms are random."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def own_source(
     label_column: str = "label",
     normalization: str = DEFAULT,
 ) -> Source:
-    """A checked :class:`Source` of ``data`` (the training set) and ``test``, in any form that simulate() takes.
+    """Returns a checked :class:`Source` of ``data`` (the training set) and ``test``, in any form that simulate() takes.
 
     Labels, and the clients that come with the samples (a third array, or a column), may have any names, which are
     numbered and kept. Raises :class:`UserError` if something is wrong with the data.
@@ -65,8 +65,10 @@ def own_source(
 
 
 def _read_fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]:
-    """The fields ``x_<part>``, ``y_<part>`` and, where there are clients, ``client_<part>`` of ``data``, not yet
-    checked."""
+    """Returns fields of a :class:`Source` from ``data``, not yet checked.
+
+    They are ``x_<part>``, ``y_<part>`` and, if there are clients, ``client_<part>``.
+    """
     if isinstance(data, pd.DataFrame):
         found = _read_frame(data, name, columns)
     elif _is_arrays(data):
@@ -79,7 +81,7 @@ def _read_fields(data: Any, name: str, part: str, columns: Columns) -> dict[str,
 
 
 def _is_arrays(data: Any) -> bool:
-    """Whether ``data`` consists of x, y and perhaps clients, and is not a short list of items (x, y)."""
+    """Returns whether ``data`` consists of x, y and perhaps clients, and is not a short list of items (x, y)."""
     is_pair = isinstance(data, (tuple, list)) and len(data) in (2, 3)
     return is_pair and not all(isinstance(each, (tuple, list)) and len(each) == 2 for each in data)
 
@@ -105,7 +107,7 @@ def _require(frame: pd.DataFrame, name: str, column: str, argument: str) -> None
 
 
 def _client_column(frame: pd.DataFrame, name: str, columns: Columns) -> str | None:
-    """The name of the column with the clients, or None; a test set need not have it.
+    """Returns the name of the column with the clients, or None; a test set need not have it.
 
     Raises :class:`UserError` if the column that the user named is missing, or a column's name is nearly ``client``.
     """
@@ -125,7 +127,7 @@ def _client_column(frame: pd.DataFrame, name: str, columns: Columns) -> str | No
 
 
 def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, others: tuple[str, ...] = ()) -> pd.DataFrame:
-    """``test`` with its columns in the order of the columns of ``data``, because a model knows features by their order.
+    """Returns ``test`` with its columns in the order of those of ``data``, since a model knows features by their order.
 
     The columns ``others`` are no features, and need not be in both. Raises :class:`UserError` if a feature is missing
     in one of the two.
@@ -171,7 +173,7 @@ def _read_item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, A
 def _refuse_random(dataset: Sequence[Any], name: str, items: Sequence[tuple[np.ndarray, Any]]) -> None:
     """Raises :class:`UserError` if the items of a Dataset are random, because they are read only once for all rounds.
 
-    For that some items are read again with other states of the global random generators.
+    To find out, some items are read again with other states of the global random generators.
     """
     for seed in (1, 2):
         with global_generators(seed):

@@ -28,7 +28,7 @@ class Partitioner(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """The configuration keys that it takes, without ``data.`` before them."""
+        """The configuration keys that the partitioner takes, without ``data.`` before them."""
         return [_key(name) for name in _OPTIONS if name in self.arguments or name == "min_samples"]
 
 
@@ -58,9 +58,9 @@ def _key(name: str) -> str:
 def partition(
     labels: np.ndarray, classes: int, data: DataConfig, rng: np.random.Generator, owners: np.ndarray | None = None
 ) -> tuple[Split, tuple[str, ...]]:
-    """The split that ``data`` asks for of samples with ``labels`` int64 [n], and lines that the user should know.
+    """Returns the split that ``data`` asks for of samples with ``labels`` int64 [n], and lines for the user about it.
 
-    ``owners`` int64 [n] are the data's own clients, if there are such.
+    ``owners`` int64 [n] are the data's own clients; None if the data have none.
 
     Raises :class:`UserError` for an unknown kind, for options that the kind does not take, and for clients with fewer
     than ``min_samples`` samples.
@@ -83,7 +83,7 @@ def partition(
 
 
 def kind_of(data: DataConfig, has_owners: bool) -> str:
-    """The kind of partition that ``data`` asks for; ``auto`` is natural if the data have clients of their own."""
+    """Returns the kind of partition that ``data`` asks for; ``auto`` is natural if the data have their own clients."""
     kind = data.partition.kind
     if kind == AUTO:
         return "natural" if has_owners else "dirichlet"
@@ -94,10 +94,11 @@ def kind_of(data: DataConfig, has_owners: bool) -> str:
 
 
 def _given(data: DataConfig, kind: str) -> dict[str, Any]:
-    """The options that differ from their defaults. Raises :class:`UserError` for one that ``kind`` does not take.
+    """Returns the options that differ from their defaults. Raises :class:`UserError` for one that ``kind`` does not
+    take.
 
-    An option that is set to its default is none of them, because a resolved configuration has all defaults in it and
-    must still be accepted.
+    An option that is set to its default is left out, because a resolved configuration has all defaults in it and must
+    still be accepted.
     """
     given = {}
     for name in _OPTIONS:
@@ -116,7 +117,7 @@ def _given(data: DataConfig, kind: str) -> dict[str, Any]:
 
 
 def implied_options(kind: str) -> dict[str, Any]:
-    """The values, by name, that options of ``kind`` have where they are null in a :class:`PartitionConfig`."""
+    """Returns the values, by name, that options of ``kind`` have where they are null in a :class:`PartitionConfig`."""
     parameters = inspect.signature(PARTITIONERS[kind].split).parameters
     unset = [name for name, field in PartitionConfig.model_fields.items() if field.default is None]
     stands_for = {name: parameters[name].default for name in unset if name in parameters}

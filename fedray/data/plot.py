@@ -16,15 +16,15 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fedray.data.federated import FederatedData
 
 STACKED = 40
-"""Up to so many clients are drawn as bars, and more as the columns of a heat map."""
+"""The number of clients up to which they are drawn as bars; more are drawn as the columns of a heat map."""
 LEGEND = 20
-"""Up to so many classes have a name or number in the picture; with more, bars have a colour bar instead."""
+"""The number of classes up to which each has a name or number in the picture; with more, bars have a colour bar."""
 LONGEST = 20
-"""So many characters of a name are drawn at most."""
+"""The number of characters after which a name is cut off."""
 
 
 def label_counts(data: FederatedData) -> np.ndarray:
-    """The number of samples of each class that each client holds, int64 [N, classes]."""
+    """Returns the number of samples of each class that each client holds, int64 [N, classes]."""
     client = np.repeat(np.arange(data.clients), data.sizes())
     cells = client * data.classes + data.y[data.indices]
     return np.bincount(cells, minlength=data.clients * data.classes).reshape(data.clients, data.classes)
@@ -35,7 +35,7 @@ def plot_labels(data: FederatedData, path: str | Path) -> None:
 
     Few clients are drawn as stacked bars. Many are drawn as a heat map, classes by clients, of the share of each class
     in the client's samples, with the clients' sizes above it; clients are sorted by their most frequent class, so that
-    skew shows. Classes and clients have the names that the data give them, where there is room.
+    skew is visible. Classes and clients have the names that the data give them, where there is room.
     """
     counts = label_counts(data)
     classes = data.class_names or tuple(map(str, range(data.classes)))
@@ -93,7 +93,7 @@ def _heat_map(figure: Figure, counts: np.ndarray, class_names: Sequence[str] | N
 
 
 def _short(name: str) -> str:
-    """A name, shortened and changed so that matplotlib draws it as it is.
+    """Returns a name that is short enough, and that matplotlib draws as it is.
 
     matplotlib takes $ for mathematics, and leaves names that begin with _ out of a legend.
     """

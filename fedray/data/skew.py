@@ -20,11 +20,11 @@ Note = Callable[[str], None]
 
 
 def ignore_note(_: str) -> None:
-    """Does nothing with a note."""
+    """Ignores a note."""
 
 
 def equal_share(total: int, clients: int, samples_per_client: int | None) -> int:
-    """The number of samples of each client: ``samples_per_client``, or else floor(total / clients).
+    """Returns the number of samples of each client: ``samples_per_client``, or else floor(total / clients).
 
     Raises :class:`UserError` if there are not enough samples.
     """
@@ -39,7 +39,7 @@ def equal_share(total: int, clients: int, samples_per_client: int | None) -> int
 
 
 def overlap_share(total: int, samples_per_client: int | None) -> int:
-    """The number of samples of each client where clients may overlap.
+    """Returns the number of samples of each client where clients may overlap.
 
     Raises :class:`UserError` if it is not set, or larger than ``total``.
     """
@@ -84,7 +84,7 @@ def label_skew(
     on_empty: str = "shrink",
     note: Note = ignore_note,
 ) -> Split:
-    """Gives each client equally many samples of each of x classes (pFedMo's x-class non-i.i.d. data).
+    """Deals each client equally many samples of each of x classes (pFedMo's x-class non-i.i.d. data).
 
     ``assign`` says how the classes of a client are chosen: ``random`` draws them uniformly, as pFedMo's paper says;
     ``balanced`` gives client i class i mod classes and draws the others, as NIID-Bench does. ``on_empty`` says what
@@ -130,7 +130,10 @@ def label_skew(
 
 
 def _even_counts(held: np.ndarray, n: int, classes: int) -> np.ndarray:
-    """Counts [clients, classes] that spread n samples of each client evenly over its classes ``held`` [clients, x]."""
+    """Returns counts [clients, classes] that spread n samples of each client evenly over its classes.
+
+    ``held`` [clients, x] has the classes of each client.
+    """
     x = held.shape[1]
     counts = np.zeros((len(held), classes), dtype=np.int64)
     np.put_along_axis(counts, held, (n // x + (np.arange(x) < n % x))[None, :], axis=1)
@@ -168,7 +171,7 @@ def quantity_skew(
     sizes: Sequence[int] | None = None,
     note: Note = ignore_note,
 ) -> Split:
-    """Gives client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
+    """Deals client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
 
     If there are not so many samples, all sizes are scaled down in proportion.
     """
@@ -212,8 +215,8 @@ def shards(
 ) -> Split:
     """Sorts the samples by label, cuts them into equal shards and deals these out at random.
 
-    The method is that of McMahan et al. (2017), and GHBM's alpha = 0. Samples within a class are shuffled first. What
-    is left over is not used.
+    The method is that of McMahan et al. (2017), and GHBM's alpha = 0. Samples within a class are shuffled first.
+    Samples that are left over are not used.
     """
     n = equal_share(len(labels), clients, samples_per_client)
     size = n // shards_per_client
@@ -243,9 +246,9 @@ def orthogonal(
 ) -> Split:
     """Puts client i into cluster i mod ``clusters``, where each cluster has classes of its own (FedTrip, Plato).
 
-    The classes of a cluster are a contiguous block. Clients draw equally many samples uniformly from their cluster's:
-    without sharing any or, with ``overlap`` as in Plato, each from all of them. Without ``samples_per_client`` it is as
-    many as the cluster with the fewest samples for each client allows.
+    The classes of a cluster are a contiguous block. Clients draw equally many samples uniformly from those of their
+    cluster: without sharing any or, with ``overlap`` as in Plato, each from all of them. Without
+    ``samples_per_client``, each client gets as many as the cluster with the fewest samples for each client allows.
     """
     if clusters > classes:
         raise UserError(f"data.partition.clusters={clusters} is more than the {classes} classes to divide among them")
@@ -284,7 +287,7 @@ def natural(
     min_samples: int = MIN_SAMPLES,
     note: Note = ignore_note,
 ) -> Split:
-    """Gives the samples to the data's own clients ``owners``, int64 [n], in the order of their ids.
+    """Deals the samples to the data's own clients ``owners``, int64 [n], in the order of their ids.
 
     ``clients`` and ``rng`` are not used. Clients with fewer than ``min_samples`` samples are left out.
     """

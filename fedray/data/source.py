@@ -22,9 +22,9 @@ DEFAULT = "default"
 class Source:
     """Training and test samples with labels 0..classes-1.
 
-    * ``x_*`` [n, ...] uint8 or float32, where images are [n, channels, height, width]; ``y_*`` int64 [n]. * ``scale``,
-    ``shift`` float32 [channels], or None: a model's input is float32(x) * scale + shift along axis 1, which
-      for images is (x/255 - mean) / deviation.
+    * ``x_*`` [n, ...] uint8 or float32, where images are [n, channels, height, width]; ``y_*`` int64 [n].
+    * ``scale``, ``shift`` float32 [channels], or None: a model's input is float32(x) * scale + shift along axis 1,
+      which for images is (x/255 - mean) / deviation.
     * ``client_*`` int64 [n]: the client that a sample belongs to, for the partition ``natural``; -1 in the test set
       means nobody.
     * ``x_public``, ``y_public``: a public set of the source's own.
@@ -107,12 +107,12 @@ SOURCES = {
 
 
 def load_source(name: str, root: str | None = None, normalization: str = DEFAULT) -> Source:
-    """Loads and checks the source ``name``: one of :data:`SOURCES`, or the user's ``file.py:function`` or
-    ``module:function``.
+    """Loads and checks the source ``name``: one of :data:`SOURCES`, or the user's own function.
 
-    The function is called with ``root`` if it takes an argument, and with ``normalization`` if it has an argument of
-    that name, which it needs to take other values than "default". It returns a :class:`Source` or a dict of its fields,
-    in which ``classes`` may be missing and is then the largest label + 1.
+    The user's function is named as ``file.py:function`` or ``module:function``. It is called with ``root`` if it takes
+    an argument, and with ``normalization`` if it has an argument of that name, which it needs to take other values than
+    "default". It returns a :class:`Source` or a dict of its fields, in which ``classes`` may be missing and is then the
+    largest label + 1.
 
     Raises :class:`UserError` for unknown names, failing imports and bad data.
     """
@@ -137,7 +137,7 @@ def load_source(name: str, root: str | None = None, normalization: str = DEFAULT
 
 
 def _call(name: str, loader: Any, root: str | None, normalization: str) -> Any:
-    """Calls a loader with those of the root and the normalisation that it takes."""
+    """Calls a loader with ``root`` and ``normalization`` as far as it takes them, and returns what it returns."""
     taken = set(inspect.signature(loader).parameters)
     entry = SOURCES.get(name)
     if entry is not None and normalization not in entry.normalizations:
@@ -150,10 +150,11 @@ def _call(name: str, loader: Any, root: str | None, normalization: str) -> Any:
 
 
 def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -> Source:
-    """A checked :class:`Source` from a mapping of its fields. ``where`` (a file) begins messages instead of ``name``.
+    """Returns a checked :class:`Source` from a mapping of its fields.
 
     Features of type uint8 are scaled to 0..1, because they are images as a rule, unless there is a ``scale`` or
-    ``shift``. Raises :class:`UserError` for whatever is wrong.
+    ``shift``. Raises :class:`UserError` for whatever is wrong; its messages begin with ``where``, a file, or else with
+    ``name``.
     """
     where = where or name
     known = [field.name for field in fields(Source) if field.name != "files"]
@@ -171,7 +172,7 @@ def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -
 
 
 def validate(source: Source, where: str | None = None) -> Source:
-    """``source`` with its arrays in the dtypes that :class:`Source` promises.
+    """Returns ``source`` with its arrays in the dtypes that :class:`Source` promises.
 
     Raises :class:`UserError`, which names array and row, for whatever is wrong. ``where`` begins the messages.
     """
@@ -181,7 +182,7 @@ def validate(source: Source, where: str | None = None) -> Source:
 def _make_source(where: str, given: dict[str, Any]) -> Source:
     """Checks the fields ``given`` and makes a Source of them.
 
-    Names are numbered. Without ``classes`` their number follows from the labels.
+    Labels and clients that are names are numbered. Without ``classes``, their number follows from the labels.
     """
     parts = [part for part in ("train", "test", "public") if _has_part(where, given, part)]
     given = {**given, **_encode(where, given, parts)}
@@ -218,7 +219,7 @@ def _has_part(where: str, given: Mapping[str, Any], part: str) -> bool:
 
 
 def _encode(where: str, given: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
-    """The fields of labels, clients and their names, with labels and clients as numbers."""
+    """Returns the fields of labels, clients and their names, with labels and clients as numbers."""
     names = {key: _names(where, key, given.get(key)) for key in ("class_names", "client_names")}
     found: dict[str, Any]
     found, class_names = encode_labels(where, {f"y_{part}": given[f"y_{part}"] for part in parts}, names["class_names"])
@@ -243,7 +244,7 @@ def _names(where: str, key: str, given: Any) -> tuple[str, ...] | None:
 
 
 def _count_classes(where: str, labels: Mapping[str, np.ndarray]) -> int:
-    """The number of classes, which is the largest label + 1.
+    """Returns the number of classes, which is the largest label + 1.
 
     Raises :class:`UserError` where that is a mistake, so that the model would have too many outputs: for a label that
     is larger than the number of samples, and for labels that begin at 1.
@@ -274,7 +275,7 @@ def _in_range(where: str, name: str, y: np.ndarray, classes: int | None = None) 
 
 
 def stack_samples(unit: str, name: str, samples: Iterable[Any]) -> np.ndarray:
-    """The samples as one array.
+    """Returns the samples as one array.
 
     Raises :class:`UserError`, which names the first sample that is unlike sample 0, as ``unit`` (item, row) of
     ``name``.

@@ -14,11 +14,11 @@ from fedray.errors import UserError
 
 
 def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> FederatedData:
-    """``data`` with a test share for each client: what the source says is the client's, or else a share by class.
+    """Returns ``data`` with a test share for each client: the one that the source has, or else a share by class.
 
     The test samples of a class go to the clients in proportion to their training samples of that class (by largest
-    remainder, ties at random). Those of a class that no client has go to nobody. So no two clients share a test sample,
-    and with many clients the shares are small.
+    remainder, ties at random). Those of a class that no client has go to nobody. Therefore no two clients share a test
+    sample, and with many clients the shares are small.
 
     A client with training samples whose share is smaller than ``least`` gets another share of exactly that size. It is
     drawn without replacement from the test samples of the client's classes, in proportion to its training samples, and
@@ -49,7 +49,7 @@ def _check_given(data: FederatedData, least: int) -> None:
 
 
 def _deal_by_class(data: FederatedData, seed: int) -> Split:
-    """Shares of the test samples of each class, in proportion to the clients' training samples of it."""
+    """Deals the test samples of each class to the clients in proportion to their training samples of it."""
     rng = stream(seed, Purpose.PARTITION, 1)
     clients = data.clients
     holder = np.repeat(np.arange(clients), data.sizes())
@@ -84,9 +84,9 @@ def _draw_share(data: FederatedData, client: int, pools: Split, seed: int, size:
 
 
 def draw_eval_clients(data: FederatedData, seed: int, wanted: int | Literal["all"]) -> np.ndarray:
-    """The sorted ids of ``wanted`` clients that hold samples, or of all that do. The draw depends on ``seed`` alone.
+    """Returns the sorted ids of ``wanted`` clients that hold samples, or of all that do.
 
-    Raises :class:`UserError` if there are not so many.
+    The draw depends on ``seed`` alone. Raises :class:`UserError` if there are not so many.
     """
     present = np.flatnonzero(data.sizes())
     if wanted == "all":

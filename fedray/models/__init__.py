@@ -31,7 +31,7 @@ MODELS: dict[str, type[nn.Module]] = {
 
 
 def find_model(name: str) -> Callable[..., nn.Module]:
-    """The class of the model ``name``, or the user's own as ``file.py:Class`` or ``module:Class``.
+    """Returns the class of the model ``name``, or the user's own as ``file.py:Class`` or ``module:Class``.
 
     Raises :class:`UserError` if there is none.
     """
@@ -48,7 +48,7 @@ def find_model(name: str) -> Callable[..., nn.Module]:
 
 
 def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
-    """The options of a model: its constructor's arguments without ``input_shape`` and ``classes``."""
+    """Returns the options of a model: its constructor's arguments without ``input_shape`` and ``classes``."""
     parameters = inspect.signature(model).parameters
     return {name: p for name, p in parameters.items() if name not in ("input_shape", "classes")}
 

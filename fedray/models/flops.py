@@ -56,7 +56,8 @@ def count_forward_pass(module: nn.Module, example: Tensor) -> tuple[Any, Forward
 
 
 def forward_flops(module: nn.Module, example: Tensor) -> float:
-    """The FLOPs of one sample's forward pass in the module's present mode; ``example [b, ...]`` is a batch to try."""
+    """Returns the FLOPs of one sample's forward pass in the module's present mode; ``example [b, ...]`` is a batch to
+    try."""
     return count_forward_pass(module, example)[1].flops
 
 
@@ -86,7 +87,8 @@ def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
 
 
 def _matrices(layer: nn.Module) -> set[int]:
-    """The memory addresses of the layer's own parameters, without vectors, because these only scale or shift something.
+    """Returns the memory addresses of the layer's own parameters, without vectors, because these only scale or shift
+    something.
 
     There are none for a parametrization (weight norm), because it computes with weights and not with samples, and none
     for RMSNorm, which only scales, by a parameter that may have several dimensions.
@@ -96,7 +98,7 @@ def _matrices(layer: nn.Module) -> set[int]:
 
 
 def _storage_of(tensor: Tensor) -> int:
-    """The memory address of a tensor's storage, which all views of the tensor share."""
+    """Returns the memory address of a tensor's storage, which all views of the tensor share."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -155,7 +157,8 @@ def _plain_encoders() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """The functions that give the FLOPs of kernels which torch's counter does not know, from the arguments' shapes.
+    """Returns the functions that give the FLOPs of kernels which torch's counter does not know, from the arguments'
+    shapes.
 
     Attention on CPUs is one of them before torch 2.9 or so.
     """

@@ -53,7 +53,7 @@ DEFAULT = {"nothing": "none", "projection": "moon", "prediction": "siam"}
 
 
 def find_head(name: str) -> type[Head] | None:
-    """The class of the head ``name``, or the user's own as ``file.py:Class``; None for ``none``.
+    """Returns the class of the head ``name``, or the user's own as ``file.py:Class``; None for ``none``.
 
     Raises :class:`UserError` if there is no such head.
     """
@@ -71,7 +71,8 @@ def find_head(name: str) -> type[Head] | None:
 
 
 def serves(name: str, need: str) -> bool:
-    """Whether the head ``name`` has what an algorithm needs: ``nothing``, a ``projection`` or a ``prediction``."""
+    """Returns whether the head ``name`` has what an algorithm needs: ``nothing``, a ``projection`` or a
+    ``prediction``."""
     head = find_head(name)
     if head is None:
         return need == "nothing"
@@ -103,7 +104,7 @@ def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: s
 
 
 def _last_call(module: nn.Module, name: str, example: Tensor) -> tuple[nn.Linear | None, torch.Size]:
-    """The Linear layer that is called last in a forward pass, and the shape of its input."""
+    """Returns the Linear layer that is called last in a forward pass, and the shape of its input."""
     calls: list[tuple[nn.Linear, torch.Size]] = []
 
     def remember(layer: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:

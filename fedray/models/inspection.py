@@ -155,7 +155,8 @@ def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> No
 
 
 def depends_on_batch(what: str, function: Loss, classes: int) -> bool:
-    """Whether a sample's value of ``function(logits [b, classes], targets [b])`` changes with the rest of its batch.
+    """Returns whether a sample's value of ``function(logits [b, classes], targets [b])`` changes with the rest of its
+    batch.
 
     The first samples of random batches, half of which are predicted rightly, are given with and without the rest. For a
     function that draws random numbers nobody can tell, and the answer is False.

@@ -34,7 +34,7 @@ _convolution_backward = torch.ops.aten.convolution_backward.default
 
 
 def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """``max_pool2d(relu(conv(x)), 2)`` of images ``[b, c, h, w]``, for a convolution of stride 1 with bias.
+    """Returns ``max_pool2d(relu(conv(x)), 2)`` of images ``[b, c, h, w]``, for a convolution of stride 1 with bias.
 
     Where entries of a pooling window are equal, the gradient may go to another one of them than torch chooses.
     """
@@ -63,7 +63,8 @@ def _max_pool2(x: Tensor) -> Tensor:
 
 
 def _contiguous_copy(weight: Tensor) -> Tensor:
-    """A copy in ordinary layout. ``contiguous`` would not copy weights of a single channel, and keep their strides."""
+    """Returns a copy in ordinary layout. ``contiguous`` would not copy weights of a single channel, and keep their
+    strides."""
     return weight.clone(memory_format=torch.contiguous_format)
 
 
@@ -74,12 +75,12 @@ def _kernels_of_two_rows(weight: Tensor) -> Tensor:
 
 
 def _kernels_of_two_columns(weight: Tensor) -> Tensor:
-    """The same for columns: kernels ``[2 * out, in, k, k + 1]``."""
+    """Returns the same for columns: kernels ``[2 * out, in, k, k + 1]``."""
     return torch.cat((F.pad(weight, (0, 1)), F.pad(weight, (1, 0))))
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: tuple[int, int]) -> Tensor:
-    """The gradient of a convolution's weights; ``grad`` is that of its output."""
+    """Returns the gradient of a convolution's weights; ``grad`` is that of its output."""
     options = [stride, stride], padding, [1, 1], False, [0, 0], 1, [False, True, False]
     return _convolution_backward(grad, x, weight, None, *options)[1]
 

@@ -33,7 +33,7 @@ their neighbours, padding changes gradients by 1e-1.
 
 
 def samples_of_trial(batch_size: int) -> int:
-    """The number of samples that :func:`stacking_obstacle` needs to try batches of ``batch_size``.
+    """Returns the number of samples that :func:`stacking_obstacle` needs to try batches of ``batch_size``.
 
     Larger batches than :data:`LARGEST` are not tried. Smaller ones would not do, because some models mix samples in
     large batches only.
@@ -42,7 +42,7 @@ def samples_of_trial(batch_size: int) -> int:
 
 
 def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
-    """The reason why clients of ``module`` can't be trained in one batched stack, or None if they can.
+    """Returns the reason why clients of ``module`` can't be trained in one batched stack, or None if they can.
 
     A stack pads the batches of smaller clients with samples whose losses are left out. That is right as long as no
     sample's logits depend on the other samples of its batch. So the gradients of a padded stack are compared with those
@@ -78,7 +78,7 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
 
 
 def _models_near_the_initial_one(network: Network, clients: int) -> Model:
-    """So many different models near the initial one.
+    """Returns so many different models near the initial one.
 
     None of their weights are zero, because behind weights of zero the layers before them would have no influence.
     """

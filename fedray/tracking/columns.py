@@ -142,7 +142,7 @@ FURTHER_TAGS = {
 
 
 def tag(column: str) -> str:
-    """The TensorBoard tag of a column of metrics.csv."""
+    """Returns the TensorBoard tag of a column of metrics.csv."""
     # a column that begins with test_ and is not in TAGS can only be a user's metric
     if column in TAGS or column.startswith("test_"):
         return TAGS.get(column, f"metrics/{column}")

@@ -78,7 +78,7 @@ class CostTable:
 
 
 def own_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """The table of bytes and FLOPs of one client in one round, counted as in metrics.csv."""
+    """Returns the table of bytes and FLOPs of one client in one round, counted as in metrics.csv."""
     load = scenario.load
     plain = costs.client_flops(Work(), scenario.plain, load)
     columns = {
@@ -107,7 +107,7 @@ def own_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
 
 
 def fedtrip_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """The table by FedTrip's accounting (X. Li et al., IPDPS 2023, Tables V and VIII)."""
+    """Returns the table by FedTrip's accounting (X. Li et al., IPDPS 2023, Tables V and VIII)."""
     load, rounds, parameters = scenario.load, scenario.rounds, scenario.plain.parameters
     columns = {
         "algorithm": "", "MFLOPs a round": ",.3f", f"GFLOPs in {rounds} rounds": ",.3f", "attached cost": "",
@@ -134,8 +134,8 @@ def fedtrip_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTa
 
 
 def ghbm_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """The table by GHBM's accounting (R. Zaccone et al., TMLR 2025, Table 4), with the bytes really exchanged beside
-    it."""
+    """Returns the table by GHBM's accounting (R. Zaccone et al., TMLR 2025, Table 4), with the bytes really exchanged
+    beside it."""
     columns = {"algorithm": "", "parameters": ",", "overhead": "g", "GiB": ".4g", "GiB of all": ".4g"}
     rows = []
     for candidate in candidates:
@@ -163,7 +163,8 @@ def _load_text(load: Load) -> str:
 
 
 def extra_work(work: Work, head: str = "none") -> str:
-    """An algorithm's extra work as a text, such as ``4 J|w|`` or ``1 full-batch gradient + 1 fwd/bwd per step``."""
+    """Returns an algorithm's extra work as a text, such as ``4 J|w|`` or ``1 full-batch gradient + 1 fwd/bwd per
+    step``."""
     both = min(work.forwards, work.backwards)
     parts = {
         f"{head} head": head != "none",
@@ -179,7 +180,7 @@ def extra_work(work: Work, head: str = "none") -> str:
 
 
 def attached_formula(work: Work) -> str:
-    """An algorithm's extra work as a formula, as in FedTrip's Table VIII: ``2(K+1)|w| + n(FP+BP)``."""
+    """Returns an algorithm's extra work as a formula, as in FedTrip's Table VIII: ``2(K+1)|w| + n(FP+BP)``."""
     terms = []
     if work.per_step and work.per_step == work.once:
         terms.append(f"{work.once:g}(K+1)|w|")

@@ -38,7 +38,7 @@ class Load:
 
 
 def load_of(samples: int, training: LocalTraining) -> Load:
-    """The load of one client that holds so many samples."""
+    """Returns the load of one client that holds so many samples."""
     steps = steps_of(samples, training.batch_size, training.local_steps, training.local_epochs)
     if training.local_steps is None:
         return Load(samples, steps, (training.local_epochs or 0) * samples)
@@ -46,7 +46,7 @@ def load_of(samples: int, training: LocalTraining) -> Load:
 
 
 def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
-    """The load of the mean client, over all clients that hold samples, because the others never take part."""
+    """Returns the load of the mean client, over all clients that hold samples, because the others never take part."""
     loads = [load_of(int(size), training) for size in sizes if size]
     samples, steps, seen = (
         sum(numbers) / len(loads)
@@ -62,7 +62,8 @@ def overhead(traffic: Traffic) -> float:
 
 
 def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
-    """The bytes that one client receives and sends in one round. Models have buffers, state vectors have none."""
+    """Returns the bytes that one client receives and sends in one round. Models have buffers, state vectors have
+    none."""
     model = BYTES_PER_NUMBER * (facts.parameters + facts.buffers)
     vector = BYTES_PER_NUMBER * facts.parameters
     down = traffic.models_down * model + traffic.vectors_down * vector
@@ -86,15 +87,15 @@ def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts,
 
 
 def _arithmetic(work: Work, load: Load) -> float:
-    """The operations of an algorithm for each parameter, beside the passes."""
+    """Returns the operations of an algorithm for each parameter, beside the passes."""
     return work.per_step * load.steps + work.once * load.clients
 
 
 def server_of_mean_clients(
     training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
 ) -> ServerState:
-    """A server in a round whose ``cohort`` clients all are the mean client. It has no data: its work can only be
-    counted."""
+    """Returns a server in a round whose ``cohort`` clients all are the mean client. It has no data: its work can only
+    be counted."""
     sizes = list(map(int, sizes))
     load = mean_load(sizes, training)
 
@@ -147,7 +148,7 @@ def fedtrip_forward(module: nn.Module, facts: ModelFacts, shape: Iterable[int]) 
 
 
 def fedtrip_flops(work: Work, forward: float, parameters: int, load: Load) -> float:
-    """The cost of a round in FedTrip's Table V: n F (1 + P) + J a |w|.
+    """Returns the cost of a round in FedTrip's Table V: n F (1 + P) + J a |w|.
 
     F is ``forward``, P the number of extra forward passes, a the operations for each parameter and step, and n the
     samples in all mini-batches, which in the paper's one epoch are those that the client holds. Backward passes are not
@@ -158,22 +159,22 @@ def fedtrip_flops(work: Work, forward: float, parameters: int, load: Load) -> fl
 
 
 def fedtrip_attached(work: Work, forward: float, parameters: int, load: Load) -> float:
-    """The cost that FedTrip's Table VIII adds to FedAvg's round, with FP = F (``forward``) and BP = 2 FP."""
+    """Returns the cost that FedTrip's Table VIII adds to FedAvg's round, with FP = F (``forward``) and BP = 2 FP."""
     passes = (work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     return forward * passes + parameters * _arithmetic(work, load)
 
 
 def fedtrip_communication(traffic: Traffic) -> float:
-    """The extra communication of a round in FedTrip's Table VIII, in |w|."""
+    """Returns the extra communication of a round in FedTrip's Table VIII, in |w|."""
     return 2 * overhead(traffic) - 2
 
 
 def ghbm_overhead(algorithm: Algorithm) -> float:
-    """The overhead in GHBM's cost table, in models for each direction."""
+    """Returns the overhead in GHBM's cost table, in models for each direction."""
     # Mime exchanges 2.5 models, but in two exchanges, for which the table charges 3
     return 3.0 if isinstance(algorithm, Mime) else overhead(algorithm.traffic)
 
 
 def ghbm_bytes(algorithm: Algorithm, parameters: int, rounds: int) -> float:
-    """The bytes in GHBM's cost table: those of one client that takes part in every round, in one direction."""
+    """Returns the bytes in GHBM's cost table: those of one client that takes part in every round, in one direction."""
     return BYTES_PER_NUMBER * parameters * rounds * ghbm_overhead(algorithm)

@@ -165,14 +165,14 @@ class RunFolder:
 
 
 def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The names under which two mappings have different values, or one of them has no value."""
+    """Returns the names under which two mappings have different values, or one of them has no value."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 def keys_that_differ(
     old: Mapping[str, Any], new: Mapping[str, Any], implied: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
-    """The dotted keys whose values differ in two configurations, of those keys that can change a result.
+    """Returns the dotted keys whose values differ in two configurations, of those keys that can change a result.
 
     A key that ``old`` lacks, because it did not exist when ``old`` was written, counts as its default. ``implied`` says
     what null stands for.
@@ -195,7 +195,7 @@ def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dic
 
 
 def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
-    """The device of the run in ``folder``; None if there is no run, or its configuration is damaged."""
+    """Returns the device of the run in ``folder``; None if there is no run, or its configuration is damaged."""
     try:
         device = parse_yaml((folder / "config.yaml").read_text())["engine"]["device"]
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
@@ -294,7 +294,7 @@ class ParquetRows:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """The table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
+    """Returns the table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
     with (path / "metrics.csv").open() as file:
         names = next(csv.reader(file))
     kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}

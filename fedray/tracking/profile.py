@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def profile_table(profile: pd.DataFrame) -> Table:
-    """A table of the mean seconds that a round takes for each purpose, from the rows of profile.csv.
+    """Returns a table of the mean seconds that a round takes for each purpose, from the rows of profile.csv.
 
     The first round is left out, because it also holds what happens only once.
     """

@@ -74,7 +74,7 @@ def _status(metrics: Mapping[str, Any]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A number of seconds as 1:02:03."""
+    """Returns a number of seconds as 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -122,7 +122,7 @@ class Recorder:
 
 
 def summarize(metrics: pd.DataFrame, status: str, targets: Sequence[float]) -> dict[str, Any]:
-    """The keys of summary.json that follow from metrics.csv (see :data:`fedray.tracking.columns.SUMMARY`)."""
+    """Returns the keys of summary.json that follow from metrics.csv (see :data:`fedray.tracking.columns.SUMMARY`)."""
     accuracy = metrics["test_accuracy"].dropna()
     reached: dict[str, Any] = {}
     for target in targets:
@@ -145,7 +145,7 @@ def summarize(metrics: pd.DataFrame, status: str, targets: Sequence[float]) -> d
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that a result depends on."""
+    """Returns the versions of Python and of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for name in ("fedray", "torch", "numpy", "ray"):
         try:
