@@ -1,8 +1,8 @@
-"""Counts the FLOPs of a sample's forward pass while it runs: two for each multiply-add of a matrix product or
-convolution.
+"""Counts the FLOPs of a sample's forward pass while it runs.
 
-Elementwise layers (activations, normalisation, biases) and look-ups (embeddings) count as zero, as is customary. So
-does what a layer computes from its weights alone, as spectral normalisation does, once for a batch of any size.
+Each multiply-add of a matrix product or convolution counts as two. Elementwise layers (activations, normalisation,
+biases) and look-ups (embeddings) count as zero, as is customary. What a layer computes from its weights alone, once for
+a batch of any size, as spectral normalisation does, counts as zero too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_PRODUCTS = {
     "add", "add_", "sub", "cat", "stack", "copy_", "clone", "_to_copy", "index", "index_select", "gather", "embedding",
     "_embedding_bag", "_embedding_bag_forward_only", "native_layer_norm",
 }  # fmt: skip
-"""Operations that only add, look up or scale. A layer whose parameters enter nothing else needs no FLOPs."""
+"""The operations that only add, look up or scale. A layer whose parameters enter nothing else needs no FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ForwardCount:
 
 
 def count_forward_pass(module: nn.Module, example: Tensor) -> tuple[Any, ForwardCount]:
-    """Runs ``module`` in its present mode on the batch ``example [b, ...]``; gives its output and a sample's FLOPs.
+    """Runs ``module`` in its present mode on the batch ``example [b, ...]``; returns its output and a sample's FLOPs.
 
     The module is run on the batch, and then on a batch that holds it twice. The difference of FLOPs is that of b
     samples, without what is computed once for a batch of any size.
@@ -56,13 +56,16 @@ def count_forward_pass(module: nn.Module, example: Tensor) -> tuple[Any, Forward
 
 
 def forward_flops(module: nn.Module, example: Tensor) -> float:
-    """Returns the FLOPs of one sample's forward pass in the module's present mode; ``example [b, ...]`` is a batch to
-    try."""
+    """Returns the FLOPs of one sample's forward pass in the module's present mode.
+
+    ``example [b, ...]`` is a batch of inputs with which the module is run.
+    """
     return count_forward_pass(module, example)[1].flops
 
 
 def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
-    """Runs a forward pass without gradients; gives its output, its FLOPs, and the layers that could not be counted."""
+    """Runs a forward pass without gradients; returns its output, its FLOPs, and the layers that could not be
+    counted."""
     # imported here, as it imports a compiler, which the processes that train do not need
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -87,11 +90,11 @@ def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
 
 
 def _matrices(layer: nn.Module) -> set[int]:
-    """Returns the memory addresses of the layer's own parameters, without vectors, because these only scale or shift
-    something.
+    """Returns the memory addresses of the layer's own parameters that may be factors of a product.
 
-    There are none for a parametrization (weight norm), because it computes with weights and not with samples, and none
-    for RMSNorm, which only scales, by a parameter that may have several dimensions.
+    Vectors are left out, because they only scale or shift something. There are none for a parametrization (weight
+    norm), because it computes with weights and not with samples, and none for RMSNorm, which only scales, by a
+    parameter that may have several dimensions.
     """
     own = () if isinstance(layer, (ParametrizationList, nn.RMSNorm)) else layer.parameters(recurse=False)
     return {_storage_of(each) for each in own if each.numel() > max(each.shape, default=1)}
@@ -103,7 +106,7 @@ def _storage_of(tensor: Tensor) -> int:
 
 
 class _Products(TorchDispatchMode):
-    """Collects in ``places`` the memory addresses of tensors that enter an operation which may multiply them."""
+    """A mode of torch that collects in ``places`` the memory addresses of tensors which may be multiplied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,8 +130,8 @@ def _hooks(
 ) -> list[Any]:
     """Puts hooks on ``layer`` that add to ``by_layer[name]`` the FLOPs of its calls, without those of its children.
 
-    ``total`` gives all FLOPs so far. ``calls`` is the stack of the calls that are running: for each the total at its
-    beginning, and what its children have added.
+    ``total`` returns all FLOPs so far. ``calls`` is the stack of the calls that are running: for each the total at its
+    beginning, and what its children have added. Returns the handles of the hooks.
     """
 
     def begin(*_: Any) -> None:
@@ -146,8 +149,10 @@ def _hooks(
 
 @contextlib.contextmanager
 def _plain_encoders() -> Iterator[None]:
-    """Has transformer layers run their single operations: in evaluation mode one fused kernel would do all,
-    uncounted."""
+    """A context in which transformer layers run their single operations.
+
+    In evaluation mode one fused kernel would otherwise do all, uncounted.
+    """
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -157,7 +162,7 @@ def _plain_encoders() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Returns the functions that give the FLOPs of kernels which torch's counter does not know, from the arguments'
+    """Returns functions that compute the FLOPs of kernels which torch's counter does not know, from the arguments'
     shapes.
 
     Attention on CPUs is one of them before torch 2.9 or so.
@@ -173,11 +178,16 @@ def _formulas() -> dict[Any, Callable[..., int]]:
 
 
 def _lstm_flops(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__: Any) -> int:
-    """FLOPs of one direction of an LSTM layer for ``inputs [tokens, b, width]``; its matrices are ``[4 hidden,
-    ...]``."""
+    """Returns the FLOPs of one direction of an LSTM layer for ``inputs [tokens, b, width]``.
+
+    Its matrices are ``[4 hidden, ...]``.
+    """
     return 2 * inputs[0] * inputs[1] * (prod(of_inputs) + prod(of_hidden))
 
 
 def _attention_flops(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
-    """FLOPs of Q K^T, and of its softmax times V, of ``[b, heads, tokens, width]``, as if there were no mask."""
+    """Returns the FLOPs of attention for ``[b, heads, tokens, width]``, as if there were no mask.
+
+    They are those of Q K^T, and of its softmax times V.
+    """
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])

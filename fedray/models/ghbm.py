@@ -18,7 +18,10 @@ GROUPS = 2
 
 
 class GHBMCNN(nn.Module):
-    """GHBM's CNN: two conv 64 k5, each with ReLU and max-pool 2, 384-192-classes; 797,962 parameters for CIFAR-10."""
+    """GHBM's CNN for CIFAR: two convolutions of 64 channels, each with 5 x 5 kernels, ReLU and 2 x 2 max-pooling.
+
+    After them come linear layers of 384, 192 and ``classes`` outputs. It has 797,962 parameters for CIFAR-10.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -40,11 +43,11 @@ class GHBMCNN(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """ResNet-20 for small images, 16-32-64 channels, with GroupNorm for BatchNorm; 269,722 parameters for CIFAR-10.
+    """ResNet-20 for small images, with channels 16, 32 and 64, and with GroupNorm of two groups in place of BatchNorm.
 
-    K. He et al.: Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2: a convolution, three stages of
-    three blocks, shortcuts without parameters (option A), the mean over the image, one linear layer. Weights are drawn
-    from N(0, 2 / fan-in).
+    It is the network of K. He et al.: Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2: a
+    convolution, three stages of three blocks, shortcuts without parameters (option A), the mean over the image, and one
+    linear layer. Weights are drawn from N(0, 2 / fan-in). It has 269,722 parameters for CIFAR-10.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
@@ -66,7 +69,8 @@ class ResNet20(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions and a shortcut around them. A block with more channels also halves the image."""
+    """A block of two 3 x 3 convolutions with a shortcut around them. A block with more channels also halves the
+    image."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()

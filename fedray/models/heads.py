@@ -21,7 +21,8 @@ class Head(nn.Module):
 
 
 class ProjectionHead(Head):
-    """``hidden`` (d -> d), ReLU, ``projection`` (d -> width) = z, ``classifier`` (width -> classes), as in MOON."""
+    """MOON's head: ``hidden`` (d -> d), ReLU, ``projection`` (d -> width), whose output is z, ``classifier`` (width ->
+    classes)."""
 
     def __init__(self, features: int, width: int, classes: int) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class ProjectionHead(Head):
 
 
 class SiamHead(ProjectionHead, Predicting):
-    """A projection head with FedSiam-DA's prediction MLP beside it, which is not on the way to the logits.
+    """A projection head with FedSiam-DA's prediction MLP beside it, which does not contribute to the logits.
 
     ``predictor`` takes z: Linear (width -> width), BatchNorm, ReLU, Linear (width -> width).
     """

@@ -21,7 +21,7 @@ OWN_FIGURES = ("accuracy", "loss", "correct")
 """The figures of every evaluation. A metric can't have one of these names."""
 
 NAMED = 3
-"""A message names at most so many layers that could not be counted."""
+"""The largest number of layers that a message names of those that could not be counted."""
 
 TRIALS, LARGEST, SIZES = 3, 250, (2, 7, 50, 120)
 """A loss or a metric is tried on ``TRIALS`` batches of ``LARGEST`` samples, and on their first ``SIZES`` samples."""
@@ -49,7 +49,7 @@ class ModelFacts:
 
     @property
     def notes(self) -> list[str]:
-        """Lines that the user should know about the model."""
+        """The lines that the user should know about the model."""
         lines = []
         if self.uncounted:
             more = f" and {len(self.uncounted) - NAMED} more" if len(self.uncounted) > NAMED else ""
@@ -66,10 +66,11 @@ class ModelFacts:
 
 
 def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, name: str) -> ModelFacts:
-    """Facts about ``module``, from trial passes over ``example [b, ...]`` in both modes.
+    """Returns facts about ``module``, from trial passes over ``example [b, ...]`` in both modes.
 
     The module's buffers stay as they are. b must be at least 2, because some normalisation layers need two samples.
-    Raises :class:`UserError` if the outputs or the loss do not have the shapes that fedray needs.
+    ``name`` stands for the model in messages. Raises :class:`UserError` if the outputs or the loss do not have the
+    shapes that fedray needs.
     """
     layout = Layout(module)
     if not layout.parameters:
@@ -100,10 +101,10 @@ def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, 
 
 @contextlib.contextmanager
 def _without_traces(module: nn.Module) -> Iterator[None]:
-    """Makes trial passes repeatable and without effect.
+    """A context in which trial passes are repeatable, and after which they have left no trace.
 
-    In the block no gradients are taken, and torch's generator always draws the same, because some models skip layers at
-    random. Afterwards the module's buffers and the generator are as they were.
+    In it no gradients are taken, and torch's generator always draws the same, because some models skip layers at
+    random. After it the module's buffers and the generator are as they were.
     """
     with torch_rng(0, Purpose.DROPOUT), torch.no_grad():
         before = {name: value.clone() for name, value in module.named_buffers()}
@@ -126,7 +127,8 @@ def _check_logits(logits: object, samples: int, classes: int, name: str) -> None
 def check_metrics(metrics: Mapping[str, Loss], classes: int) -> None:
     """Raises :class:`UserError` for a metric that can't be used.
 
-    It must give each sample a number that does not depend on other samples, and have no name of a figure of fedray's.
+    A metric must return for each sample a number that does not depend on other samples, and must not have the name of
+    one of fedray's own figures.
     """
     for name, metric in metrics.items():
         if name in OWN_FIGURES:
@@ -140,7 +142,7 @@ def check_metrics(metrics: Mapping[str, Loss], classes: int) -> None:
 
 
 def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> None:
-    """Raises :class:`UserError` unless ``function(logits [b, classes], targets [b])`` gives a tensor ``[b]``."""
+    """Raises :class:`UserError` unless ``function(logits [b, classes], targets [b])`` returns a tensor ``[b]``."""
     # two sizes are tried, because one of them may happen to be the number of classes
     for size in (2, classes + 1):
         logits, targets = torch.zeros(size, classes), torch.zeros(size, dtype=torch.long)
@@ -155,11 +157,11 @@ def check_per_sample(what: str, function: Loss, classes: int, advice: str) -> No
 
 
 def depends_on_batch(what: str, function: Loss, classes: int) -> bool:
-    """Returns whether a sample's value of ``function(logits [b, classes], targets [b])`` changes with the rest of its
-    batch.
+    """Returns whether a sample's value of ``function`` changes with the rest of its batch.
 
-    The first samples of random batches, half of which are predicted rightly, are given with and without the rest. For a
-    function that draws random numbers nobody can tell, and the answer is False.
+    ``function(logits [b, classes], targets [b])`` is called with the first samples of random batches, half of which are
+    predicted rightly, both with and without the rest. For a function that draws random numbers nobody can tell, and the
+    answer is False.
     """
     for draw in range(TRIALS):
         rng = stream(0, Purpose.INIT, draw)

@@ -63,30 +63,34 @@ def _max_pool2(x: Tensor) -> Tensor:
 
 
 def _contiguous_copy(weight: Tensor) -> Tensor:
-    """Returns a copy in ordinary layout. ``contiguous`` would not copy weights of a single channel, and keep their
-    strides."""
+    """Returns a copy in ordinary layout.
+
+    The method ``contiguous`` would not copy weights of a single channel, and would keep their strides.
+    """
     return weight.clone(memory_format=torch.contiguous_format)
 
 
 def _kernels_of_two_rows(weight: Tensor) -> Tensor:
-    """Kernels ``[2 * out, in, k + 1, k]`` which, with stride 2, give a row and, in further channels, the row below
-    it."""
+    """Returns kernels ``[2 * out, in, k + 1, k]`` with which a convolution of stride 2 computes two rows at once.
+
+    The row below comes in further channels.
+    """
     return torch.cat((F.pad(weight, (0, 0, 0, 1)), F.pad(weight, (0, 0, 1, 0))))
 
 
 def _kernels_of_two_columns(weight: Tensor) -> Tensor:
-    """Returns the same for columns: kernels ``[2 * out, in, k, k + 1]``."""
+    """Returns kernels ``[2 * out, in, k, k + 1]`` with which a convolution of stride 2 computes two columns at once."""
     return torch.cat((F.pad(weight, (0, 1)), F.pad(weight, (1, 0))))
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: tuple[int, int]) -> Tensor:
-    """Returns the gradient of a convolution's weights; ``grad`` is that of its output."""
+    """Returns the gradient of a convolution's weights; ``grad`` is the gradient of the convolution's output."""
     options = [stride, stride], padding, [1, 1], False, [0, 0], 1, [False, True, False]
     return _convolution_backward(grad, x, weight, None, *options)[1]
 
 
 class _FirstLayer(Function):
-    """The layer for images that need no gradient themselves, which are the samples."""
+    """The autograd function of the layer for images that need no gradient themselves, because they are the samples."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
@@ -113,7 +117,7 @@ class _FirstLayer(Function):
 
 
 class _Layer(Function):
-    """The layer for channels-last images, whose gradient is computed too."""
+    """The autograd function of the layer for channels-last images whose gradient is computed too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:

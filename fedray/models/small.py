@@ -16,7 +16,7 @@ from fedray.models.pooling import conv_relu_pool
 
 
 class Logistic(nn.Module):
-    """Multinomial logistic regression: one linear layer, cross-entropy."""
+    """Multinomial logistic regression: one linear layer, whose loss is cross-entropy."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -27,7 +27,8 @@ class Logistic(nn.Module):
 
 
 class Linear(Logistic):
-    """Linear regression on one-hot labels: one linear layer, mean squared error over the classes (pFedMo)."""
+    """Linear regression on one-hot labels: one linear layer, whose loss is the mean squared error over classes
+    (pFedMo)."""
 
     @staticmethod
     def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -36,7 +37,8 @@ class Linear(Logistic):
 
 
 class MLP(nn.Module):
-    """A multi-layer perceptron with ReLU. Without `hidden` it is FedTrip's: 784-100-10, 79,510 parameters."""
+    """A multi-layer perceptron with ReLU. Without `hidden` it has the layers 784-100-10 of FedTrip's, 79,510
+    parameters."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: list[int] | None = None) -> None:
         super().__init__()
@@ -52,7 +54,12 @@ class MLP(nn.Module):
 
 
 class LeNet5(nn.Module):
-    """LeNet-5: conv 6 k5 p2, conv 16 k5, each with ReLU and max-pool 2, then 120-84-classes (LeCun et al. 1998)."""
+    """LeNet-5: two convolutions with 5 x 5 kernels, then linear layers of 120, 84 and ``classes`` outputs.
+
+    The convolutions have 6 and 16 channels, and each is followed by ReLU and 2 x 2 max-pooling. The images of the first
+    are padded by two pixels. The network is that of LeCun et al.: Gradient-Based Learning Applied to Document
+    Recognition, 1998, with ReLU and max-pooling in place of its activations and subsampling.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -73,7 +80,10 @@ class LeNet5(nn.Module):
 
 
 class FedTripCNN(nn.Module):
-    """FedTrip's CNN (Plato's lenet5): LeNet-5 whose third layer is a convolution of 120 k5; as many parameters."""
+    """FedTrip's CNN (Plato's lenet5): LeNet-5 with a convolution as its third layer, of 120 channels and 5 x 5 kernels.
+
+    On images of 28 x 28 it has as many parameters as LeNet-5.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -98,7 +108,7 @@ class FedTripCNN(nn.Module):
 def _conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """Returns ``conv(x)``, computed as a linear layer where images are as large as the kernels.
 
-    In training that takes 0.4 of the time. Without gradients ``conv`` itself is called.
+    In training the linear layer takes 0.4 of the time. Without gradients ``conv`` itself is called.
     """
     if x.shape[2:] != conv.kernel_size or not torch.is_grad_enabled():
         return conv(x)

@@ -35,8 +35,8 @@ their neighbours, padding changes gradients by 1e-1.
 def samples_of_trial(batch_size: int) -> int:
     """Returns the number of samples that :func:`stacking_obstacle` needs to try batches of ``batch_size``.
 
-    Larger batches than :data:`LARGEST` are not tried. Smaller ones would not do, because some models mix samples in
-    large batches only.
+    Larger batches than :data:`LARGEST` are not tried. Smaller ones would not be enough, because some models mix samples
+    in large batches only.
     """
     return CLIENTS * min(batch_size, LARGEST)
 
@@ -78,7 +78,7 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
 
 
 def _models_near_the_initial_one(network: Network, clients: int) -> Model:
-    """Returns so many different models near the initial one.
+    """Returns several different models near the initial one.
 
     None of their weights are zero, because behind weights of zero the layers before them would have no influence.
     """

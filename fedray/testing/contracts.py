@@ -51,12 +51,14 @@ SETTINGS: dict[str, Any] = {
     "engine.kind": "local",
     "engine.vectorize": False,
 }
-"""The configuration of the tests' runs: clients of unequal sizes, a part of them in each round, last batches
-smaller."""
+"""The configuration of the tests' runs.
+
+Clients have unequal sizes, so that last batches are smaller, and only a part of them takes part in each round.
+"""
 
 
 def small_source() -> Source:
-    """A data set of 360 + 60 samples with 12 features in 4 classes, made of fixed random numbers."""
+    """Returns a data set of 360 + 60 samples with 12 features in 4 classes, made of fixed random numbers."""
     rng = np.random.Generator(np.random.Philox(key=7))
     centres = rng.normal(size=(4, 12))
     y = rng.integers(0, 4, 420)
@@ -79,17 +81,20 @@ class AlgorithmContract:
     """The numbers of Ray client actors with which the result must be that of the local engine, to the bit."""
 
     def config(self, folder: Path, **changes: Any) -> dict[str, Any]:
-        """The configuration of a test's run, whose folder is made in ``folder``; ``changes`` have ``__`` for dots."""
+        """Returns the configuration of a test's run, whose folder is made in ``folder``.
+
+        The names in ``changes`` are keys with ``__`` in place of dots.
+        """
         hyper = {f"algorithm.{name}": value for name, value in self.hyper.items()}
         named = {"algorithm.name": self.algorithm, "run.output": str(folder)}
         return {**SETTINGS, **named, **hyper, **self.settings, **{k.replace("__", "."): v for k, v in changes.items()}}
 
     def simulate(self, folder: Path, **changes: Any) -> RunResult:
-        """Runs the configuration of :meth:`config`."""
+        """Runs the configuration of :meth:`config`, and returns its result."""
         return simulate(self.config(folder, **changes), data=small_source())
 
     def test_state_round_trip(self, tmp_path: Path) -> None:
-        """A checkpoint restores exactly the state that was saved."""
+        """Checks that a checkpoint restores exactly the state that was saved."""
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data) as run:
             for report in run.rounds():
@@ -111,7 +116,7 @@ class AlgorithmContract:
             assert {client: _hashes(read(file)) for client, file in run.state.clients.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:
-        """A run that is stopped and resumed ends as one that was never stopped."""
+        """Checks that a run that is stopped and resumed ends as one that was never stopped."""
         whole = self.simulate(tmp_path / "whole")
         config = self.config(tmp_path / "parts", run__checkpoint_every=2)
         for stop in (1, 4):
@@ -121,7 +126,7 @@ class AlgorithmContract:
         assert_same(whole, parts)
 
     def test_actor_counts(self, tmp_path: Path) -> None:
-        """The local engine and any number of Ray actors give the same bits."""
+        """Checks that the local engine and any number of Ray actors compute the same bits."""
         local = self.simulate(tmp_path / "local")
         for actors in self.actors:
             ray = self.simulate(
@@ -130,13 +135,13 @@ class AlgorithmContract:
             assert_same(local, ray)
 
     def test_chunk_sizes(self, tmp_path: Path) -> None:
-        """The size of the blocks into which the cohort is cut changes no bit in loop mode."""
+        """Checks that in loop mode the size of the blocks into which the cohort is cut changes no bit."""
         runs = [self.simulate(tmp_path / str(size), engine__chunk=size) for size in (1, 2, 4, 16)]
         for run in runs[1:]:
             assert_same(runs[0], run)
 
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
-        """Clients that are trained in one batched stack get the same numbers as one after another, but for rounding."""
+        """Checks that clients in one batched stack compute what they compute one after another, but for rounding."""
         experiment, data = self._resolve(tmp_path / "facts")
         size = experiment.training.batch_size or int(data.sizes().max())
         examples = map(torch.from_numpy, data.examples(samples_of_trial(size)))
@@ -149,7 +154,10 @@ class AlgorithmContract:
         assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)
 
     def test_client_updates_are_pure(self, tmp_path: Path) -> None:
-        """A task that another worker repeats, without its earlier phases, gives the same bits, and changes no input."""
+        """Checks that a task changes no input, and has the same bits if another worker repeats it.
+
+        The other worker has not run the task's earlier phases.
+        """
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data, DoublingPool) as run:
             doubled = list(run.rounds())
@@ -162,10 +170,10 @@ class AlgorithmContract:
             assert torch.equal(run.state.server["x"].row, vector)
 
     def test_phase_outputs(self, tmp_path: Path) -> None:
-        """A phase returns the same keys and shapes in every round for every client, be it new or known, large or small.
+        """Checks that a phase returns the same keys and shapes in every round for every client.
 
-        Within a round the engine refuses anything else. The bytes that are counted for a client assume it of all
-        rounds.
+        Clients may be new or known, large or small. Within a round the engine refuses anything else; the bytes that are
+        counted for a client assume it of all rounds.
         """
         forms: dict[int, list[Any]] = {}
 
@@ -186,7 +194,7 @@ class AlgorithmContract:
             assert all(each == found[0] for each in found), "a phase does not return the same for all clients"
 
     def test_bytes(self, tmp_path: Path) -> None:
-        """The bytes in metrics.csv are those multiples of the model's size that the algorithm declares."""
+        """Checks that the bytes in metrics.csv are the multiples of the model's size that the algorithm declares."""
         run = self.simulate(tmp_path)
         experiment, _ = self._resolve(tmp_path / "again")
         down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
@@ -195,7 +203,7 @@ class AlgorithmContract:
         assert list(run.metrics["bytes_up"]) == list(cohorts * up)
 
     def test_reduces_to_fedavg(self, tmp_path: Path) -> None:
-        """With the hyper-parameters ``zero`` the algorithm gives FedAvg's model."""
+        """Checks that with the hyper-parameters ``zero`` the algorithm computes FedAvg's model."""
         if self.zero is None:
             import pytest
 
@@ -215,7 +223,7 @@ class AlgorithmContract:
 class DoublingPool(LocalPool):
     """A pool that runs every task twice, on two workers that share nothing, and compares their results and inputs.
 
-    It makes many tasks, and gives the results of the last ones first.
+    It makes many tasks, and returns the results of the last ones first.
     """
 
     slots, task_fraction = 3, 0.3

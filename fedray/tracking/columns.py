@@ -1,4 +1,4 @@
-"""What every number that a run records means, with its unit: the one place that says it.
+"""Says what every number that a run records means, with its unit.
 
 The writers of the files take the names and their order from here, and the glossary in the documentation is checked
 against it. A name such as ``test_<metric>`` stands for all names of that form. Accuracies are fractions from 0 to 1.
@@ -47,7 +47,7 @@ FURTHER_METRICS = {
     "clients_with_shares": "clients of run.eval_clients that have a test share",
     "clients_least_share": "test samples in the smallest of their test shares",
 }
-"""Columns that a metrics.csv has besides, where the algorithm or the configuration asks for them."""
+"""The columns that a metrics.csv also has if the algorithm or the configuration asks for them."""
 
 CLIENT_FACTS = {
     "round": "the number of the round, from 1",
@@ -64,7 +64,8 @@ CLIENT_SCORES = {
     "score": "pFedMo: the client's score 1 - l / u, by which its momentum is weighted; 0 to 1",
     "similarity": "FedSiam-DA: cosine similarity of the client's model and the mean model, at least 0",
 }
-"""Further columns of clients.parquet; an algorithm of the user's own may add others. TensorBoard shows histograms."""
+"""Further columns of clients.parquet, which TensorBoard shows as histograms. An algorithm of the user's own may add
+others."""
 
 EVALUATION = {
     "round": "the number of the round after which the client was scored",

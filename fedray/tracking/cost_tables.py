@@ -18,13 +18,15 @@ from fedray.tracking.costs import Load
 
 GIB = 2**30
 WIDEST = 1000
-"""So many characters a line of a table may have."""
+"""The number of characters that a line of a table may have."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An algorithm in the comparison: with the model that it trains, the name of that model's head, and the server's
-    FLOPs of a round."""
+    """An algorithm in the comparison.
+
+    It has the model that it trains, the name of that model's head, and the server's FLOPs of a round.
+    """
 
     name: str
     algorithm: Algorithm
@@ -134,8 +136,10 @@ def fedtrip_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTa
 
 
 def ghbm_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """Returns the table by GHBM's accounting (R. Zaccone et al., TMLR 2025, Table 4), with the bytes really exchanged
-    beside it."""
+    """Returns the table by GHBM's accounting (R. Zaccone et al., TMLR 2025, Table 4).
+
+    It also has the bytes that are really exchanged.
+    """
     columns = {"algorithm": "", "parameters": ",", "overhead": "g", "GiB": ".4g", "GiB of all": ".4g"}
     rows = []
     for candidate in candidates:
@@ -163,8 +167,10 @@ def _load_text(load: Load) -> str:
 
 
 def extra_work(work: Work, head: str = "none") -> str:
-    """Returns an algorithm's extra work as a text, such as ``4 J|w|`` or ``1 full-batch gradient + 1 fwd/bwd per
-    step``."""
+    """Returns an algorithm's extra work as a text.
+
+    Examples are ``4 J|w|`` and ``1 full-batch gradient + 1 fwd/bwd per step``.
+    """
     both = min(work.forwards, work.backwards)
     parts = {
         f"{head} head": head != "none",

@@ -1,6 +1,6 @@
 """Counts what a round costs the simulated clients in bytes and FLOPs; what the simulator itself moves does not count.
 
-Also counts as two papers do, as far as that follows from their tables: FedTrip (X. Li et al., IPDPS 2023) and GHBM
+It also counts as two papers do, as far as that follows from their tables: FedTrip (X. Li et al., IPDPS 2023) and GHBM
 (R. Zaccone et al., TMLR 2025).
 """
 
@@ -56,14 +56,16 @@ def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
 
 
 def overhead(traffic: Traffic) -> float:
-    """(down + up) / 2 in models, where FedAvg has 1."""
+    """Returns (down + up) / 2, counted in models: the communication of an algorithm for which FedAvg has 1."""
     down, up = traffic.models_down + traffic.vectors_down, traffic.models_up + traffic.vectors_up
     return (down + up) / 2
 
 
 def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
-    """Returns the bytes that one client receives and sends in one round. Models have buffers, state vectors have
-    none."""
+    """Returns the bytes that one client receives and sends in one round.
+
+    Models count with their buffers; state vectors have none.
+    """
     model = BYTES_PER_NUMBER * (facts.parameters + facts.buffers)
     vector = BYTES_PER_NUMBER * facts.parameters
     down = traffic.models_down * model + traffic.vectors_down * vector
@@ -72,15 +74,21 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
 
 
 def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
-    """FLOPs of the clients: forward and backward passes (3 forwards) of all mini-batches, and the algorithm's
-    extras."""
+    """Returns the FLOPs of the clients in a round.
+
+    They are those of the forward and backward passes (3 forwards) of all mini-batches, and of the algorithm's extra
+    work.
+    """
     passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     predictions = 3 * work.predictions * load.seen
     return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * _arithmetic(work, load)
 
 
 def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts, samples: float) -> float:
-    """FLOPs of a round: those of its clients, with ``samples`` in all their mini-batches, and those of the server."""
+    """Returns the FLOPs of a round: those of its clients and those of the server.
+
+    ``samples`` is the number of samples in all mini-batches of the clients.
+    """
     cohort = server.cohort
     load = Load(sum(cohort.sizes), sum(cohort.steps), samples, len(cohort.ids))
     return client_flops(algorithm.work, facts, load) + algorithm.server_flops(server, facts.flops)
@@ -94,8 +102,10 @@ def _arithmetic(work: Work, load: Load) -> float:
 def server_of_mean_clients(
     training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
 ) -> ServerState:
-    """Returns a server in a round whose ``cohort`` clients all are the mean client. It has no data: its work can only
-    be counted."""
+    """Returns a server in a round in which each of the ``cohort`` clients is the mean client.
+
+    It has no data, so that its work can only be counted.
+    """
     sizes = list(map(int, sizes))
     load = mean_load(sizes, training)
 
@@ -126,10 +136,10 @@ def server_of_mean_clients(
 
 
 def fedtrip_forward(module: nn.Module, facts: ModelFacts, shape: Iterable[int]) -> float:
-    """FedTrip's F: the operations of one sample's forward pass, for inputs of ``shape``.
+    """Returns FedTrip's F: the operations of one sample's forward pass, for inputs of ``shape``.
 
     They are the multiply-adds, and an addition for each output of a convolution with bias; biases of linear layers do
-    not count. No other way of counting gives the numbers of the paper's Table V.
+    not count. No other way of counting leads to the numbers of the paper's Table V.
     """
     biases = 0
 

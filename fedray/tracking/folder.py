@@ -1,4 +1,4 @@
-"""The folder of a run: its files, and whether a run may start in it, go on in it, or has ended in it."""
+"""Keeps the folder of a run: its files, and whether a run may start in it, continue in it, or has ended in it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ Status = Literal["new", "unfinished", "finished"]
 
 @dataclass(frozen=True)
 class FoundRun:
-    """The run that lies in a folder: the number of rounds that it was configured for, and its summary if it ended."""
+    """The run that lies in a folder.
+
+    ``rounds`` is the number of rounds that it was configured for, and ``summary`` what summary.json says if it ended.
+    """
 
     status: Status
     rounds: int = 0
@@ -135,7 +138,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-        """Holds the folder against other processes, as :func:`~fedray.tracking.lock.folder_lock` does."""
+        """A context in which other processes are kept out of the folder (:func:`~fedray.tracking.lock.folder_lock`)."""
         with contextlib.ExitStack() as stack:
             try:
                 busy = "is being written by another run; choose another run.name"
@@ -145,7 +148,7 @@ class RunFolder:
             yield
 
     def prepare(self) -> None:
-        """Makes the folder. With ``run.resume: false`` an old folder is renamed to NAME.bak-K first."""
+        """Makes the folder. With ``run.resume: false``, an old folder is first renamed to NAME.bak-K."""
         try:
             if self.config.run.resume is False and self.path.exists():
                 number = 1
@@ -268,8 +271,10 @@ class ParquetRows:
                 part.unlink()
 
     def append(self, rows: Mapping[str, Any]) -> None:
-        """Appends the rows of one round: for each column a list, all of the same length, and ``round`` as one
-        number."""
+        """Appends the rows of one round.
+
+        ``rows`` has for each column a list, all of the same length, and ``round`` as one number.
+        """
         self._rows.append(dict(rows))
         self._held += len(rows["client"])
         if len(self._rows) >= PART_ROUNDS or self._held >= PART_ROWS:
@@ -294,7 +299,7 @@ class ParquetRows:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """Returns the table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
+    """Reads the table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
     with (path / "metrics.csv").open() as file:
         names = next(csv.reader(file))
     kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}

@@ -11,17 +11,16 @@ from pathlib import Path
 from fedray.errors import UserError
 
 PATIENCE = 20.0
-"""Seconds to wait for whoever holds the folder: the processes of a killed run may need a moment to end."""
+"""The seconds to wait for whoever holds the folder: the processes of a killed run may need a moment to end."""
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, busy: str, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """Holds ``folder``, which need not exist yet, against other processes. The lock ends with this process at
-    the latest, even if it is killed.
+    """A context in which other processes are kept out of ``folder``, which need not exist yet.
 
-    If another process holds it, ``say`` is called with a line about that at once. Raises :class:`UserError` with the
-    text ``busy`` if that process still holds it after ``patience`` seconds, and OSError if the folder can't be written
-    to.
+    The lock ends with this process at the latest, even if it is killed. If another process holds it, ``say`` is called
+    with a line about that at once. Raises :class:`UserError` with the text ``busy`` if that process still holds it
+    after ``patience`` seconds, and OSError if the folder can't be written to.
     """
     from filelock import FileLock, Timeout
 

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 PLAIN_SECONDS = 2.0
-"""The seconds between two plain lines, at least, apart from those of the first and the last round."""
+"""The shortest time between two plain lines, apart from those of the first and the last round."""
 
 
 class Display:
-    """Shows the progress of a run on ``console``, and lines above it."""
+    """A display of a run's progress on ``console``, with lines above it."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)

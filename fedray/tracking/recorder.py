@@ -1,5 +1,7 @@
-"""Writes the records of a run: metrics.csv, clients.parquet, evaluation.parquet, TensorBoard events, log.txt,
-config.yaml and summary.json."""
+"""Writes the records of a run.
+
+These are metrics.csv, clients.parquet, evaluation.parquet, TensorBoard events, log.txt, config.yaml and summary.json.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ class Recorder:
         self._log.flush()
 
     def withdraw_promise(self, operations: Sequence[str]) -> None:
-        """Records that ``operations`` may give other bits another time, so that the summary promises none any more."""
+        """Records that ``operations`` may have other bits another time, so that the summary does not promise equal
+        bits."""
         for operation in operations:
             known = self.machine.get("nondeterministic", [])
             if operation not in known:
@@ -79,13 +82,15 @@ class Recorder:
         self._events.round(row, scores, histograms="test_accuracy" in row)
 
     def scores(self, rows: Mapping[str, Any]) -> None:
-        """Records the rows of evaluation.parquet, as a list for each column, if clients are scored."""
+        """Records the rows of evaluation.parquet, as a list for each column. Does nothing if clients are not scored."""
         if self._scores:
             self._scores.append(rows)
 
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
-        """Records the seconds by purpose, from the end of the round before to the end of this one, if the run has a
-        profile."""
+        """Records the seconds by purpose in profile.csv, if the run has a profile.
+
+        They are counted from the end of the round before to the end of this one.
+        """
         if self._profile:
             self._profile.append({"round": round, **seconds})
             self._events.profile(round, seconds)
@@ -100,7 +105,7 @@ class Recorder:
         self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:
-        """Writes summary.json, which is the last thing that a run does. ``facts`` are further keys of it."""
+        """Writes summary.json, which is the last thing that a run does. ``facts`` are further keys of the file."""
         self.sync()
         metrics = read_metrics(self.folder.path)
         summary = summarize(metrics, status, self.folder.config.run.targets) | facts

@@ -52,7 +52,8 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
 def _without_tensorflow() -> None:
     """Keeps tensorboard from importing TensorFlow, which takes seconds.
 
-    It uses its own functions for files if a module of this name can be imported, and TensorFlow's otherwise.
+    tensorboard uses its own functions for files if a module of the name ``notf`` can be imported, and TensorFlow's
+    otherwise.
     """
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
 
