@@ -27,7 +27,7 @@ EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a command and gives the exit code.
+    """Runs a command and returns the exit code.
 
     The code is 0, 1 for a failure inside, 2 for a user's error, 3 if the loss diverged, and 130 if it was interrupted.
     """
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are shown as all others of fedray are."""
+    """A parser that reports its errors in the form in which fedray reports all others."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")

@@ -45,10 +45,10 @@ ONLY_TELL = {"logging.Logger", "logging.Handler", "tqdm.std.tqdm", "torch.utils.
 """Classes of objects that report what happens and compute nothing. Only their type counts, not what they hold."""
 
 DEEPEST = 400
-"""Of an object that is nested more deeply than this only the type counts."""
+"""The depth of nested objects below which only an object's type counts."""
 
 CALLS_OF_A_LEVEL = 12
-"""So many of Python's calls are nested at most for each level of nested objects; it decides the recursion limit."""
+"""The largest number of nested Python calls for each level of nested objects. It decides the recursion limit."""
 
 
 def code_digest(thing: Any, apart_from: Collection[torch.Tensor] = ()) -> str:
@@ -77,7 +77,11 @@ class _Walk:
         self.depth: int = before.depth if before else 0
 
     def of(self, thing: Any) -> bytes:
-        """Returns the digest of ``thing``. If the walk has been there already, the digest says only when that was."""
+        """Returns the digest of ``thing``.
+
+        If the walk has visited it already, the digest says only when that was, so that the walk ends for objects that
+        refer to each other.
+        """
         if type(thing) in PLAIN:
             return sha256_of(type(thing).__name__, repr(thing))
         if id(thing) in self.seen:
@@ -125,7 +129,7 @@ class _Walk:
             yield from self._object(thing)
 
     def _unordered(self, things: Collection[Any]) -> Iterator[bytes]:
-        """Returns the digests of the elements of a set, sorted, because their order means nothing.
+        """Yields the digests of the elements of a set, sorted, because their order means nothing.
 
         Each is made as if the element were the first one, so that it does not depend on that order either.
         """
@@ -175,7 +179,7 @@ class _Walk:
             yield source_digest(imported)
 
     def _global(self, name: str, value: Any, attributes: set[str]) -> Iterator[bytes]:
-        """Returns the digests of what a function means by the global ``name``, whose value is ``value``.
+        """Yields the digests of what a function means by the global ``name``, whose value is ``value``.
 
         Of a module of the user's own, only what the function may use counts: the module's attributes among
         ``attributes``, which are those that the function reads of anything.
@@ -227,8 +231,10 @@ class _Walk:
                 yield self.of(value)
 
     def _object(self, thing: Any) -> Iterator[str | bytes]:
-        """Returns the digests of the parts into which pickle takes any other object apart, or of its type if pickle
-        can't."""
+        """Yields the digests of the parts of an object that is no class, function, module or other case handled before.
+
+        The parts are those into which pickle takes it apart. If pickle can't, only the digest of its type is yielded.
+        """
         if isinstance(thing, (classmethod, staticmethod, types.MethodType)):
             yield self.of(thing.__func__)
             yield self.of(getattr(thing, "__self__", None))
@@ -259,8 +265,10 @@ class _Walk:
 
 
 def _module_of(thing: Any) -> str | None:
-    """Returns the name of the module that an object says it is from. For a few classes of C code it is no text, hence
-    None."""
+    """Returns the name of the module that an object says it is from.
+
+    Returns None for a few classes of C code, for which it is not a text.
+    """
     module = getattr(thing, "__module__", None)
     return module if isinstance(module, str) else None
 
@@ -274,8 +282,10 @@ def _is_special(name: str) -> bool:
 
 
 def _is_made_by_pydantic(name: str) -> bool:
-    """Returns whether pydantic has made an attribute of a class from the class's fields; it holds names and
-    addresses."""
+    """Returns whether pydantic has made an attribute of a class from the class's fields.
+
+    Such an attribute holds names and addresses.
+    """
     return name.startswith("__pydantic_") and name != "__pydantic_fields__"
 
 

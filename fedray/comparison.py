@@ -18,7 +18,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     """Returns every algorithm with the model that it needs, and what all of them have in common.
 
     The third value says for each algorithm that can't be compared why that is so. All algorithms get the data of
-    ``config``'s own algorithm, and those that train on a public set the one that they would have.
+    ``config``'s own algorithm, but for those that train on a public set, which get the public set that they would have.
     """
     own = Own(load_source(config.data.source, config.data.root, config.data.normalization), preloaded=True)
     chosen, data = resolve(config, own)
@@ -31,8 +31,10 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     alike: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
 
     def resolved_with(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
-        """Returns the experiment and the server of another algorithm. Algorithms that need the same head and data share
-        them."""
+        """Returns the experiment and the server of another algorithm.
+
+        Algorithms that need the same head and data share them.
+        """
         asked, need = config.model.head, cls.needs_head
         head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]
         if (head, cls.needs_public) not in alike:
@@ -66,8 +68,10 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
 
 
 def _with_algorithm(config: Config, name: str, head: str) -> Config:
-    """Returns ``config`` with the algorithm ``name`` at its defaults, and without keys that not every algorithm
-    accepts."""
+    """Returns ``config`` with the algorithm ``name`` at its defaults.
+
+    Keys that not every algorithm accepts are left out.
+    """
     return config.model_copy(
         update={
             "algorithm": type(config.algorithm)(name=name),

@@ -1,4 +1,4 @@
-"""The errors that fedray raises, and how their messages are made: one clear line, with the name that was meant."""
+"""Defines the errors that fedray raises, and makes their messages: one clear line, with the name that was meant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class UserError(ValueError):
 
 
 class ClientError(Exception):
-    """Clients could not be simulated: their code (model, loss, algorithm) raised, or the actors that ran it kept dying.
+    """The code of clients (model, loss, algorithm) raised, or the actors that ran it kept dying.
 
     The message names client, round and node and holds the original traceback. The command line exits with code 1.
     """
@@ -64,6 +64,6 @@ def last_line(message: str) -> str:
 def first_sentence(error: Exception) -> str:
     """Returns the first sentence of an error's message in one line, or the name of its type if it has no message.
 
-    What follows the first sentence of a library's message is often advice to the library's own users.
+    The rest of a library's message is often advice to the library's own users.
     """
     return " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""An experiment: everything that a run does, once its configuration is resolved."""
+"""Defines an experiment: everything that a run does, once its configuration is resolved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedray.making import Maker, load_weights
 from fedray.models.inspection import ModelFacts
 
 NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
-"""Keys that a user may set and that have no influence on the result."""
+"""The keys that a user may set and that have no influence on the result."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Own:
         return [name for name, given in there.items() if given]
 
     def notes(self, seeds: int) -> list[str]:
-        """Warnings about runs with so many seeds: a module has the same initial weights in all of them."""
+        """Returns warnings about runs with ``seeds`` seeds: a module has the same initial weights in all of them."""
         if seeds == 1 or not isinstance(self.model, nn.Module):
             return []
         return [
@@ -108,7 +108,7 @@ class Experiment:
     def build_model(self, client: int | None = None) -> nn.Module:
         """Makes the module with its initial weights, which depend on ``run.seed`` alone.
 
-        With ``client`` other weights are drawn, which depend on ``run.seed`` and the client.
+        With ``client``, other weights are drawn, which depend on ``run.seed`` and the client.
         """
         module = self.module(client)
         if self.config.model.init == "zeros":

@@ -1,4 +1,4 @@
-"""Files that are whole at any time: whoever reads one finds the old content or the new, even after a power failure."""
+"""Writes files that are whole at any time: a reader finds the old content or the new, even after a power failure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacement_of(path: Path) -> Iterator[Path]:
-    """Gives a path beside ``path`` to write to; when the block ends, the file there becomes ``path``.
+    """A context with a path beside ``path`` to write to; at its end, the file there becomes ``path``.
 
-    If the block raises, ``path`` stays as it was and the unfinished file is removed.
+    If the context ends with an error, ``path`` stays as it was and the unfinished file is removed.
     """
     staging = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -23,7 +23,7 @@ def replacement_of(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes ``text`` to ``path``, as :func:`replacement_of` does."""
+    """Writes ``text`` to ``path``, which is replaced as a whole (:func:`replacement_of`)."""
     with replacement_of(path) as staging:
         staging.write_text(text)
 

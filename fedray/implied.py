@@ -1,4 +1,4 @@
-"""The values that null stands for in a configuration, and notes on keys that may not mean what the user expects."""
+"""Finds the values that null stands for in a configuration, and notes keys that may not mean what the user expects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fedray.data.source import Source
 def implied_values(
     kind: str, algorithm: Algorithm, cohort: int, clients: int, training: LocalTraining
 ) -> dict[str, Any]:
-    """Returns the values, by dotted key, of the options of a partition and of the algorithm's hyper-parameters that are
-    null.
+    """Returns the values, by dotted key, of the keys that are null although they have an effect.
 
-    The partition is of ``kind``, and ``cohort`` of ``clients`` clients take part in a round.
+    These are options of a partition of the ``kind``, and the algorithm's hyper-parameters; ``cohort`` of ``clients``
+    clients take part in a round.
     """
     options = implied_options(kind)
     hyper = algorithm.implied(cohort, clients, training.local_steps)
@@ -40,7 +40,10 @@ def values_for_nulls(section: BaseModel, values: Mapping[str, Any], prefix: str)
 
 
 def notes_on(config: Config, rounds: int, steps: int, source: Source, data: FederatedData) -> Iterator[str]:
-    """Lines about keys that may not mean what the user expects. ``steps`` is the number of local steps in a round."""
+    """Yields lines about keys that may not mean what the user expects.
+
+    ``steps`` is the number of local steps in a round.
+    """
     asked, made = config.run.iterations, rounds * steps
     if asked is not None and made != asked:
         yield (

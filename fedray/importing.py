@@ -1,6 +1,6 @@
 """Imports the user's own code, which a config names as ``module:Name`` or ``path/to/file.py:Name``.
 
-Also turns what this code raises into errors of one line.
+It also turns what this code raises into errors of one line.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def import_object(name: str, key: str) -> Any:
 def source_file(thing: Any) -> Path | None:
     """Returns the file whose code made a class, function or module, or made the class of any other object.
 
-    None for what was typed at a prompt, or comes from a compiled module.
+    Returns None for what was typed at a prompt, or comes from a compiled module.
     """
     owner = thing if isinstance(thing, ModuleType) or hasattr(thing, "__qualname__") else type(thing)
     module = owner if isinstance(owner, ModuleType) else sys.modules.get(owner.__module__ or "")
@@ -62,8 +62,10 @@ def source_file(thing: Any) -> Path | None:
 
 
 def short_name(name: str) -> str:
-    """Returns a name as part of a folder's name: of ``path/to/file.py:Name`` it is ``file:Name``, other names stay as
-    they are."""
+    """Returns a name as a part of a folder's name.
+
+    For ``path/to/file.py:Name`` it is ``file:Name``; other names stay as they are.
+    """
     where, colon, attribute = name.rpartition(":")
     return f"{Path(where).stem}:{attribute}" if colon and where.endswith(".py") else name
 
@@ -106,7 +108,7 @@ def _module_in_file(given: Path, what: str) -> ModuleType:
 
 @contextlib.contextmanager
 def as_user_error(what: str) -> Iterator[None]:
-    """Turns whatever the block raises, which calls the user's code, into a :class:`UserError` of one line.
+    """A context in which an error of the user's code becomes a :class:`UserError` of one line.
 
     The line is ``what``, then the error's type and message, and the place in the user's files.
     """
@@ -119,8 +121,10 @@ def as_user_error(what: str) -> Iterator[None]:
 
 
 def _error_line(error: BaseException) -> str:
-    """Returns the type and message of an error in one line, with the last file and line of its traceback that is the
-    user's."""
+    """Returns the type and message of an error in one line, and the place in the user's files that raised it.
+
+    The place is the last file and line of the traceback that is the user's.
+    """
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<frozen")

@@ -1,6 +1,7 @@
-"""Digests of what a result depends on beside its configuration: data, model, initial weights, loss, metrics, own code.
+"""Makes digests of what a result depends on beside its configuration.
 
-The folder of a run or of a sweep keeps them. So a folder is never continued with anything else.
+That is the data, the model, its initial weights, the loss, the metrics and the user's own code. The folder of a run or
+of a sweep keeps the digests, so that it is never continued with anything else.
 """
 
 from __future__ import annotations

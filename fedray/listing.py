@@ -19,9 +19,9 @@ INDENT = 40
 
 
 def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
-    """Returns a line for each key of a section, or of the whole configuration: its default, description and type.
+    """Yields a line for each key of a section, or of the whole configuration: its default, description and type.
 
-    On a terminal that is too narrow, the description goes on in the next line. Output into a pipe is not wrapped.
+    On a terminal that is too narrow, the description continues in the next line. Output into a pipe is not wrapped.
     """
     from fedray.config import Config, documented_keys
 
@@ -30,7 +30,7 @@ def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
 
 
 def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
-    """Returns the algorithms of these names, or all that come with fedray, with their hyper-parameters."""
+    """Yields lines about the algorithms of these names, or all that come with fedray, with their hyper-parameters."""
     from fedray.algorithms import find_algorithm, known_algorithms
 
     for name in names or known_algorithms():
@@ -41,7 +41,7 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
-    """Returns the models of these names, or all that come with fedray, with their options."""
+    """Yields lines about the models of these names, or all that come with fedray, with their options."""
     from fedray.models import MODELS, find_model, options_of
 
     for name in names or MODELS:
@@ -55,7 +55,7 @@ def models(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def datasets(names: Sequence[str] = ()) -> Iterator[str]:
-    """Returns the data sources and partitions of these names, or all that come with fedray."""
+    """Yields lines about the data sources and partitions of these names, or all that come with fedray."""
     from fedray.data.partition import PARTITIONERS
     from fedray.data.source import SOURCES
 

@@ -1,6 +1,6 @@
 """Makes the model of an experiment: by name, from the user's class, or as a copy of the user's module.
 
-Also puts a head in the place of its last layer, and loads initial weights.
+It also puts a head in the place of the model's last layer, and loads initial weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedray.models.heads import Head, add_head, find_head
 
 
 class Maker(Protocol):
-    """Makes the model with its initial weights. Called with a client's number, it draws other weights for that
+    """A function that makes the model with its initial weights. With a client's number, it draws other weights for that
     client."""
 
     @property
@@ -39,11 +39,11 @@ class Maker(Protocol):
 def maker_of(
     section: ModelConfig, given: Any, shape: tuple[int, ...], classes: int, head: str, seed: int
 ) -> tuple[str, Maker]:
-    """Returns the name of the model, and the function that makes it with initial weights drawn from ``seed``
-    (``run.seed``).
+    """Returns the name of the model, and the function that makes it.
 
-    ``given`` is the class or module that the user handed over instead of a name, or None. Inputs are ``[b, *shape]``.
-    Raises :class:`UserError` for an unknown model, head or option.
+    The initial weights are drawn from ``seed`` (``run.seed``). ``given`` is the class or module that the user handed
+    over instead of a name, or None. Inputs are ``[b, *shape]``. Raises :class:`UserError` for an unknown model, head or
+    option.
     """
     options = dict(section.model_extra or {})
     make: Maker
@@ -65,9 +65,9 @@ def maker_of(
 
 @dataclass(frozen=True)
 class CopyMaker:
-    """Makes copies of a module that the user handed over.
+    """A maker that copies a module that the user handed over.
 
-    For a client the layers that are trained and have a method ``reset_parameters`` draw their weights anew.
+    For a client, the layers that are trained and have a method ``reset_parameters`` draw their weights anew.
     """
 
     module: nn.Module
@@ -92,7 +92,8 @@ class CopyMaker:
 
 @dataclass(frozen=True)
 class SeededMaker:
-    """Makes a model from its class. Its initial weights depend only on the seed, and on the client if there is one."""
+    """A maker that calls the model's class. The initial weights depend only on the seed, and on the client if there is
+    one."""
 
     model: Callable[..., nn.Module]
     name: str
@@ -113,7 +114,7 @@ class SeededMaker:
 
 @dataclass(frozen=True)
 class HeadMaker:
-    """Makes a model with a head. The head's initial weights, too, depend only on the seed and the client."""
+    """A maker of a model with a head, whose initial weights, too, depend only on the seed and the client."""
 
     make: Maker
     name: str

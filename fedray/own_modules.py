@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 RECORDED = {"fedray", "torch", "torchvision", "numpy", "builtins", *sys.stdlib_module_names}
-"""Packages whose code does not count in a digest, because a run records their versions, or Python's."""
+"""The packages whose code does not count in a digest, because a run records their versions, or Python's."""
 
 
 def sha256_of(*parts: str | bytes) -> bytes:
@@ -34,8 +34,10 @@ def is_library(module: str | None) -> bool:
 
 
 def library_digest(module: str, name: str) -> bytes:
-    """Returns the digest of something that a library defines: of its name, and of the library's file if no run records
-    the library's version."""
+    """Returns the digest of something that a library defines.
+
+    It is that of its name, and also of the library's file if no run records the library's version.
+    """
     unrecorded = module.partition(".")[0] not in RECORDED and is_library(module)
     return sha256_of(module, name, _content(module) if unrecorded else b"")
 
@@ -47,8 +49,7 @@ def _content(module: str) -> bytes:
 
 
 def source_digest(modules: Iterable[str]) -> bytes:
-    """Returns the digest of the code in the files of ``modules``, and in those of the user's own modules that they
-    import.
+    """Returns the digest of the code in ``modules`` and in the user's own modules that they import.
 
     Comments and line breaks do not count. Of libraries, and of names that are no modules, only the name counts.
     """
@@ -66,8 +67,10 @@ def source_digest(modules: Iterable[str]) -> bytes:
 
 
 def possible_modules(name: str, level: int, names: Iterable[str], package: str) -> Iterator[str]:
-    """Returns the modules that ``from name import names`` may run in a ``package``, with ``level`` dots before the
-    name."""
+    """Yields the modules that ``from name import names`` may run.
+
+    The statement stands in a ``package``, and has ``level`` dots before the name.
+    """
     with contextlib.suppress(ImportError):
         base = importlib.util.resolve_name("." * level + name, package) if level else name
         parts = base.split(".")
@@ -91,10 +94,10 @@ _first_read: dict[str, tuple[ModuleSpec | None, ast.Module | None]] = {}
 
 
 def _tree(module: str) -> ast.Module | None:
-    """Returns the syntax tree of a module's file, None for a library.
+    """Returns the syntax tree of a module's file, or None for a library.
 
-    For a module that is imported already it is what the file said when this function first read it, because an edit
-    after the import is not what runs.
+    For a module that is imported already, it is the tree of what the file contained when this function first read it,
+    because an edit after the import is not what runs.
     """
     loaded = getattr(sys.modules.get(module), "__spec__", None)
     if loaded is not None and module in _first_read:
@@ -113,8 +116,10 @@ def _tree(module: str) -> ast.Module | None:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Returns the spec of a module, None if it can't be found. Nothing is imported for it, not even the packages around
-    it."""
+    """Returns the spec of a module, or None if it can't be found.
+
+    Nothing is imported for it, not even the packages around it.
+    """
     with contextlib.suppress(Exception):
         path, parts = None, module.split(".")
         for depth in range(1, len(parts) + 1):

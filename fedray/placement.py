@@ -14,7 +14,7 @@ from fedray.errors import UserError
 Device = Literal["cpu", "cuda"]
 
 AutoDevice = Callable[[Path], Device]
-"""Gives the device that ``engine.device: auto`` stands for, for a run in this folder."""
+"""A function that returns the device which ``engine.device: auto`` stands for, for a run in this folder."""
 
 
 def device_here(folder: Path) -> Device:
@@ -23,7 +23,7 @@ def device_here(folder: Path) -> Device:
 
 
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
-    """Returns the device that ``auto`` stands for on a Ray cluster that has so many GPUs.
+    """Returns the device that ``auto`` stands for on a Ray cluster with ``gpus`` GPUs.
 
     Whether torch can use them is known only if the cluster is this machine alone.
     """
@@ -33,9 +33,8 @@ def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
 def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device, dict[str, Any], tuple[str, ...]]:
     """Returns the device that clients are trained on, the ``engine`` keys that follow from it, and lines for the user.
 
-    On a Ray cluster with GPUs as many client actors share each GPU as fit, unless the user says how many.
-
-    Raises :class:`UserError` if the local engine is to use a GPU and there is none.
+    On a Ray cluster with GPUs, as many client actors share each GPU as fit, unless the user says how many. Raises
+    :class:`UserError` if the local engine is to use a GPU and there is none.
     """
     on_ray, device = engine.kind == "ray", engine.device
     has_share = on_ray and bool(engine.gpus_per_actor or engine.actors_per_gpu)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Rerun:
     """A run and its repetition.
 
-    ``differ`` names what is not the same to the bit in the ``rounds`` that both have: columns of metrics.csv,
-    ``model``.
+    ``rounds`` is the number of rounds that both have. ``differ`` names what is not the same to the bit in these:
+    columns of metrics.csv, and ``model`` for the final model.
     """
 
     original: Path
@@ -34,8 +34,9 @@ class Rerun:
 def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
     """Repeats the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``.
 
-    ``overrides`` are ``key=value`` texts on top of the run's configuration. With ``verbose`` progress is shown.
-    Raises :class:`UserError` if there is no run in the folder, or it made no round.
+    ``overrides`` are ``key=value`` texts on top of the run's configuration. With ``verbose``, progress is shown.
+    Returns a :class:`Rerun` for each run that was repeated; an interruption leaves out those that come after it. Raises
+    :class:`UserError` if there is no run in the folder, or it made no round.
     """
     from fedray.simulation import simulate
 
@@ -64,9 +65,9 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
 
 
 def _parts_outside_sweep(run: Path) -> int:
-    """Returns the number of parts of a run's path before its sweep's name; the name may itself be of several folders.
+    """Returns the number of parts of a run's path before its sweep's name, which may itself consist of several folders.
 
-    For a run that belongs to no sweep it is -1, so that of its path only the last part is left.
+    For a run that belongs to no sweep it is -1, so that only the last part of its path is used.
     """
     for parent in run.absolute().parents:
         if (parent / RECORD).is_file():
@@ -75,7 +76,11 @@ def _parts_outside_sweep(run: Path) -> int:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the run folders of a trial, or the run folder itself."""
+    """Returns the run folders that are to be repeated: ``folder`` if it is one, else those of all seeds in a trial's
+    folder.
+
+    Raises :class:`UserError` if there is none.
+    """
     found = [path.parent for path in (*folder.glob("config.yaml"), *sorted(folder.glob("seed-*/config.yaml")))]
     if not found:
         raise UserError(f"--from-trial {folder}: there is no run in it, as in sweeps/NAME/trials/0007")
@@ -83,7 +88,10 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
-    """Returns the number of rounds that both runs have, and the names of what differs in them."""
+    """Returns the number of rounds that both runs have, and the names of what differs in them.
+
+    Times are not compared. The final models are compared only if both runs have the same number of rounds.
+    """
     one, other = (_rows(folder) for folder in (original, again))
     common = sorted(one.keys() & other.keys(), key=int)
     differ = {

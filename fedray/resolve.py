@@ -33,15 +33,14 @@ from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
 
 VMAP_CHUNK = 64
-"""The clients of a batched stack under ``engine.chunk: auto``. Where a cohort would not make two stacks there are
-fewer.
+"""The number of clients in a batched stack under ``engine.chunk: auto``; fewer if a cohort would not make two stacks.
 
 In stacks of 64 a CPU trains 1.25 times as many clients in a second as in stacks of 32, with logistic regression as the
 model; with an MLP it is 1.1 times as many.
 """
 
 LEAST_VMAP_CHUNK = 8
-"""The fewest clients for which a batched stack is faster on a CPU."""
+"""The smallest number of clients for which a batched stack is faster on a CPU."""
 
 VMAP_FLOPS = 2e5
 """A CPU trains a batched stack faster than one client after another if one client's batch takes at most this number of
@@ -55,7 +54,7 @@ def resolve(
 ) -> tuple[Experiment, FederatedData]:
     """Returns the experiment that ``config`` describes, and its data, spread over the clients.
 
-    ``own`` holds what the user handed over from Python. ``auto_device`` gives the device that ``engine.device: auto``
+    ``own`` has what the user handed over from Python. ``auto_device`` returns the device that ``engine.device: auto``
     stands for. Raises :class:`UserError` for whatever in the sections doesn't exist or doesn't fit together.
     """
     own = own or Own()
@@ -146,8 +145,11 @@ def _data_seed(config: Config) -> int:
 
 
 def _data(config: Config, algorithm: Algorithm, source: Source) -> tuple[FederatedData, tuple[str, ...]]:
-    """Returns ``source`` spread over the clients, with the samples that are evaluated; and lines that the user should
-    know."""
+    """Returns the samples of ``source``, spread over the clients, and lines for the user about that.
+
+    What the configuration asks for is set aside or chosen: the public set, the validation set, each client's share of
+    the test set, and the training samples on which train_accuracy is evaluated.
+    """
     seed = _data_seed(config)
     data = federate(source, config.data, seed, _public_samples(config, algorithm, source))
     if config.data.public_to == "clients":
@@ -216,8 +218,8 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
 def _with_test_shares(
     config: Config, algorithm: Algorithm, data: FederatedData, seed: int
 ) -> tuple[FederatedData, list[str]]:
-    """Returns ``data`` with the clients' test shares, if anything is scored on them, and lines that the user should
-    know."""
+    """Returns ``data`` with the clients' test shares if anything is scored on them, and lines for the user about
+    that."""
     run, least, notes = config.run, config.data.least_test_samples, []
     if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
         if least:
@@ -259,8 +261,10 @@ def _head(config: Config, algorithm: Algorithm) -> str:
 
 
 def _per_sample(loss: Any) -> Loss:
-    """Returns ``loss`` as a function that gives each sample's loss: torch's loss modules average unless they are told
-    not to."""
+    """Returns ``loss`` as a function that returns each sample's loss.
+
+    torch's loss modules average unless they are told not to.
+    """
     if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
         loss = copy.deepcopy(loss)
         loss.reduction = "none"  # type: ignore[assignment]
@@ -284,11 +288,13 @@ def _training(config: Config) -> LocalTraining:
 def _stacks(
     config: Config, device: str, model: _Model, data: FederatedData, size: int, cohort_size: int
 ) -> tuple[bool, int | None]:
-    """Returns whether clients are trained in batched stacks, and ``engine.chunk``.
+    """Returns whether clients are trained in batched stacks (``engine.vectorize``), and ``engine.chunk``.
 
-    The second is the number of clients in a stack, or that stay together where there are no stacks; it is then None if
-    the configuration does not set it. Both depend only on the configuration and the model, and not on the machine,
-    because they change bits. ``size`` is the number of samples in the largest batch.
+    With stacks, the second value is the number of clients in one. Without them it is the size of the blocks in which
+    clients are sent to a worker; it is None if the configuration does not set it, and the engine then chooses the size.
+    Both values depend only on the configuration, the model, and whether it runs on a GPU, and not on the rest of the
+    machine, because they change bits. ``size`` is the number of samples in the largest batch. Raises :class:`UserError`
+    if ``engine.vectorize=true`` is impossible.
     """
 
     def obstacle() -> str | None:

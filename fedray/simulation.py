@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run that has ended. Everything is read from the run's folder."""
+    """The result of a run that has ended, whether it was completed, diverged or was interrupted
+    (``summary["status"]``).
+
+    ``folder`` is the run's folder, from which everything is read. ``module`` is called without arguments, and makes the
+    model with its initial weights. The other results are properties: ``summary``, ``metrics``, ``clients``,
+    ``evaluation`` and ``profile``. :meth:`model` returns the model that was trained.
+    """
 
     folder: Path
     module: Callable[[], nn.Module]
@@ -80,7 +86,10 @@ class RunResult:
 
     @property
     def profile(self) -> pd.DataFrame:
-        """The table profile.csv of a run with ``engine.profile``: the seconds of each round by purpose."""
+        """The table profile.csv: the seconds of each round by purpose.
+
+        Only a run with ``engine.profile`` has it; FileNotFoundError is raised for others.
+        """
         import pandas as pd
 
         return pd.read_csv(self.folder / "profile.csv")
@@ -154,7 +163,7 @@ def simulate(
 def run_experiment(
     settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback] = (), display: Display | None = None
 ) -> RunResult:
-    """Runs an experiment as :func:`simulate` does, with the objects that ``own()`` gives.
+    """Runs an experiment as :func:`simulate` does, with the objects that ``own()`` returns.
 
     ``own`` is called, and torch imported, while Ray starts, because each of these takes seconds.
     """
@@ -180,7 +189,7 @@ def _line_about_end(result: RunResult) -> str:
 
 
 def _will_run_on_ray(settings: Config) -> bool:
-    """Returns whether Ray should be started at once. A run that is finished needs none."""
+    """Returns whether Ray should be started at once. A run that is finished does not need it."""
     finished = Path(settings.run.output) / run_name(settings, settings.data.source) / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
 
@@ -188,8 +197,8 @@ def _will_run_on_ray(settings: Config) -> bool:
 def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
     """Returns the device that ``engine.device: auto`` stands for.
 
-    A run that has begun in ``folder`` goes on where it began, because another device gives other bits. A new run uses a
-    GPU if this machine, or the Ray cluster, has any.
+    A run that has begun in ``folder`` continues on the device on which it began, because another one computes other
+    bits. A new run uses a GPU if this machine, or the Ray cluster, has any.
     """
     from fedray.placement import device_here, device_of_cluster
     from fedray.tracking.folder import device_of
@@ -249,8 +258,11 @@ def _run(
 
 @contextlib.contextmanager
 def interruptible(say: Callable[[str], None], line: str) -> Iterator[threading.Event]:
-    """Gives an event that Ctrl-C or SIGTERM sets; ``say`` is then called with ``line``. A second Ctrl-C interrupts at
-    once."""
+    """A context with an event that the first Ctrl-C or SIGTERM sets.
+
+    ``say`` is then called with ``line``. A second Ctrl-C raises KeyboardInterrupt. In another thread than the main one
+    the event is never set.
+    """
     stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopping

@@ -38,8 +38,10 @@ __all__ = [
 
 @cache
 def known_algorithms() -> dict[str, type[Algorithm]]:
-    """Returns all algorithms of this package by name. The name is the class's ``name``, or the name of the class in
-    lower case."""
+    """Returns all algorithms of this package by name.
+
+    The name is the class's ``name``, or the name of the class in lower case.
+    """
     found = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
@@ -51,8 +53,10 @@ def known_algorithms() -> dict[str, type[Algorithm]]:
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """Returns the algorithm of a name, or the user's own of ``file.py:Class`` or ``module:Class``. Raises
-    :class:`UserError` if there is none."""
+    """Returns the algorithm of a name, or the user's own of ``file.py:Class`` or ``module:Class``.
+
+    Raises :class:`UserError` if there is none.
+    """
     if is_own(name):
         found = import_object(name, "algorithm.name")
         if not (inspect.isclass(found) and issubclass(found, Algorithm)):

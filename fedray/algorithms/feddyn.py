@@ -61,5 +61,8 @@ class FedDyn(FedAvg):
         return server["mean"] if self.hyper.eval == "avg_selected" else server["x"]
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Returns the one of the two models that is not evaluated: the authors' code reports both."""
+        """Returns the one of x ("server") and mean_S y_i ("averaged") that :meth:`eval_model` does not return.
+
+        The authors' code reports both.
+        """
         return {"server": server["x"]} if self.hyper.eval == "avg_selected" else {"averaged": server["mean"]}

@@ -40,7 +40,10 @@ class FedAdagrad(FedAvg):
             )
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """Returns the rule of v: all that tells the three methods apart."""
+        """Returns the new second moment v from the old one and Delta, ``delta``.
+
+        This rule is the only difference between FedAdagrad, FedAdam and FedYogi, of which each defines its own.
+        """
         return v + delta.square()
 
     def server_update(

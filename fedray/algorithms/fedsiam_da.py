@@ -90,7 +90,7 @@ class FedSiamDA(Algorithm):
         return Result({"y": Upload.weighted_mean(y)}, state={"last": y}, kept={"y": y})
 
     def reweigh(self, client: ClientPhase) -> Result:
-        """The phase ``reweigh``: D_i and the mean that it weighs."""
+        """Maps clients to their uploads in the phase ``reweigh``: the models y_i, weighed by D_i."""
         y = client.kept["y"]
         D = cosine_similarity(y.parameters, client.shared["w_0"].parameters[None], dim=1)[:, None].clamp(min=0)
         return Result({"y": Upload.mean_by(D, y)}, scalars={"similarity": D})

@@ -60,7 +60,7 @@ class _OwnWindow(FedAvg):
     """The variants whose window is a client's own: since it last took part."""
 
     def scale(self, client: ClientPhase) -> Tensor | float:
-        """s_i: one over the rounds that the window spans, or the participation ratio C in its place."""
+        """Returns s_i: one over the rounds that the window spans, or the participation ratio C in its place."""
         if self.hyper.scale == "participation":
             return client.members / client.N
         return 1 / client.gap.clamp(min=1)

@@ -41,7 +41,8 @@ class MimeLite(FedAvg):
         return Broadcast({"x": server["x"], "s": server["s"]})
 
     def momentum(self, fresh: Tensor, s: Tensor) -> Tensor:
-        """U of the paper: the fresh gradient mixed into the statistics s."""
+        """Returns U of the paper: the ``fresh`` gradient mixed into the statistics s by the formula of
+        :class:`MimeLite`."""
         return (1 - self.beta if self.dampening else 1.0) * fresh + self.beta * s
 
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
@@ -74,7 +75,7 @@ class Mime(MimeLite):
         return Broadcast({name: server[name] for name in names})
 
     def gradients(self, client: ClientPhase) -> Result:
-        """The phase ``gradients``: G_i(x^r)."""
+        """Maps clients to their uploads in the phase ``gradients``: G_i(x^r), the full-batch gradients."""
         return Result(uploads={"c": Upload.weighted_mean(client.objective.full_gradient(client.start("x")))})
 
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
@@ -98,14 +99,14 @@ class Mime(MimeLite):
 
 
 class MomentumHyper(base.Hyper):
-    """Hyper-parameters of the variants with momentum."""
+    """The hyper-parameters of :class:`MimeLiteMom` and :class:`MimeMom`."""
 
     beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
     dampening: bool = base.parameter(True, "U = (1 - beta) g + beta s as in the paper, else g + beta s")
 
 
 class MimeLiteMom(MimeLite):
-    """MimeLite with momentum."""
+    """MimeLite with momentum: its formula with the hyper-parameter beta, which is 0 in MimeLite."""
 
     Hyper = MomentumHyper
 
@@ -115,7 +116,8 @@ class MimeLiteMom(MimeLite):
 
 
 class MimeMom(Mime):
-    """Mime with momentum."""
+    """Mime with momentum: its formula, which is that of MimeLite but for the gradient, with the hyper-parameter
+    beta."""
 
     Hyper = MomentumHyper
 

@@ -70,7 +70,7 @@ class Moon(FedAvg):
         return client.optimizer.descend(carry, "y", gradient)
 
     def loss(self, outputs: Outputs, task: Tensor, known: Tensor, z_g: Tensor, *others: Tensor) -> Tensor:
-        """f_i + mu L_con of each sample; of ``others`` the first ``known [1]`` exist."""
+        """Returns f_i + mu L_con of each sample; of ``others`` the first ``known [1]`` exist."""
         similar = torch.stack([torch.cosine_similarity(outputs.features, z, dim=1) for z in (z_g, *others)])
         exists = torch.arange(len(similar), device=known.device) <= known
         s = torch.where(exists[:, None], similar / self.hyper.temperature, -torch.inf)

@@ -87,7 +87,7 @@ class PFedMo(Algorithm):
         return Carry({"x": x, "m": m})
 
     def _personal(self, server: Any, a: Tensor | float) -> tuple[Model, Tensor]:
-        """(x_i+, m_i+) of eqs. 11-12 from the server's four vectors and the scores ``a``."""
+        """Returns (x_i+, m_i+) of eqs. 11-12 from the server's four vectors and the scores ``a``."""
         m = (1 - a) * server["m"] + a * server["m_rep"]
         x = _mixed(server["x"], server["x_rep"], a)
         return (x + (server["m"] - m) if self.hyper.contrast else x), m
@@ -108,7 +108,7 @@ class PFedMo(Algorithm):
         return Result(uploads, kept={"x": carry["x"]})
 
     def score(self, client: ClientPhase) -> Result:
-        """The phase ``score``: l_i of eqs. 8-9 on the probe batch."""
+        """Maps clients to what they send in the phase ``score``: l_i of eqs. 8-9 on the probe batch."""
         logits = client.objective.forward(client.kept["x"], client.shared["inputs"]).logits
         cross = -(client.shared["w"] * torch.log_softmax(logits, dim=2)).sum(2)
         return Result(scalars={"l": cross.mean(1, keepdim=True)})
@@ -137,7 +137,7 @@ class PFedMo(Algorithm):
         server.client_scalars["score"] = scores
 
     def _mean_a(self, server: ServerState) -> float:
-        """sum_j p_j a_j of the last scored cohort (0 in round 1, where nothing is scored)."""
+        """Returns sum_j p_j a_j of the last scored cohort (0 in round 1, where nothing is scored)."""
         return server.column("mean_a").get(0, 0.0)
 
     def eval_model(self, server: ServerState) -> Model:
@@ -159,7 +159,7 @@ class PFedMo(Algorithm):
 
 
 def _mixed(x: Model, x_rep: Model, a: Tensor | float) -> Model:
-    """(1 - a) x + a x_rep, of buffers too where they differ: a constant buffer may hold infinities."""
+    """Returns (1 - a) x + a x_rep, of buffers too where they differ: a constant buffer may hold infinities."""
     parameters = (1 - a) * x.parameters + a * x_rep.parameters
     if not x.has_buffers:
         return Model(parameters, x.width)

@@ -199,7 +199,7 @@ def unknown_key(name: str, known: Iterable[str], section: str) -> str:
 
 
 def documented_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Returns a tuple for every key of ``model``: the key, its default, the values that it takes, and its
+    """Yields a tuple for every key of ``model``: the key, its default, the values that it takes, and its
     description."""
     for name, field in model.model_fields.items():
         if is_section(field.annotation):

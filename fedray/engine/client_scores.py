@@ -59,7 +59,7 @@ class Scoring:
 
     @property
     def wanted(self) -> bool:
-        """Whether any client is scored."""
+        """Whether any client is scored on its own test share, so that the run has evaluation.parquet."""
         return self.of_cohort or bool(self.chosen)
 
     @property

@@ -95,7 +95,8 @@ class Evaluator:
     def _client(
         self, task: ScoreTask, rows: slice, shared: Mapping[str, Vector], steps: int, **rest: Any
     ) -> ClientPhase:
-        """Some clients of a task, prepared for ``steps`` local steps that are not part of the run's training."""
+        """Returns some clients of a task, prepared for ``steps`` local steps that are not part of the run's
+        training."""
         ids = task.ids[rows]
         stack = Stack(
             ids=ids,
@@ -112,14 +113,18 @@ class Evaluator:
 
     @torch.no_grad()
     def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
-        """The personal models of some clients of a task."""
+        """Returns the personal models of some clients of a task."""
         prefix = PERSONAL_PREFIX
         shared = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
         state = self.clients.states_of(task.states[rows]) if task.states else None
         return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
-        """The global model after local SGD on each client's own data. The algorithm's own rule is not used."""
+        """Returns for each client the model that results from local SGD on its own data, started from the global model.
+
+        Every algorithm is fine-tuned with plain SGD in place of its own local rule, so that their accuracies compare
+        the global models alone.
+        """
         client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr)
         carry = Carry({"y": client.start("x")})
         for batch in client.data.batches():

@@ -34,7 +34,7 @@ class Profile:
 
     @contextlib.contextmanager
     def of(self, purpose: str) -> Iterator[None]:
-        """A context for the time in which the server itself does something."""
+        """A context whose duration is added to the column ``purpose`` of profile.csv, for work of the server itself."""
         began = time.perf_counter()
         yield
         self._seconds[purpose] += time.perf_counter() - began

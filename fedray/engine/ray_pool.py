@@ -94,7 +94,11 @@ class RayPool:
                 )
 
     def _welcome(self, timeout: float) -> None:
-        """Waits for one of the actors that are starting, and gives it work from then on."""
+        """Waits for one of the actors that are starting, and adds it to those that get work.
+
+        If none has started after ``timeout`` seconds, nothing changes. An actor that died while it started is replaced,
+        unless that happened too often or the cause would be the same again, which raises.
+        """
         ready, _ = ray.wait(list(self.starting), num_returns=1, timeout=timeout)
         for reference in ready:
             self._enter(reference)

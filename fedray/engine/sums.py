@@ -16,11 +16,10 @@ from fedray.engine.tasks import PhaseResult, PhaseTask
 
 
 class CohortSums:
-    """Adds up the results of a phase's tasks along the fixed summation tree, so that the order in which they arrive
-    changes no bit.
+    """Adds up the results of a phase's tasks along the fixed summation tree.
 
-    ``members`` clients are in the cohort. ``scalars`` are the numbers that each client sent, by name, in the order of
-    ids.
+    The order in which results arrive therefore changes no bit. The parameter ``members`` is the number of clients in
+    the cohort. The attribute ``scalars`` has the numbers that each client sent, by name, in the order of ids.
     """
 
     def __init__(self, algorithm: Algorithm, phase: str, members: int, layout: Layout, device: torch.device) -> None:
@@ -57,7 +56,7 @@ class CohortSums:
             column[place] = value
 
     def totals(self) -> dict[str, Vector]:
-        """The sums by name (float32), once all results are there."""
+        """Returns the sums by name (float32). All results must have been added."""
         return {name: self._total(name, tree.total()) for name, tree in self._trees.items()}
 
     def _total(self, name: str, total: Tensor) -> Vector:
