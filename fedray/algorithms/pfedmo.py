@@ -114,7 +114,7 @@ class PFedMo(Algorithm):
         return Result(scalars={"l": cross.mean(1, keepdim=True)})
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Returns the representation model: the workers' own rule, on the public set."""
+        """Trains the representation model by the workers' own rule on the public set, and returns it."""
         steps = server.cohort.steps
         client = server.as_client(server, self.hyper.rep_steps or round(sum(steps) / len(steps)))
         carry = self.local_steps(client, Carry({"x": client.start("x_rep"), "m": client.start("m_rep")}))
