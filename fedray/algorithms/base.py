@@ -252,7 +252,7 @@ class Algorithm:
         return {}
 
     def has_personal_model(self) -> bool:
-        """Whether the algorithm defines :meth:`personal_model`."""
+        """Returns whether the algorithm defines :meth:`personal_model`."""
         return type(self).personal_model is not Algorithm.personal_model
 
     def personal_broadcast(self, server: ServerState) -> Broadcast:

@@ -72,7 +72,7 @@ Draws = Callable[[int], contextlib.AbstractContextManager[None]]
 
 
 def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
-    """The :data:`Draws` of a module that draws no random numbers."""
+    """Returns the :data:`Draws` of a module that draws no random numbers."""
     return contextlib.nullcontext()
 
 
@@ -234,7 +234,7 @@ class Network:
         return rng(row) if self.draws else contextlib.nullcontext()
 
     def _begin(self, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
-        """The real samples of one client's batch, with the module in training mode."""
+        """Returns the real samples of one client's batch, with the module in training mode."""
         x, y = batch.x[row], batch.y[row]
         if batch.counts is not None:
             x, y = x[: batch.counts[row]], y[: batch.counts[row]]
@@ -280,7 +280,7 @@ class Network:
 
 
 def _is_frozen(layer: nn.Module) -> bool:
-    """Whether ``layer`` has parameters of its own, and none of them is trained."""
+    """Returns whether ``layer`` has parameters of its own, and none of them is trained."""
     own = list(layer.parameters(recurse=False))
     return bool(own) and not any(parameter.requires_grad for parameter in own)
 

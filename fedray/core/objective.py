@@ -109,7 +109,7 @@ class Objective:
             self._seen.append(batch.counts or [batch.y.shape[1]] * len(self.data.ids))
 
     def _draws(self, step: int, first: int = 0) -> Draws:
-        """The random numbers that a module draws (dropout) in a step, for the clients from position ``first`` of the
-        stack on."""
+        """Returns the random numbers that a module draws (dropout) in a step, for the clients from position ``first``
+        of the stack on."""
         seed, round, ids = self.data.training.seed, self.data.round, self.data.ids
         return lambda row: seeds.torch_rng(seed, Purpose.DROPOUT, round, ids[first + row], step)

@@ -36,7 +36,7 @@ class ClientActor:
             self._refusal = error
 
     def describe(self) -> tuple[str, dict[str, Any]]:
-        """The name of the actor's node in Ray, and everything on which the bits of its results depend. Raises
+        """Returns the name of the actor's node in Ray, and everything on which the bits of its results depend. Raises
         :class:`UserError` if the actor could not be set up."""
         if self._refusal is not None:
             raise self._refusal

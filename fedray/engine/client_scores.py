@@ -50,7 +50,7 @@ class Scoring:
 
     @classmethod
     def of(cls, experiment: Experiment, data: FederatedData) -> Scoring:
-        """What the configuration asks for. Where the test set is left alone, no client is scored."""
+        """Returns what the configuration asks for. Where the test set is left alone, no client is scored."""
         run = experiment.config.run
         if not run.eval_test:
             return cls()
@@ -68,12 +68,12 @@ class Scoring:
         return self.personal or self.finetune_steps > 0
 
     def models(self, further: Sequence[str]) -> list[str]:
-        """The names of all models that a client is scored by."""
+        """Returns the names of all models that a client is scored by."""
         own = {"personal": self.personal, "finetuned": self.finetune_steps > 0}
         return [GLOBAL, *further, *(name for name, there in own.items() if there)]
 
     def columns(self, further: Sequence[str]) -> list[str]:
-        """The columns that scoring adds to metrics.csv."""
+        """Returns the columns that scoring adds to metrics.csv."""
         of_cohort = [_column(name) for name in self.models(further)] + ["cohort_with_shares", "cohort_least_share"]
         return [*(of_cohort if self.of_cohort else ()), *(OF_CHOSEN if self.chosen else ())]
 
@@ -105,7 +105,7 @@ class ClientScores:
         self.accuracies: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
 
     def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
-        """The tasks of scoring, for ``slots`` workers; ``handle`` names the broadcast that they need."""
+        """Returns the tasks of scoring, for ``slots`` workers; ``handle`` names the broadcast that they need."""
         members, experiment, steps = self.members, self.experiment, self.scoring.finetune_steps
         if not (self.scoring.of_cohort and members.ids):
             return []
@@ -149,7 +149,7 @@ class ClientScores:
                 found[client] = right / self.shares[client]
 
     def row(self) -> dict[str, float]:
-        """The columns of metrics.csv: means over the clients that have a test share, NaN if none has one."""
+        """Returns the columns of metrics.csv: means over the clients that have a test share, NaN if none has one."""
         row: dict[str, float] = {}
         if self.scoring.of_cohort:
             scored = [client for client in self.members.ids if client in self.cohort]
@@ -167,8 +167,8 @@ class ClientScores:
         return row
 
     def rows(self) -> dict[str, Any]:
-        """The columns of evaluation.parquet as lists, with a row for each client, whether it has a test share or
-        not."""
+        """Returns the columns of evaluation.parquet as lists, with a row for each client, whether it has a test share
+        or not."""
         chosen = frozenset(self.scoring.chosen)
         return {
             "round": self.round,
@@ -184,7 +184,7 @@ class ClientScores:
 
 
 def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort:
-    """The clients ``ids``, described as a cohort of the server's round."""
+    """Returns the clients ``ids``, described as a cohort of the server's round."""
     if not ids:
         return Cohort()
     sizes = data.sizes()[ids]

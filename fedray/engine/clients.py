@@ -56,7 +56,7 @@ class Clients:
         return Samples(tensor_over(x).to(self.device), tensor_over(y).to(self.device), scale, shift)
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
-        """The models and tensors of a broadcast, in this process's own, aligned memory.
+        """Returns the models and tensors of a broadcast, in this process's own, aligned memory.
 
         The last broadcast is kept, because all tasks of a phase have the same.
         """
@@ -67,7 +67,7 @@ class Clients:
         return self._last_broadcast[1]
 
     def stacks(self, blocks: Blocks) -> Iterator[tuple[int, int]]:
-        """The stacks in some blocks, as the position of the first client and the number of clients.
+        """Returns the stacks in some blocks, as the position of the first client and the number of clients.
 
         A vectorised block is one stack; otherwise each client is one.
         """
@@ -76,7 +76,8 @@ class Clients:
             yield from ((position, size) for position in range(start, stop, size))
 
     def of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
-        """The clients of ``stack`` in a phase. They train by ``training``, which is the run's own unless it is given.
+        """Returns the clients of ``stack`` in a phase. They train by ``training``, which is the run's own unless it is
+        given.
 
         ``rest``: the other arguments of :class:`~fedray.core.client.ClientPhase`.
         """
@@ -86,7 +87,7 @@ class Clients:
         )  # fmt: skip
 
     def states_of(self, handles: Sequence[Handle | None]) -> dict[str, Vector]:
-        """The states of a stack's clients by name, ``[C, ...]`` in own memory.
+        """Returns the states of a stack's clients by name, ``[C, ...]`` in own memory.
 
         The state of a client that has none yet, whose handle is None, is zeros.
         """
@@ -96,17 +97,18 @@ class Clients:
         return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
 
     def received(self, handles: Sequence[Handle | None]) -> Model:
-        """The models that a stack's clients received last, ``[C, ...]``; zeros for a client that never took part."""
+        """Returns the models that a stack's clients received last, ``[C, ...]``; zeros for a client that never took
+        part."""
         layout = self.network.layout
         return layout.model(self._stacked(handles, {"x": layout.row_width})["x"])
 
     def state_width(self) -> int:
-        """How many numbers a client keeps between rounds."""
+        """Returns how many numbers a client keeps between rounds."""
         layout, algorithm = self.network.layout, self.algorithm
         return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * layout.row_width
 
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
-        """The vectors of each handle by name, ``[C, width]`` in own memory; zeros where there is no handle."""
+        """Returns the vectors of each handle by name, ``[C, width]`` in own memory; zeros where there is no handle."""
         stacked = {name: torch.zeros(len(handles), width, device=self.device) for name, width in widths.items()}
         with self.clock.on("transport"):
             for row, handle in enumerate(handles):
@@ -117,7 +119,7 @@ class Clients:
         return stacked
 
     def _initial(self, client: int | None) -> Model:
-        """The initial model of the run, or one drawn for a client."""
+        """Returns the initial model of the run, or one drawn for a client."""
         module = self.experiment.build_model(client)
         layout = Layout(module)
         return layout.model(layout.pack(module).row.to(self.device))

@@ -32,7 +32,7 @@ def draw_cohort(
 
 
 def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
-    """The aggregation weights p_i, whose sum over the cohort is 1: n_i / n_S by samples, or 1 / m if they are
+    """Returns the aggregation weights p_i, whose sum over the cohort is 1: n_i / n_S by samples, or 1 / m if they are
     uniform."""
     if weighting == "uniform":
         return [1 / len(sizes)] * len(sizes)
@@ -41,7 +41,7 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
 
 
 def cohort_of_round(state: RunState, experiment: Experiment, number: int) -> Cohort:
-    """The cohort of round ``number``: who takes part, with how many samples, local steps and which weights."""
+    """Returns the cohort of round ``number``: who takes part, with how many samples, local steps and which weights."""
     config, training, sizes = experiment.config, experiment.training, state.sizes
     chosen = draw_cohort(
         np.flatnonzero(sizes),

@@ -44,7 +44,7 @@ class Dealer:
         self._pace = 0.0
 
     def cut(self, cohort: Cohort) -> Sequence[Blocks]:
-        """The tasks of a round, each as blocks of positions in the cohort, in the order in which they should be
+        """Returns the tasks of a round, each as blocks of positions in the cohort, in the order in which they should be
         sent."""
         self._work = [load_of(size, self.training).seen for size in cohort.sizes]
         return deal(
@@ -59,7 +59,7 @@ class Dealer:
         return sum(self._work)
 
     def work_of(self, blocks: Blocks) -> float:
-        """The number of samples in all mini-batches of the clients in ``blocks``."""
+        """Returns the number of samples in all mini-batches of the clients in ``blocks``."""
         return sum(self._work[place] for place in positions(blocks))
 
     def learn(self, seconds: float) -> None:

@@ -62,14 +62,15 @@ def deterministic() -> Iterator[None]:
 
 
 def nondeterministic_operations() -> tuple[str, ...]:
-    """The names of the operations without a deterministic version that this process has run since the last call."""
+    """Returns the names of the operations without a deterministic version that this process has run since the last
+    call."""
     found = tuple(sorted(_met))
     _met.difference_update(found)
     return found
 
 
 def _operation(warning: str) -> str | None:
-    """The operation that torch warns of, if the warning is about one that is not deterministic."""
+    """Returns the operation that torch warns of, if the warning is about one that is not deterministic."""
     if "deterministic" not in warning.lower():
         return None
     if "CuBLAS" in warning:

@@ -93,7 +93,7 @@ class Evaluation:
         self.round.scores = self.scores.rows()
 
     def row(self) -> dict[str, float]:
-        """The columns of metrics.csv, once all results are there."""
+        """Returns the columns of metrics.csv, once all results are there."""
         row: dict[str, float] = {}
         for split, (samples, names) in self.splits.items():
             if not samples:
@@ -116,8 +116,8 @@ class Evaluation:
 
 
 def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[str]) -> list[str]:
-    """The columns of metrics.csv beyond those that every run has: the user's metrics, the accuracies of further models,
-    and scores on clients' test shares.
+    """Returns the columns of metrics.csv beyond those that every run has: the user's metrics, the accuracies of further
+    models, and scores on clients' test shares.
 
     Raises :class:`UserError` if a further model has a name that means something else.
     """

@@ -35,14 +35,14 @@ MOST_PER_GPU = 4
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that an allocation failed. torch has no single type for that on all devices."""
+    """Returns whether ``error`` says that an allocation failed. torch has no single type for that on all devices."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def activations(network: Network, x: Tensor) -> int:
-    """The bytes that a forward pass of ``x [b, ...]`` keeps for its gradient, without the parameters."""
+    """Returns the bytes that a forward pass of ``x [b, ...]`` keeps for its gradient, without the parameters."""
     own = {parameter.untyped_storage().data_ptr() for parameter in network.module.parameters()}
     kept: dict[int, int] = {}
 
@@ -60,8 +60,8 @@ def activations(network: Network, x: Tensor) -> int:
 
 
 def available(device: torch.device) -> int:
-    """The bytes of memory that this process can still get: the least of what is free on the machine, in its container,
-    and within its own limit."""
+    """Returns the bytes of memory that this process can still get: the least of what is free on the machine, in its
+    container, and within its own limit."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -77,8 +77,8 @@ def available(device: torch.device) -> int:
 
 
 def too_large(network: Network, clients: int, batch: Tensor, state_width: int, reason: str) -> str:
-    """The message for a user whose stack of ``clients``, with mini-batches like ``batch [b, ...]``, did not fit into
-    memory."""
+    """Returns the message for a user whose stack of ``clients``, with mini-batches like ``batch [b, ...]``, did not fit
+    into memory."""
     vectors = 4 * (VECTORS * network.layout.width + state_width)
     each = activations(network, batch)
     whole, there = clients * (vectors + each), available(network.device)
@@ -117,14 +117,14 @@ class Footprint:
         return int(HEADROOM * self.free // self.whole)
 
     def arithmetic(self, actors: int) -> str:
-        """The sum, as text, that shows whether so many ``actors`` fit."""
+        """Returns the sum, as text, that shows whether so many ``actors`` fit."""
         return (
             f"{actors} x {_size(self.whole)} (context and data {_size(self.context)}, a chunk {_size(self.chunk)}) = "
             f"{_size(actors * self.whole)} of {_size(self.free)} free on {self.device}"
         )
 
     def warning(self) -> str | None:
-        """A warning if other processes already use the device, else None."""
+        """Returns a warning if other processes already use the device, else None."""
         used = self.total - self.free
         if used < 0.2 * self.total:
             return None
@@ -132,8 +132,8 @@ class Footprint:
 
 
 def actors_per_gpu(footprint: Footprint, cpus: float) -> int:
-    """The number that ``engine.actors_per_gpu: auto`` stands for: as many actors as fit, but no more than have CPUs
-    (``cpus`` for each GPU)."""
+    """Returns the number that ``engine.actors_per_gpu: auto`` stands for: as many actors as fit, but no more than have
+    CPUs (``cpus`` for each GPU)."""
     return max(1, min(footprint.fits, MOST_PER_GPU, whole(cpus)))
 
 
@@ -153,7 +153,7 @@ def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
 
 
 def too_large_for(clients: Clients, ids: Sequence[int], error: BaseException) -> str:
-    """The message for a user whose stack of the clients ``ids`` did not fit into memory; ``error`` is the
+    """Returns the message for a user whose stack of the clients ``ids`` did not fit into memory; ``error`` is the
     allocator's."""
     batch = clients.train.gather(_first_batch(clients, ids))[0]
     return too_large(clients.network, len(ids), batch, clients.state_width(), first_line(error))
@@ -178,7 +178,7 @@ def footprint_of(clients: Clients) -> Footprint:
 
 
 def _first_batch(clients: Clients, ids: Sequence[int]) -> Indices:
-    """The samples in the largest mini-batch of the first of the clients ``ids``."""
+    """Returns the samples in the largest mini-batch of the first of the clients ``ids``."""
     own = clients.data.client(ids[0])
     return own[: clients.experiment.training.batch_size or len(own)]
 

@@ -29,7 +29,7 @@ class Observer:
         to the next round, unless :meth:`needs_state_after` returned true for this one."""
 
     def needs_state_after(self, number: int) -> bool:
-        """Whether :meth:`evaluated` must be called for round ``number`` before the next round begins."""
+        """Returns whether :meth:`evaluated` must be called for round ``number`` before the next round begins."""
         return False
 
 

@@ -89,8 +89,8 @@ def open_run(
 def _last_checkpoint(
     folder: RunFolder, found: FoundRun, experiment: Experiment, warnings: list[str]
 ) -> checkpoints.Checkpoint | None:
-    """The checkpoint from which the run goes on, or None if the run has made no round yet. A line about each damaged
-    checkpoint is added to ``warnings``.
+    """Returns the checkpoint from which the run goes on, or None if the run has made no round yet. A line about each
+    damaged checkpoint is added to ``warnings``.
 
     Raises :class:`UserError` if all checkpoints are lost, or ``experiment`` can't go on from the one there is.
     """

@@ -28,12 +28,12 @@ class Packed:
         return cls(rows, {name: value.width for name, value in vectors.items() if isinstance(value, Model)})
 
     def numpy(self) -> Packed:
-        """The same as numpy arrays."""
+        """Returns the same as numpy arrays."""
         return Packed({name: value.cpu().numpy() for name, value in self.arrays.items()}, self.widths)
 
     def own(self, device: torch.device) -> dict[str, Vector]:
-        """The models and vectors in fresh memory of this process, because the memory in which they arrived may be
-        shared, read-only or unaligned."""
+        """Returns the models and vectors in fresh memory of this process, because the memory in which they arrived may
+        be shared, read-only or unaligned."""
         tensors = {name: _own(value, device) for name, value in self.arrays.items()}
         return {
             name: Model(tensor, self.widths[name]) if name in self.widths else tensor
@@ -42,7 +42,7 @@ class Packed:
 
 
 def tensor_over(array: Any) -> Tensor:
-    """A tensor that shares the memory of ``array``. It must only be read, as that memory may be shared and
+    """Returns a tensor that shares the memory of ``array``. It must only be read, as that memory may be shared and
     read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

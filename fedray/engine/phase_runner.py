@@ -35,7 +35,8 @@ class PhaseRunner:
         self._kept: dict[tuple[int, int, int], dict[str, Vector]] = {}
 
     def run(self, task: PhaseTask) -> PhaseResult:
-        """The result of a task: the uploads of its clients, summed along the summation tree, and their new states."""
+        """Returns the result of a task: the uploads of its clients, summed along the summation tree, and their new
+        states."""
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
         trees: dict[str, TreeSum] = {}
         merged = PhaseResult({}, {}, {})
@@ -97,8 +98,8 @@ class PhaseRunner:
         ]
 
     def _leaves(self, upload: Upload, client: ClientPhase, position: int, members: int) -> Tensor:
-        """The terms ``[C, ...]`` that a stack's clients add to the sum of an upload, in double precision. ``position``
-        is the first client's in the cohort, of which ``members`` clients are part.
+        """Returns the terms ``[C, ...]`` that a stack's clients add to the sum of an upload, in double precision.
+        ``position`` is the first client's in the cohort, of which ``members`` clients are part.
 
         Whole-number buffers of models are counts and have no average. Only the cohort's first client adds its own.
         """
@@ -113,7 +114,7 @@ class PhaseRunner:
         return leaves
 
     def _weights(self, upload: Upload, client: ClientPhase, members: int) -> Tensor:
-        """The float64 weights ``[C, 1]`` by which an upload's values are multiplied."""
+        """Returns the float64 weights ``[C, 1]`` by which an upload's values are multiplied."""
         if upload.weights == "weighted_mean":
             return torch.tensor(client.stack.weights, dtype=torch.float64, device=self.clients.device)[:, None]
         if upload.weights == "uniform_mean":

@@ -26,13 +26,13 @@ PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CB
 
 
 def user_import_path() -> list[str]:
-    """The entries of ``sys.path`` at which this process finds the user's own modules."""
+    """Returns the entries of ``sys.path`` at which this process finds the user's own modules."""
     return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
 
 
 def _import_path() -> dict[str, str]:
-    """Environment variables with which a Ray process finds the user's modules at the same places as this process.
-    Entries that come before Python's own modules stay there; the others are added at the end, by
+    """Returns environment variables with which a Ray process finds the user's modules at the same places as this
+    process. Entries that come before Python's own modules stay there; the others are added at the end, by
     ``fedray/__init__.py``."""
     own = user_import_path()
     python = sysconfig.get_path("stdlib")
@@ -42,7 +42,7 @@ def _import_path() -> dict[str, str]:
 
 
 def environment(threads: int, portable: bool) -> dict[str, str]:
-    """The environment variables of a computing process. They must be set before the process starts."""
+    """Returns the environment variables of a computing process. They must be set before the process starts."""
     count = str(threads)
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **_import_path(), **ALLOCATOR, **CUBLAS}
     return variables | PORTABLE if portable else variables
@@ -99,7 +99,8 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def same_kind(machines: list[dict[str, Any]]) -> bool:
-    """Whether all these processes give the same bits: their devices, instruction sets and torch versions are equal."""
+    """Returns whether all these processes give the same bits: their devices, instruction sets and torch versions are
+    equal."""
     return len({(m["device"], m["instructions"], m["torch"]) for m in machines}) <= 1
 
 

@@ -35,9 +35,9 @@ OWN_BUNDLE = 0
 
 
 def in_trial_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
-    """The scheduling strategy that keeps an actor in the placement group of this process's trial, or None if the
-    process is in no trial. The group holds what the actors of the trial's run need. Anywhere else they would wait for
-    ever once trials have taken the whole cluster."""
+    """Returns the scheduling strategy that keeps an actor in the placement group of this process's trial, or None if
+    the process is in no trial. The group holds what the actors of the trial's run need. Anywhere else they would wait
+    for ever once trials have taken the whole cluster."""
     group = ray.util.get_current_placement_group()
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) if group else None
 
@@ -79,8 +79,8 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
 
 
 def _address_here() -> str | None:
-    """The address of the cluster that this node belongs to, if that cluster still answers. A cluster that has died
-    leaves its address behind."""
+    """Returns the address of the cluster that this node belongs to, if that cluster still answers. A cluster that has
+    died leaves its address behind."""
     from ray._private import utils
 
     address = utils.read_ray_address()
@@ -100,8 +100,8 @@ def _connect(address: str, seconds: float = 10) -> None:
 
 
 def actor_count(experiment: Experiment) -> int:
-    """``engine.actors`` as a number. ``auto`` is as many as the cluster has room for, but no more than the cohort has
-    clients."""
+    """Returns ``engine.actors`` as a number. ``auto`` is as many as the cluster has room for, but no more than the
+    cohort has clients."""
     engine, members = experiment.config.engine, experiment.cohort_size
     if engine.actors == "per_client":
         return members
@@ -136,8 +136,8 @@ def check_resources(experiment: Experiment, actors: int, started_here: bool) -> 
 
 
 def gpu_share(experiment: Experiment) -> float:
-    """The fraction of a GPU that a client actor gets. It is a whole GPU while it is not known yet how many actors can
-    share one."""
+    """Returns the fraction of a GPU that a client actor gets. It is a whole GPU while it is not known yet how many
+    actors can share one."""
     engine = experiment.config.engine
     if engine.actors_per_gpu == "auto":
         return 1.0
@@ -152,7 +152,7 @@ def shortage(actors: int, share: dict[str, float]) -> str:
 
 
 def compared_with_cluster(request: str) -> str:
-    """``request``, and after it what the cluster has in all and what of it is free.
+    """Returns ``request``, and after it what the cluster has in all and what of it is free.
 
     ``a trial takes 2 CPU`` becomes ``a trial takes 2 CPU; the cluster has 4 CPU (1 free), 0 GPU (0 free)``.
     """

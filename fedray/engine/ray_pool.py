@@ -212,8 +212,8 @@ class RayPool:
         sent[actor.run.remote(within_reach)] = _Sent(actor, task)
 
     def _near(self, state: Handle | None, node: str) -> Handle | None:
-        """A handle of a state by which an actor on ``node`` can reach it: a file on that node, or an object that Ray
-        brings there."""
+        """Returns a handle of a state by which an actor on ``node`` can reach it: a file on that node, or an object
+        that Ray brings there."""
         if not isinstance(state, StateFile) or state.node == node:
             return state
         if state.node == self.states.node:
@@ -221,7 +221,8 @@ class RayPool:
         return self.readers[state.node].read.remote(state)
 
     def _choose(self, queue: deque[Task], actor: Any) -> Task | None:
-        """The first task that ``actor`` should do: one whose earlier phase it did, or whose earlier actor is gone."""
+        """Returns the first task that ``actor`` should do: one whose earlier phase it did, or whose earlier actor is
+        gone."""
         for task in queue:
             owner = self.owners.get(task.start)
             if owner is actor or owner not in self.actors:
@@ -279,7 +280,7 @@ class RayPool:
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """The exception that a task raised, without what Ray wraps around it."""
+    """Returns the exception that a task raised, without what Ray wraps around it."""
     cause = error.cause
     return cause if isinstance(cause, (UserError, ClientError)) else error
 

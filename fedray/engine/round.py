@@ -117,7 +117,7 @@ class Sent:
 
 
 def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, algorithm: Algorithm) -> PhaseTask:
-    """The task of running the phase that was ``sent`` last for the clients in ``blocks`` of the cohort."""
+    """Returns the task of running the phase that was ``sent`` last for the clients in ``blocks`` of the cohort."""
     server, places = state.server, positions(blocks)
     cohort = server.cohort
 

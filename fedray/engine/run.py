@@ -82,7 +82,7 @@ class Run:
         self._wall_before = saved.record["wall_seconds"]
 
     def wall_seconds(self) -> float:
-        """The seconds that the run has taken so far, including the time before it was resumed."""
+        """Returns the seconds that the run has taken so far, including the time before it was resumed."""
         return self._wall_before + time.perf_counter() - self._began
 
     def rounds(self) -> Iterator[Report]:
@@ -127,7 +127,7 @@ class Run:
             self._add_profile(result)
 
     def _facts(self, result: RoundResult) -> dict[str, Any]:
-        """The columns of clients.parquet that are the same for every algorithm."""
+        """Returns the columns of clients.parquet that are the same for every algorithm."""
         cohort = result.cohort
         return {
             "round": result.number,

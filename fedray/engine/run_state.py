@@ -36,7 +36,7 @@ class EarlierModels:
             self.handles[number] = self.pool.keep(f"model-{number}", {"x": model.row.cpu().numpy().copy()})
 
     def model_of(self, number: int) -> Model:
-        """The model with which round ``number`` began. Raises ValueError if it was not kept."""
+        """Returns the model with which round ``number`` began. Raises ValueError if it was not kept."""
         if number not in self.handles:
             raise ValueError(
                 f"server.model_of({number}) is not one of the earlier_models={self.algorithm.earlier_models} kept"
@@ -45,8 +45,8 @@ class EarlierModels:
         return self.layout.model(row)
 
     def received(self, number: int, gap: int) -> Handle | None:
-        """The handle of the model that a client received ``gap`` rounds before round ``number``. It is None for ``gap``
-        0, which means that the client never took part."""
+        """Returns the handle of the model that a client received ``gap`` rounds before round ``number``. It is None for
+        ``gap`` 0, which means that the client never took part."""
         return self.handles.get(number - gap) if gap else None
 
     def forget(self, number: int, last_rounds: Mapping[int, int]) -> None:
@@ -77,7 +77,7 @@ class RunState:
 
     @classmethod
     def first(cls, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool) -> RunState:
-        """The state before the first round. ``worker`` is the server's own worker."""
+        """Returns the state before the first round. ``worker`` is the server's own worker."""
         algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
         earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
         server = ServerState(
@@ -98,8 +98,8 @@ class RunState:
         return cls(server, earlier, sizes, layout, worker.clients.device)
 
     def is_finite(self) -> bool:
-        """Whether all of the server's parameters and vectors are finite. Buffers are not looked at, because a constant
-        one, such as an attention mask, may hold infinities."""
+        """Returns whether all of the server's parameters and vectors are finite. Buffers are not looked at, because a
+        constant one, such as an attention mask, may hold infinities."""
         values = self.server.vectors.values()
         tensors = [value.parameters if isinstance(value, Model) else value for value in values]
         return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
@@ -123,11 +123,11 @@ class RunState:
         self.earlier.handles = {number: pool.keep(path.name, load_file(path)) for number, path in saved.past.items()}
 
     def vectors(self) -> Packed:
-        """The server's models and vectors, as a checkpoint holds them."""
+        """Returns the server's models and vectors, as a checkpoint holds them."""
         return Packed.of(self.server.vectors)
 
     def record(self) -> dict[str, Any]:
-        """The rest of the state, as JSON."""
+        """Returns the rest of the state, as JSON."""
         return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
 
 

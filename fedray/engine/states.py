@@ -48,8 +48,8 @@ class StateFolder:
 
     @classmethod
     def of_run(cls, config: Config, node: str = "", server: str = "") -> StateFolder:
-        """The folder of a run on this node: below ``engine.spill_dir`` if it is set; otherwise in the run folder on the
-        server's node, and in a temporary folder on the others."""
+        """Returns the folder of a run on this node: below ``engine.spill_dir`` if it is set; otherwise in the run
+        folder on the server's node, and in a temporary folder on the others."""
         run = Path(config.run.output).absolute() / str(config.run.name)
         own = "fedray-" + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
         if config.engine.spill_dir:

@@ -28,7 +28,7 @@ class StoredData:
     rest: Any
 
     def get(self) -> FederatedData:
-        """The data; the arrays are read-only views into the store of this node."""
+        """Returns the data; the arrays are read-only views into the store of this node."""
         rest: FederatedData = ray.get(self.rest)
         return replace(rest, **dict(zip(SAMPLES, ray.get(self.samples), strict=True)))
 
@@ -49,7 +49,7 @@ class StoredSource:
     rest: Source
 
     def get(self) -> Source:
-        """The source; what :func:`store` puts into the store of it is nothing new."""
+        """Returns the source; what :func:`store` puts into the store of it is nothing new."""
         arrays = ray.get(self.samples)
         _fetched[tuple(map(id, arrays))] = self.samples, arrays
         x, y, x_test, y_test = arrays

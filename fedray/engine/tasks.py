@@ -172,5 +172,5 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 def positions(blocks: Blocks) -> list[int]:
-    """The positions in ``blocks``, one after another."""
+    """Returns the positions in ``blocks``, one after another."""
     return [position for block in blocks for position in range(*block)]

@@ -42,7 +42,7 @@ class Worker:
         self.phases, self.evaluator = PhaseRunner(self.clients), Evaluator(self.clients)
 
     def run(self, task: Task) -> PhaseResult | EvalResult | ScoreResult:
-        """The result of ``task``."""
+        """Returns the result of ``task``."""
         result: PhaseResult | EvalResult | ScoreResult
         clock = self.clients.clock
         with clock.on("algorithm" if isinstance(task, PhaseTask) else "evaluation"):
@@ -56,7 +56,7 @@ class Worker:
         return result
 
     def draw_inputs(self, server: ServerState, size: int, source: str) -> Tensor:
-        """A batch of ``size`` inputs of the set ``source`` (public or test), drawn anew each round.
+        """Returns a batch of ``size`` inputs of the set ``source`` (public or test), drawn anew each round.
 
         A set that is smaller is taken whole.
         """
@@ -68,7 +68,7 @@ class Worker:
         return samples.gather(indices)[0]
 
     def server_as_client(self, server: ServerState, steps: int) -> ClientPhase:
-        """The server as a client whose data is the public set, of which it takes ``steps`` batches."""
+        """Returns the server as a client whose data is the public set, of which it takes ``steps`` batches."""
         stack = Stack([SERVER], [self.data.public], [steps], [1.0], [0], purpose=Purpose.REPRESENTATION)
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         # a clock of its own, because the time counts as the server's and not as that of a task
