@@ -14,9 +14,10 @@ from test_engine import LAYERS
 
 import fedray
 from fedray import cli
-from fedray.config import documented_keys
+from fedray.config import documented_keys, load
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.spec import read_sweeps
+from fedray.tuning.suite import read_suite
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("fedray", "tune_spaces", "cluster", "analysis", "tests")
@@ -28,9 +29,6 @@ def code_of(language: str) -> list[str]:
     """All blocks of code in a language, of all documents."""
     return [code for text in TEXTS.values() for code in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
 
-
-"""Whether the new names of the keys of tune, tracking/columns.py and files.py are not there yet; this goes when they
-are."""
 
 TRIED = (
     "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
@@ -101,7 +99,21 @@ def spaces() -> list[str]:
 
 def test_space_files(tmp_path: Path) -> None:
     assert {len(read_sweeps(yaml.safe_load(code))) for code in spaces()} == {1, 2}
-    assert all("spaces:" in code for code in code_of("yaml"))
+    (short,) = re.findall(r"^ {8}(base: .*\n) {8}(spaces: .*\n)", TEXTS["README.md"], re.MULTILINE)
+    assert len(read_sweeps(yaml.safe_load("".join(short)))) == 1
+
+
+def test_whole_configurations_and_suites(tmp_path: Path) -> None:
+    """Every other block of YAML is a whole file: a suite if it lists algorithms, and a run's configuration if not."""
+    others = [code for code in code_of("yaml") if "spaces:" not in code]
+    assert ["algorithms:" in code for code in others].count(True) == 1
+    for code in others:
+        path = tmp_path / "shown.yaml"
+        path.write_text(code)
+        if "algorithms:" in code:
+            assert len(read_suite(path).specs) > 1
+        else:
+            assert load(path).run.rounds
 
 
 def test_first_sweep_from_python(tmp_path: Path) -> None:
