@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from fedray.algorithms.fedavg import FedAvg
 from fedray.config import load
 from fedray.engine.client_actor import create_actor
+from fedray.engine.clients import Clients
 from fedray.engine.cohorts import cohort_of_round
 from fedray.engine.dealing import Dealer
 from fedray.engine.opening import open_run
@@ -144,7 +145,7 @@ def test_a_later_phase_may_go_to_a_worker_that_did_not_do_the_earlier(opened):
     clients = run.worker.clients
 
     def by_strangers(tasks: list[PhaseTask], sticky: bool) -> Iterator[tuple[PhaseTask, Any]]:
-        stranger = Worker(run.experiment, run.data, clients.states, fetch=clients.fetch)
+        stranger = Worker(Clients(run.experiment, run.data, clients.states, fetch=clients.fetch))
         yield from ((task, stranger.run(task)) for task in tasks)
 
     assert results_of_round(run, by_strangers) == results_of_round(opened("local"))

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from fedray.engine.clients import Clients
 from fedray.engine.process import computing_process, describe, environment, require_device
 from fedray.engine.ray_cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
 from fedray.engine.states import State, StateFile, StateFolder
@@ -30,7 +31,7 @@ class ClientActor:
         self._refusal: UserError | None = None
         try:
             require_device(self.device)
-            self.worker = Worker(experiment, data.get(), states, self.device, fetch=get)
+            self.worker = Worker(Clients(experiment, data.get(), states, self.device, fetch=get))
         except UserError as error:
             # if __init__ raised it, Ray would report a dead actor, with the cause as text only
             self._refusal = error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedray.data.federated import FederatedData
+from fedray.engine.clients import Clients
 from fedray.engine.driver import Driver
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool, Pool
@@ -18,7 +19,7 @@ def simulate(experiment: Experiment, data: FederatedData, driver: Driver) -> Non
 
     def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
         if experiment.device != experiment.server_device:
-            worker = Worker(experiment, data, worker.clients.states, experiment.device)
+            worker = Worker(Clients(experiment, data, worker.clients.states, experiment.device))
         return LocalPool(worker), [describe(experiment.device)]
 
     engine = experiment.config.engine

@@ -11,6 +11,7 @@ from typing import Any
 from fedray.data.federated import FederatedData
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.client_scores import Scoring
+from fedray.engine.clients import Clients
 from fedray.engine.evaluation import further_columns
 from fedray.engine.pool import Pool
 from fedray.engine.process import require_device, same_kind
@@ -53,7 +54,7 @@ def open_run(
         saved = _last_checkpoint(folder, found, experiment, warnings) if found.status == "unfinished" else None
         require_device(experiment.server_device)
         states = StateFolder.of_run(experiment.config, node, node)
-        worker = Worker(experiment, data, states, experiment.server_device)
+        worker = Worker(Clients(experiment, data, states, experiment.server_device))
         pool, machines = make_pool(worker)
         stack.callback(states.clear)
         stack.callback(pool.close)

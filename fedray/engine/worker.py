@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -13,33 +11,19 @@ from fedray.algorithms.server_state import ServerState
 from fedray.core.client import ClientPhase, Stack
 from fedray.core.clock import Clock
 from fedray.core.seeds import SERVER, Purpose, stream
-from fedray.data.federated import FederatedData
 from fedray.engine.clients import Clients
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluator import Evaluator
 from fedray.engine.phase_runner import PhaseRunner
-from fedray.engine.states import StateFolder
-from fedray.engine.tasks import EvalResult, EvalTask, Handle, PhaseResult, PhaseTask, ScoreResult, Task
-from fedray.experiment import Experiment
+from fedray.engine.tasks import EvalResult, EvalTask, PhaseResult, PhaseTask, ScoreResult, Task
 
 
 class Worker:
-    """Does any task of a run, on one device.
+    """Does any task of a run for ``clients``, on their device."""
 
-    ``states``: the folder in which new states of clients are written; ``fetch`` turns a handle into what it names.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        data: FederatedData,
-        states: StateFolder,
-        device: str = "cpu",
-        fetch: Callable[[Handle], Any] = lambda handle: handle,
-    ) -> None:
-        self.experiment, self.data = experiment, data
-        self.clients = Clients(experiment, data, states, device, fetch)
-        self.phases, self.evaluator = PhaseRunner(self.clients), Evaluator(self.clients)
+    def __init__(self, clients: Clients) -> None:
+        self.clients, self.experiment, self.data = clients, clients.experiment, clients.data
+        self.phases, self.evaluator = PhaseRunner(clients), Evaluator(clients)
 
     def run(self, task: Task) -> PhaseResult | EvalResult | ScoreResult:
         """Returns the result of ``task``."""

@@ -23,6 +23,7 @@ from fedray.config import load
 from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 from fedray.engine import checkpoint as checkpoints
+from fedray.engine.clients import Clients
 from fedray.engine.opening import open_run
 from fedray.engine.packing import Packed
 from fedray.engine.pool import LocalPool
@@ -235,7 +236,8 @@ class DoublingPool(LocalPool):
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task in reversed(tasks):
             before = self._digests_of(task)
-            again = Worker(self.experiment, self.data, self.states, fetch=lambda handle: handle.value).run(task)
+            clients = Clients(self.experiment, self.data, self.states, fetch=lambda handle: handle.value)
+            again = Worker(clients).run(task)
             states = [_hashes(self.states.read(file)) for file in getattr(again, "states", ())]
             for _, result in super().map([task]):
                 if isinstance(again, PhaseResult):
