@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedray.core.seeds import Purpose, stream
@@ -182,6 +182,8 @@ def test_of_equal_clients_there_are_few_shares_of_few_nodes(members, slots):
 
 
 @given(WORK, st.integers(1, 64), AT_ONCE, CHUNKS, st.integers(1, 20), st.integers(0, 5000))
+# a task's last block is dealt first here, and two small ones come before it when they are added up
+@example([7] * 193, 1, 0.5, None, 7, 595)
 def test_a_share_takes_no_more_memory_than_may_be(work, slots, task_fraction, size, nodes, least):
     """Whatever is added up: clients of any work, cut in any way."""
     given = deal(work, slots, task_fraction, size, nodes, least)

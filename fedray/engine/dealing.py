@@ -106,11 +106,13 @@ def deal(
             even = left / slots
             target = min(longest, max(even * task_fraction, min(least, max(even, least / 5))))
         blocks: list[tuple[int, int]] = []
-        room = target
+        room, deepest = target, 0
         while heap:
             *_, start, stop = heap[0]
             cost, length = upto[stop] - upto[start], stop - start
-            held = len(blocks) + max(1, (length - 1).bit_length()) <= nodes
+            # blocks are added up from left to right, so the deepest may come when all others are held already
+            depth = max(deepest, 1, (length - 1).bit_length())
+            held = len(blocks) + depth <= nodes
             # blocks below an eighth of a task are not cut further: that would only make more nodes
             too_large = cost > max(room, target / 8) if held else not blocks
             if too_large and size is None and length > 1:
@@ -121,7 +123,7 @@ def deal(
                 # at most half of the block lies beyond the target, so the task is rounded to the nearest size
                 heapq.heappop(heap)
                 blocks.append((start, stop))
-                room, left = room - cost, left - cost
+                room, left, deepest = room - cost, left - cost, depth
             else:
                 break
         given.append(sorted(blocks))
