@@ -95,8 +95,7 @@ def deal(
     members, left = len(work), upto[-1]
 
     def entry(start: int, stop: int) -> tuple[float, float, int, int]:
-        cost = upto[stop] - upto[start]
-        return -math.frexp(cost)[1], -cost if stop - start == 1 else 0, start, stop
+        return *_priority(upto[stop] - upto[start], stop - start), start, stop
 
     heap = [entry(start, min(start + (size or members), members)) for start in range(0, members, size or members)]
     heapq.heapify(heap)
@@ -128,3 +127,8 @@ def deal(
                 break
         given.append(sorted(blocks))
     return given
+
+
+def _priority(cost: float, length: int) -> tuple[float, float]:
+    """Returns a key that sorts a block of ``length`` clients which costs ``cost`` by when it is dealt."""
+    return -math.frexp(cost)[1], -cost if length == 1 else 0
