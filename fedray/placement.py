@@ -25,16 +25,19 @@ def device_here(folder: Path) -> Device:
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:
     """Returns the device that ``auto`` stands for on a Ray cluster with ``gpus`` GPUs.
 
-    Whether torch can use them is known only if the cluster is this machine alone.
+    If the cluster is this machine alone, torch must be able to use its GPUs. On other machines this is assumed, because
+    only a process there could tell; a client actor that then finds no usable GPU ends the run with an error.
     """
     return "cuda" if gpus and (torch.cuda.is_available() or not is_this_machine) else "cpu"
 
 
 def place(engine: EngineConfig, folder: Path, auto: AutoDevice) -> tuple[Device, dict[str, Any], tuple[str, ...]]:
-    """Returns the device that clients are trained on, the ``engine`` keys that follow from it, and lines for the user.
+    """Returns the device that clients are trained on, the values of ``engine`` keys that this device implies, and
+    messages for the user.
 
-    On a Ray cluster with GPUs, as many client actors share each GPU as fit, unless the user says how many. Raises
-    :class:`UserError` if the local engine is to use a GPU and there is none.
+    ``auto`` is asked for the device if ``engine.device`` is ``auto``. On a Ray cluster with GPUs, as many client actors
+    share each GPU as fit, unless the user says how many. Raises :class:`UserError` if the local engine is to use a GPU
+    and there is none.
     """
     on_ray, device = engine.kind == "ray", engine.device
     has_share = on_ray and bool(engine.gpus_per_actor or engine.actors_per_gpu)

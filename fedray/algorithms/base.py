@@ -77,9 +77,10 @@ class Upload:
 class Result:
     """What a phase returns for a stack of clients.
 
-    ``uploads`` are summed over the cohort. ``state`` replaces the clients' models and vectors when the round ends.
-    ``scalars [C, 1]`` are sent to the server unchanged, one number from each client. ``kept`` is available to the
-    round's next phase.
+    ``uploads`` are summed over the cohort. ``state`` is what the clients keep until they take part again: all that the
+    algorithm declares in ``client_state`` and ``client_models``, or nothing, so that the old state stays. It replaces
+    the old state when the round ends. ``scalars [C, 1]`` are sent to the server unchanged, one number from each client.
+    ``kept`` is available to the round's next phase.
     """
 
     uploads: Mapping[str, Upload] = field(default_factory=dict)

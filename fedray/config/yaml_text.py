@@ -51,7 +51,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def _set_up(loader: Any) -> None:
-    """Makes ``loader`` recognise numbers. The first pattern that fits a value decides which kind it is."""
+    """Makes ``loader`` read numbers as YAML 1.2 does, such as 1e-3, which PyYAML takes for a text.
+
+    It tries the patterns in order, and the first one that fits a value decides its type. A value that is a number in
+    YAML 1.1 only, such as 1_000, becomes an error.
+    """
     of_yaml_1_1 = yaml.SafeLoader.yaml_implicit_resolvers
     loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in (INT, FLOAT, TIMESTAMP)]

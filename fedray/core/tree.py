@@ -59,8 +59,8 @@ def reduce_rows(rows: Tensor) -> Tensor:
 def subtree(start: int, size: int) -> Node:
     """Returns the lowest node that covers the positions start .. start + size - 1.
 
-    ``start`` must be a multiple of a power of two that is at least ``size``. If ``size`` is not that power, the cohort
-    must end with these positions.
+    Let P be the smallest power of two that is at least ``size``. ``start`` must be a multiple of P, and ``size`` may be
+    less than P only if the cohort ends with these positions.
     """
     level, index = 0, start
     while (1 << level) < size:

@@ -76,7 +76,8 @@ def _download(cache: Path) -> None:
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Reads images uint8 [n, 3, 32, 32] and labels int64 [n] in 0..9 from a file of either layout.
+    """Reads images uint8 [n, 3, 32, 32] and labels int64 [n] in 0..9 from a file of CIFAR-10, which may have the binary
+    layout or that of pickled Python objects.
 
     Raises :class:`UserError`, which names the file, if it can't be read or holds anything else.
     """

@@ -18,7 +18,7 @@ from fedray.data.federated import FederatedData
 STACKED = 40
 """The number of clients up to which they are drawn as bars; more are drawn as the columns of a heat map."""
 LEGEND = 20
-"""The number of classes up to which each has a name or number in the picture; with more, bars have a colour bar."""
+"""The largest number of classes for which the picture has a legend. With more, it has a scale of colours instead."""
 LONGEST = 20
 """The number of characters after which a name is cut off."""
 

@@ -246,9 +246,10 @@ def orthogonal(
 ) -> Split:
     """Puts client i into cluster i mod ``clusters``, where each cluster has classes of its own (FedTrip, Plato).
 
-    The classes of a cluster are a contiguous block. Clients draw equally many samples uniformly from those of their
-    cluster: without sharing any or, with ``overlap`` as in Plato, each from all of them. Without
-    ``samples_per_client``, each client gets as many as the cluster with the fewest samples for each client allows.
+    The classes of a cluster are a contiguous block. Each client draws its samples uniformly from those of its cluster,
+    and all clients draw equally many. With ``overlap`` (as in Plato) clients may hold the same sample; without it, no
+    two do. If ``samples_per_client`` is None, their number is the number of samples in a cluster divided by its
+    clients, for the cluster where that is least.
     """
     if clusters > classes:
         raise UserError(f"data.partition.clusters={clusters} is more than the {classes} classes to divide among them")

@@ -66,8 +66,9 @@ def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:
 
 
 class StateReader:
-    """An actor that reads clients' states on a node other than the server's. It goes on when the client actors there
-    die."""
+    """An actor on a node other than the server's. It sends the files of clients' states that are kept there to whoever
+    needs them: to the server for a checkpoint, and to client actors on other nodes. It lives on when the client actors
+    of its node die, so that their files stay within reach."""
 
     def __init__(self, experiment: Experiment, server: str) -> None:
         self.states = StateFolder.of_run(experiment.config, ray.get_runtime_context().get_node_id(), server)

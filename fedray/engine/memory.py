@@ -138,7 +138,8 @@ def actors_per_gpu(footprint: Footprint, cpus: float) -> int:
 
 
 def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
-    """Measures one training step of a stack of clients, with ``batch [C, b, ...]``, on this process's GPU."""
+    """Returns how much of this process's GPU a training step of a stack of clients takes at its peak, measured by
+    making one step with ``batch [C, b, ...]``. ``state_width`` is how many floats of state each client keeps."""
     free, total = torch.cuda.mem_get_info(network.device)
     data = torch.cuda.memory_reserved(network.device)
     vectors = [torch.zeros(len(batch.x), VECTORS * network.layout.width + state_width, device=network.device)]

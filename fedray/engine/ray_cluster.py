@@ -117,7 +117,8 @@ def actor_count(experiment: Experiment) -> int:
 
 
 def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:
-    """Raises :class:`UserError` if the cluster will never have what the run needs, because nobody can join it."""
+    """Raises :class:`UserError` if the cluster lacks what the run needs and can't grow, because no machine can join a
+    cluster that this process has started."""
     engine, total = experiment.config.engine, ray.cluster_resources()
     wanted = {
         "CPU": actors * engine.cpus_per_actor + engine.server_cpus,

@@ -117,7 +117,11 @@ class Sent:
 
 
 def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, algorithm: Algorithm) -> PhaseTask:
-    """Returns the task of running the phase that was ``sent`` last for the clients in ``blocks`` of the cohort."""
+    """Returns the task of running a phase for the clients at the positions ``blocks`` of the cohort.
+
+    ``sent`` holds what was broadcast in each phase of the round so far; the task is for the phase of the last one.
+    ``work`` is the number of samples in all mini-batches of these clients.
+    """
     server, places = state.server, positions(blocks)
     cohort = server.cohort
 

@@ -66,7 +66,8 @@ class ModelFacts:
 
 
 def inspect_model(module: nn.Module, loss: Loss, example: Tensor, classes: int, name: str) -> ModelFacts:
-    """Returns facts about ``module``, from trial passes over ``example [b, ...]`` in both modes.
+    """Returns what fedray must know of ``module``, from trial passes over ``example [b, ...]`` in training mode and in
+    evaluation mode.
 
     The module's buffers stay as they are. b must be at least 2, because some normalisation layers need two samples.
     ``name`` stands for the model in messages. Raises :class:`UserError` if the outputs or the loss do not have the

@@ -56,8 +56,8 @@ class MLP(nn.Module):
 class LeNet5(nn.Module):
     """LeNet-5: two convolutions with 5 x 5 kernels, then linear layers of 120, 84 and ``classes`` outputs.
 
-    The convolutions have 6 and 16 channels, and each is followed by ReLU and 2 x 2 max-pooling. The images of the first
-    are padded by two pixels. The network is that of LeCun et al.: Gradient-Based Learning Applied to Document
+    The convolutions have 6 and 16 channels, and each is followed by ReLU and 2 x 2 max-pooling. The first one pads its
+    input by two pixels on each side. The network is that of LeCun et al.: Gradient-Based Learning Applied to Document
     Recognition, 1998, with ReLU and max-pooling in place of its activations and subsampling.
     """
 

@@ -78,9 +78,10 @@ def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> st
 
 
 def _models_near_the_initial_one(network: Network, clients: int) -> Model:
-    """Returns several different models near the initial one.
+    """Returns the models of several clients on which a pass over all at once is compared with single passes.
 
-    None of their weights are zero, because behind weights of zero the layers before them would have no influence.
+    They are near the initial model and differ from each other. None of their weights is zero, because a layer of zeros
+    would hide mistakes in the layers that feed it.
     """
     noise = stream(0, Purpose.INIT).standard_normal((2, clients, network.layout.width), dtype=np.float32)
     scale, shift = torch.from_numpy(noise)

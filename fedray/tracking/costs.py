@@ -56,7 +56,7 @@ def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
 
 
 def overhead(traffic: Traffic) -> float:
-    """Returns (down + up) / 2, counted in models: the communication of an algorithm for which FedAvg has 1."""
+    """Returns the communication of an algorithm as a multiple of FedAvg's: (down + up) / 2, counted in models."""
     down, up = traffic.models_down + traffic.vectors_down, traffic.models_up + traffic.vectors_up
     return (down + up) / 2
 
