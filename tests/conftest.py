@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 # without this, a failing assert in these helpers would not show its values
-pytest.register_assert_rewrite("client_stacks", "partition_checks", "reference_runs", "traced_runs")
+pytest.register_assert_rewrite(
+    "client_stacks", "partition_checks", "reference_problems", "reference_runs", "traced_runs"
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
