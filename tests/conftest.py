@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+# without this, a failing assert in these helpers would not show its values
+pytest.register_assert_rewrite("client_stacks", "partition_checks", "reference_runs", "traced_runs")
+pytest.register_assert_rewrite("reference_problems", "representation_problems")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:

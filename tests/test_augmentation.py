@@ -1,4 +1,4 @@
-"""crop_flip against numpy: images are padded black before they are normalised; and the constants of normalisation."""
+"""crop_flip is what plain loops over numpy arrays give, and normalisation has the constants that it should have."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from client_stacks import client_phase, data
+from small_modules import made
 from test_cifar import BINARY, batches, write  # noqa: F401
 
 from fedray import UserError, simulate
 from fedray.core.local_data import LocalData, Samples
 from fedray.core.local_training import LocalTraining
+from fedray.core.network import LoopNetwork, StackNetwork
 from fedray.core.seeds import Purpose, stream
 from fedray.data.cifar import MEAN
 from fedray.data.source import Source, load_source
+from fedray.models.small import Logistic
 from fedray.testing.contracts import small_source
 
 MEANS, DEVIATIONS = np.array([0.5, 0.25, 0.1]), np.array([0.2, 0.5, 0.4])
@@ -101,3 +105,59 @@ def test_a_source_without_such_an_option_refuses_it():
         load_source("test_augmentation:rooted", "here", "unit")
     with pytest.raises(UserError, match=r"data.normalization=ghbm is for sources that know it"):
         simulate({"data.normalization": "ghbm", "engine.kind": "local"}, data=small_source())
+
+
+def cropped(image: np.ndarray, top: int, left: int, mirrored: bool) -> np.ndarray:
+    """Returns a window of the image's size, at (top, left) of the image with 4 zeros around it, then mirrored."""
+    channels, height, width = image.shape
+    result = np.zeros_like(image)
+    for c in range(channels):
+        for i in range(height):
+            for k in range(width):
+                line, column = i + top - 4, (width - 1 - k if mirrored else k) + left - 4
+                if 0 <= line < height and 0 <= column < width:
+                    result[c, i, k] = image[c, line, column]
+    return result
+
+
+@pytest.mark.parametrize("kind", [LoopNetwork, StackNetwork])
+def test_crop_and_flip_is_what_a_plain_loop_gives(kind):
+    """Clients of unequal size make ragged epochs. Each client's draws are its own, whoever shares its stack."""
+    shape, sizes = (2, 12, 14), [7, 3, 1]
+    samples = data(shape, 11)
+    network = kind(made(lambda: Logistic(shape, 4)))
+    training = LocalTraining(5, batch_size=4, local_steps=None, local_epochs=2, augment=True)
+    plain = LocalTraining(5, batch_size=4, local_steps=None, local_epochs=2)
+    together = list(client_phase(network, samples, sizes, training).data.batches())
+    untouched = list(client_phase(network, samples, sizes, plain).data.batches())
+    assert len(together) == 4
+    drawn = set()
+    for row in range(3):
+        steps = (4, 2, 2)[row]
+        alone = list(client_phase(network, samples, sizes, training, rows=[row]).data.batches())
+        for j in range(steps):
+            count = 4 if together[j].counts is None else together[j].counts[row]
+            assert together[j].x.shape == untouched[j].x.shape
+            rng = stream(5, Purpose.AUGMENTATION, 3, 10 + row, j)
+            top, left = rng.integers(0, 9, count), rng.integers(0, 9, count)
+            mirrored = rng.random(count) < 0.5
+            for s in range(count):
+                expected = cropped(untouched[j].x[row, s].numpy(), top[s], left[s], mirrored[s])
+                np.testing.assert_array_equal(together[j].x[row, s].numpy(), expected)
+                np.testing.assert_array_equal(alone[j].x[0, s].numpy(), expected)
+                drawn.add((top[s], left[s], mirrored[s]))
+            assert torch.equal(together[j].y, untouched[j].y)
+    assert len(drawn) > 15
+
+
+def test_augmentation_is_for_training_alone():
+    shape = (1, 12, 12)
+    samples = data(shape, 9)
+    network = LoopNetwork(made(lambda: Logistic(shape, 4)))
+    with_it, without = (
+        client_phase(network, samples, [9], LocalTraining(0, batch_size=4, local_steps=2, augment=augment))
+        for augment in (True, False)
+    )
+    at = with_it.start("x")
+    assert torch.equal(with_it.objective.full_gradient(at), without.objective.full_gradient(at))
+    assert not torch.equal(next(with_it.data.batches()).x, next(without.data.batches()).x)

@@ -1,6 +1,7 @@
 """What a run says of keys that it reads otherwise than one may expect, and what it spells out where they are null."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from fedray.config import load
 from fedray.data.source import Source
 from fedray.experiment import Own
 from fedray.resolve import dump, resolve
-from fedray.testing.contracts import small_source
+from fedray.testing.contracts import SETTINGS, small_source
 
 BASE = {"model.name": "logistic", "engine.kind": "local", "algorithm.name": "fedavg", "data.clients": 9}
 
@@ -120,3 +121,19 @@ def test_a_resolved_configuration_is_the_same_run(tmp_path):
         settings["run"]["output"] = str(tmp_path / "again" / name)
         again = simulate(settings, data=small_source())
         assert again.summary["model_sha256"] == first.summary["model_sha256"]
+
+
+def test_warnings_of_what_a_paper_does_not_mean(tmp_path):
+    """A run warns of client momentum where it lengthens the steps, and of FedHBM whose cohort is everybody."""
+
+    def warnings(algorithm: str, **keys: Any) -> list[str]:
+        config = {**SETTINGS, "algorithm.name": algorithm, "run.output": str(tmp_path), "run.rounds": 1, **keys}
+        folder = simulate({**config, "run.resume": False}, data=small_source()).folder
+        return [line for line in (folder / "log.txt").read_text().splitlines() if "warning" in line]
+
+    (line,) = warnings("scaffold", **{"train.momentum": 0.9})
+    assert "train.momentum=0.9" in line
+    assert "up to 10 times" in line
+    assert not warnings("fedtrip", **{"train.momentum": 0.9}) + warnings("scaffold") + warnings("fedhbm")
+    (line,) = warnings("fedhbm", **{"train.cohort_size": 9})
+    assert "the cohort is everybody" in line

@@ -1,68 +1,20 @@
-"""The partitioners (part III of the specification): what each promises, over many label vectors and sizes."""
+"""The partitioners keep what each promises, over many label vectors and sizes, and refuse what they cannot keep."""
 
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from partition_checks import balanced, check_split, clients, config, histogram, labellings, quick, rng, seeds
 
 from fedray.config import DataConfig
-from fedray.data import dirichlet as dirichlet_module
-from fedray.data.contents import data_digests
 from fedray.data.deal import largest_remainder
-from fedray.data.dirichlet import dirichlet, dirichlet_fixed
-from fedray.data.federated import federate, with_train_subset
+from fedray.data.federated import federate
 from fedray.data.partition import PARTITIONERS, partition
-from fedray.data.plot import label_counts, plot_labels
 from fedray.data.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
-from fedray.data.source import Source
-from fedray.data.test_shares import with_test_shares
 from fedray.errors import UserError
-from fedray.tracking.folder import names_that_differ
-
-quick = settings(max_examples=40, deadline=None)
-
-
-def rng(seed=0):
-    return np.random.Generator(np.random.Philox(seed))
-
-
-def balanced(classes=10, each=600, seed=1):
-    return rng(seed).permutation(np.repeat(np.arange(classes), each))
-
-
-def histogram(labels, split, classes):
-    return np.array([np.bincount(labels[indices], minlength=classes) for indices in split])
-
-
-def config(kind, clients, samples=None, **options):
-    return DataConfig.model_validate(
-        {"clients": clients, "samples_per_client": samples, "partition": {"kind": kind, **options}}
-    )
-
-
-def check_split(split, clients, total, disjoint=True):
-    assert len(split) == clients
-    for indices in split:
-        assert indices.dtype == np.int64
-        assert (np.diff(indices) > 0).all(), "sorted, and no sample twice in a client"
-        assert not len(indices) or (indices[0] >= 0 and indices[-1] < total)
-    if disjoint:
-        everything = np.concatenate(split)
-        assert len(np.unique(everything)) == len(everything)
-
-
-labellings = st.builds(
-    lambda classes, total, seed: np.append(rng(seed).integers(classes, size=total), np.arange(classes)),
-    st.integers(2, 12),
-    st.integers(150, 700),
-    st.integers(0, 2**32),
-)
-clients = st.integers(1, 12)
-seeds = st.integers(0, 2**63 - 1)
-alphas = st.floats(1e-3, 1e3)
 
 
 @quick
@@ -113,36 +65,6 @@ def test_quantity_skew_is_exact_and_keeps_class_proportions(labels, n, seed, dat
         assert (abs(got - np.array(sizes) * total / sum(sizes)) < 1).all()
     ideal = got[:, None] * np.bincount(labels, minlength=classes) / total
     assert abs(histogram(labels, split, classes) - ideal).max() <= 2
-
-
-@quick
-@given(labellings, clients, seeds, alphas, st.booleans())
-def test_dirichlet_uses_everything(labels, n, seed, alpha, capped):
-    classes = int(labels.max()) + 1
-    split = dirichlet(labels, n, rng(seed), classes=classes, alpha=alpha, capped=capped, min_samples=0)
-    check_split(split, n, len(labels))
-    assert sum(map(len, split)) == len(labels)
-
-
-@quick
-@given(labellings, clients, seeds, alphas)
-def test_rebalanced_dirichlet_gives_equal_sizes(labels, n, seed, alpha):
-    split = dirichlet(labels, n, rng(seed), classes=int(labels.max()) + 1, alpha=alpha, rebalanced=True)
-    check_split(split, n, len(labels))
-    assert {len(indices) for indices in split} == {len(labels) // n}
-
-
-@quick
-@given(labellings, clients, seeds, alphas, st.booleans())
-def test_dirichlet_fixed_gives_equal_sizes(labels, n, seed, alpha, overlap):
-    classes = int(labels.max()) + 1
-    samples = len(labels) // n if not overlap else len(labels) // 3
-    given_size = samples if overlap else None
-    split = dirichlet_fixed(
-        labels, n, rng(seed), classes=classes, alpha=alpha, samples_per_client=given_size, overlap=overlap
-    )
-    check_split(split, n, len(labels), disjoint=not overlap)
-    assert {len(indices) for indices in split} == {samples}
 
 
 @quick
@@ -228,85 +150,6 @@ def test_the_same_split_in_another_process():
     assert hashes == {federate(load_source("sample"), DataConfig(), 7, 100).partition_hash + "\n"}
 
 
-@pytest.mark.parametrize("split", [dirichlet, dirichlet_fixed])
-def test_large_alpha_is_close_to_global_proportions(split):
-    labels = balanced()
-    counts = histogram(labels, split(labels, 10, rng(), classes=10, alpha=1e5), 10)
-    # dirichlet_fixed draws 600 labels per client: a deviation of 60 +- 4 * sqrt(600 * .1 * .9) is chance
-    assert abs(counts - 60).max() <= (3 if split is dirichlet else 32)
-
-
-def test_small_alpha_is_about_one_class_per_client():
-    labels = balanced()
-    counts = histogram(labels, dirichlet_fixed(labels, 10, rng(), classes=10, alpha=1e-3, samples_per_client=50), 10)
-    assert (counts.max(axis=1) >= 48).sum() >= 9
-    split = dirichlet(labels, 10, rng(), classes=10, alpha=1e-3, min_samples=0)
-    assert np.count_nonzero(histogram(labels, split, 10)) <= 13, "each class goes to about one client"
-
-
-@pytest.mark.parametrize("alpha", [1e-300, 1e-5])
-def test_underflowing_dirichlet_draws_become_one_hot(alpha):
-    labels = balanced(each=20)
-    for split in (
-        dirichlet(labels, 5, rng(), classes=10, alpha=alpha, min_samples=0),
-        dirichlet(labels, 5, rng(), classes=10, alpha=alpha, min_samples=0, capped=True),
-        dirichlet_fixed(labels, 5, rng(), classes=10, alpha=alpha),
-    ):
-        assert sum(map(len, split)) == len(labels)
-
-
-def test_capped_dirichlet_stops_filling_full_clients():
-    labels, deviations = balanced(), {False: [], True: []}
-    for seed in range(20):
-        for capped, seen in deviations.items():
-            sizes = [len(i) for i in dirichlet(labels, 10, rng(seed), classes=10, alpha=0.3, capped=capped)]
-            seen.append(np.std(sizes))
-            assert not capped or max(sizes) < 600 + 600, "below n/N before its last class, which has 600"
-    assert np.mean(deviations[True]) < 0.8 * np.mean(deviations[False])
-
-
-def test_dirichlet_fixed_prior():
-    labels = balanced(4, 1000)
-    split = dirichlet_fixed(labels, 20, rng(), classes=4, alpha=1e4, prior=[0, 3, 1, 0], samples_per_client=40)
-    assert np.allclose(histogram(labels, split, 4).sum(axis=0) / 800, [0, 0.75, 0.25, 0], atol=0.06)
-
-
-def test_dirichlet_fixed_matches_a_plain_loop_in_distribution():
-    """Against the reference procedure: sample after sample, round-robin in random order, redraw what has run out."""
-    labels = np.repeat(np.arange(3), [8, 20, 12])
-    q = np.array([[0.8, 0.1, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
-
-    def slow(generator):
-        left, counts = np.array([8, 20, 12]), np.zeros((3, 3))
-        for _ in range(12):
-            for i in generator.permutation(3):
-                weights = q[i] * (left > 0)
-                c = generator.choice(3, p=weights / weights.sum())
-                counts[i, c] += 1
-                left[c] -= 1
-        return counts
-
-    def fast(generator):
-        client = generator.permuted(np.tile(np.arange(3), (12, 1)), axis=1).ravel()
-        chosen = dirichlet_module._choose(q, client, np.bincount(labels), generator)
-        return np.bincount(client * 3 + chosen, minlength=9).reshape(3, 3)
-
-    repeats = 1500
-    generator = rng(3)
-    means = [np.mean([draw(generator) for _ in range(repeats)], axis=0) for draw in (slow, fast)]
-    assert np.allclose(*means, atol=0.2), "five standard errors of a count whose deviation is below 2"
-
-
-def test_overlapping_dirichlet_draws_with_the_weights_of_the_classes():
-    """One draw of class c has probability q_c n_c / sum; later draws flatten it (Plato's sampler)."""
-    pools = [np.arange(100), np.arange(100, 300)]
-    generator = rng(5)
-    ones = [dirichlet_module._draw_weighted(pools, np.array([0.8, 0.2]), 1, generator)[0] < 100 for _ in range(4000)]
-    assert abs(np.mean(ones) - 0.8 * 100 / (0.8 * 100 + 0.2 * 200)) < 0.04
-    everything = dirichlet_module._draw_weighted(pools, np.array([1.0, 1e-200]), 300, generator)
-    assert np.array_equal(everything, np.arange(300))
-
-
 def test_overlapping_clients_draw_without_replacement_beyond_the_supply():
     split = iid(balanced(10, 10), 500, rng(), samples_per_client=60, overlap=True)
     check_split(split, 500, 100, disjoint=False)
@@ -368,20 +211,6 @@ def test_orthogonal_blocks_of_47_classes():
     split = orthogonal(balanced(47, 20), 5, rng(), classes=47, samples_per_client=150)
     held = [len(np.unique(balanced(47, 20)[indices])) for indices in split]
     assert held == [10, 10, 9, 9, 9]
-
-
-def test_min_samples_is_met_or_refused():
-    labels = balanced(each=60)
-    for seed in range(10):
-        split = dirichlet(labels, 10, rng(seed), classes=10, alpha=0.3, min_samples=20)
-        assert min(map(len, split)) >= 20
-
-
-@pytest.mark.parametrize("capped", [False, True])
-def test_hopeless_draws_end(capped, monkeypatch):
-    monkeypatch.setattr(dirichlet_module, "MAX_DRAWS", 50)
-    with pytest.raises(UserError, match=r"in 50 draws .*at best the smallest had 0"):
-        dirichlet(balanced(), 200, rng(), classes=10, alpha=0.01, min_samples=10, capped=capped)
 
 
 MISTAKES = {
@@ -448,89 +277,3 @@ def test_largest_remainder_rounds_to_the_total(quotas):
     if abs(total - sum(quotas)) < 1e-6 or sum(np.floor(quotas)) <= total <= sum(np.floor(quotas)) + len(quotas):
         assert rounded.sum() == total
         assert (abs(rounded - quotas) <= 1).all()
-
-
-def source(**fields):
-    labels = balanced(10, 60)
-    x = np.arange(600, dtype=np.float32)[:, None]
-    tests = np.repeat(np.arange(10), 10)
-    return Source("toy", x, labels, np.arange(100, dtype=np.float32)[:, None], tests, 10, **fields)
-
-
-def test_public_and_validation_samples_are_nobodys():
-    data = federate(source(), config("iid", 7).model_copy(update={"validation_samples": 50}), 3, public_samples=60)
-    assert len(data.public) == 60
-    assert len(data.validation) == 50
-    assert np.array_equal(np.sort(np.concatenate([data.indices, data.public, data.validation])), np.arange(600))
-    assert data.sizes().sum() == 490
-    assert (data.x[data.client(2), 0] == data.client(2)).all()
-    larger = federate(source(), config("iid", 7).model_copy(update={"validation_samples": 50}), 3, public_samples=90)
-    assert np.array_equal(larger.validation, data.validation)
-    assert np.isin(data.public, larger.public).all()
-
-
-def test_a_public_set_of_the_sources_own():
-    own = source(x_public=np.full((20, 1), -1, np.float32), y_public=np.arange(20) % 10)
-    data = federate(own, config("iid", 3), 0, public_samples=60)
-    assert (data.x[data.public] == -1).all()
-    assert len(data.public) == 20
-    assert len(data.indices) == 600
-    assert len(federate(own, config("iid", 3), 0, public_samples=0).public) == 0
-    with pytest.raises(UserError, match="public set of 20"):
-        federate(own, config("iid", 3).model_copy(update={"public_samples": 30}), 0, public_samples=30)
-
-
-def test_taking_everything_out_is_refused():
-    with pytest.raises(UserError, match="leave none of the 600"):
-        federate(source(), config("iid", 3), 0, public_samples=600)
-
-
-def test_hashes_tell_partitions_and_data_apart():
-    one, same, other = (federate(source(), config("iid", 5), seed, 0) for seed in (1, 1, 2))
-    assert one.partition_hash == same.partition_hash != other.partition_hash
-    assert data_digests(source(), one) == data_digests(source(), same)
-    assert names_that_differ(data_digests(source(), one), data_digests(source(), other)) == ["partition"]
-    changed = source()
-    changed.x_test[0] += 1
-    again = federate(changed, config("iid", 5), 1, 0)
-    assert again.partition_hash == one.partition_hash
-    assert names_that_differ(data_digests(source(), one), data_digests(changed, again)) == ["test data"]
-
-
-def test_test_shares_follow_the_training_counts():
-    data = with_test_shares(federate(source(), config("dirichlet", 5, alpha=0.4), 1, 0), 1)
-    assert np.array_equal(np.sort(data.test_indices), np.arange(100))
-    train = label_counts(data)
-    shares = histogram(data.y_test, [data.client_test(i) for i in range(5)], 10)
-    assert abs(shares - 10 * train / train.sum(axis=0)).max() < 1
-    assert np.array_equal(with_test_shares(data, 9).test_indices, data.test_indices)
-
-
-def test_test_samples_of_a_class_that_nobody_holds_go_to_nobody():
-    held = federate(source(), config("label_skew", 2, 20, classes_per_client=2), 0, 0)
-    data = with_test_shares(held, 0)
-    assert set(data.y_test[data.test_indices]) == set(data.y[data.indices])
-
-
-def test_natural_clients_keep_their_names_and_tests():
-    owners, testers = np.repeat([40, 10, 30], 200), np.tile([10, 99, 40, 30, 5], 20)
-    data = federate(source(client_train=owners, client_test=testers), config("natural", 20), 0, 30)
-    assert data.clients == 3
-    assert data.ids.tolist() == [10, 30, 40]
-    assert (owners[data.client(0)] == 10).all()
-    assert [len(data.client_test(i)) for i in range(3)] == [20, 20, 20]
-    assert (testers[data.client_test(2)] == 40).all()
-
-
-def test_train_subset_is_of_the_clients():
-    data = with_train_subset(federate(source(), config("shards", 7), 0, 100), 50, 0)
-    assert len(np.unique(data.train_subset)) == 50
-    assert np.isin(data.train_subset, data.indices).all()
-    with pytest.raises(UserError, match="eval_train_samples"):
-        with_train_subset(data, 600, 0)
-
-
-@pytest.mark.parametrize("clients", [4, 60])
-def test_labels_are_drawn(clients, tmp_path):
-    plot_labels(federate(source(), config("dirichlet", clients, min_samples=0), 0, 0), tmp_path / "labels.png")
-    assert (tmp_path / "labels.png").stat().st_size > 5000

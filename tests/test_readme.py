@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_engine import LAYERS
+from test_source_rules import LAYERS
 
 import fedray
 from fedray import cli

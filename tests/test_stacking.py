@@ -1,4 +1,4 @@
-"""Which models may be trained in stacks: those whose samples know nothing of the padding beside them."""
+"""Models are trained in stacks if their samples know nothing of the padding beside them, and if stacks are faster."""
 
 from __future__ import annotations
 
@@ -214,3 +214,30 @@ def test_the_check_draws_from_no_global_generator(tmp_path):
     state = torch.random.get_rng_state()
     run(tmp_path, Base, "auto")
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "cohort", "chunk", "expected"),
+    [
+        ("logistic", 10, 200, "auto", (True, 64)),
+        # two stacks at least, so that two actors have work
+        ("logistic", 10, 100, "auto", (True, 64)),
+        ("logistic", 64, 64, "auto", (True, 32)),
+        ("logistic", 10, 63, "auto", (True, 32)),
+        ("logistic", 10, 9, "auto", (True, 8)),
+        ("logistic", 10, 8, "auto", (False, None)),
+        ("logistic", 10, 100, 4, (False, 4)),
+        ("mlp", 64, 100, "auto", (True, 64)),
+        ("mlp", 64, 40, "auto", (False, None)),
+        ("mlp", 64, 40, 32, (False, 32)),
+        ("mlp", 10, 40, 32, (True, 32)),
+        ("lenet5", 10, 100, "auto", (True, 64)),
+        ("lenet5", 20, 100, "auto", (False, None)),
+    ],
+)
+def test_what_a_cpu_trains_in_stacks(model, batch, cohort, chunk, expected):
+    """Model, batch and cohort alone decide, as measured: stacks are for steps that are dispatch rather than sums."""
+    keys = {"algorithm.name": "fedavg", "model.name": model, "train.batch_size": batch, "data.clients": 200}
+    keys |= {"train.cohort_size": cohort, "engine.chunk": chunk, "engine.kind": "local", "engine.device": "cpu"}
+    experiment, _ = resolve(load(keys))
+    assert (experiment.vectorize, experiment.chunk) == expected

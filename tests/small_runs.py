@@ -1,0 +1,47 @@
+"""The contracts' small run with some keys changed, as a finished run, or as an opened one for tests of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedray import simulate
+from fedray.config import load
+from fedray.engine.opening import open_run
+from fedray.engine.pool import LocalPool
+from fedray.engine.process import computing_process, describe
+from fedray.engine.worker import Worker
+from fedray.experiment import Own
+from fedray.resolve import resolve
+from fedray.simulation import RunResult
+from fedray.testing.contracts import SETTINGS, small_source
+
+COLUMNS = [
+    "round", "iterations", "cohort_size", "train_loss", "train_accuracy", "test_loss", "test_accuracy",
+    "validation_accuracy", "personalized_accuracy", "representation_accuracy", "bytes_down", "bytes_up", "flops",
+    "virtual_seconds", "round_seconds", "wall_seconds",
+]  # fmt: skip
+"""The columns that every run's metrics.csv has."""
+
+
+def run(folder: Path, algorithm: str = "fedavg", data: Any = None, call: Any = None, **keys: Any) -> RunResult:
+    """Returns the small run with some keys changed; None takes a key out. ``call`` has simulate's other arguments."""
+    changed = {key.replace("__", "."): value for key, value in keys.items()}
+    config = {**SETTINGS, "algorithm.name": algorithm, "run.output": str(folder), **changed}
+    config = {key: value for key, value in config.items() if value is not None}
+    return simulate(config, data=small_source() if data is None else data, **(call or {}))
+
+
+def opened_run(folder: Path, algorithm: str, **own: Any) -> Iterator[Any]:
+    """Yields one opened run on the local engine, and closes it when the loop over it ends."""
+    config = {**SETTINGS, "algorithm.name": algorithm, "run.output": str(folder)}
+    if "model" in own:
+        config = {key: value for key, value in config.items() if not key.startswith("model.")}
+    experiment, data = resolve(load(config), Own(source=small_source(), **own))
+
+    def make_pool(worker: Worker) -> Any:
+        return LocalPool(worker), [describe("cpu")]
+
+    with computing_process(1, False), open_run(experiment, data, make_pool, False) as found:
+        yield found

@@ -1,0 +1,173 @@
+"""Rules that the package's source text keeps: imports point down, and nothing draws from a global generator."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedray
+
+PACKAGE = Path(fedray.__file__).parent
+
+LAYERS = [
+    ("errors", "files"),
+    ("importing", "own_modules"),
+    ("config", "code_digest"),
+    ("core",),
+    ("models", "data"),
+    ("algorithms",),
+    ("tracking", "inputs"),
+    ("placement", "implied", "making"),
+    ("experiment",),
+    ("resolve",),
+    ("engine", "comparison"),
+    ("simulation",),
+    ("testing", "tuning"),
+    ("rerun", "listing"),
+    ("cli",),
+    ("run",),
+]
+"""From the bottom to the top: an import may only point down, or stay within a module or folder of its own."""
+
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Yields everything that is imported anywhere in a module, as dotted names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_imports_point_down():
+    seen = set()
+    for path, tree in modules():
+        if path == "__init__.py":
+            continue
+        own = path.removesuffix(".py").split("/")[0]
+        for name in imports(tree):
+            parts = name.split(".")
+            if parts[0] != "fedray":
+                continue
+            other = parts[1]
+            seen.add((own, other))
+            # what the package itself offers stands above all that it is made of
+            rank = RANK.get(other, RANK["simulation"])
+            assert other == own or rank < RANK[own], f"{path} imports {name}"
+    assert ("core", "core") in seen
+    assert ("engine", "tracking") in seen
+
+
+def test_no_module_imports_one_that_imports_it_back():
+    """Imports for types only and in functions count too: two such modules can only be understood together."""
+    trees = {
+        f"fedray/{path}".removesuffix(".py").replace("/", ".").removesuffix(".__init__"): t for path, t in modules()
+    }
+    imported: dict[str, set[str]] = {module: set() for module in trees}
+    for module, tree in trees.items():
+        for name in imports(tree):
+            while name and name not in trees:
+                name = name.rpartition(".")[0]
+            if name and name != module:
+                imported[module].add(name)
+
+    def chain(start: str) -> list[str]:
+        """The modules from ``start`` back to it, each of which imports the next; empty if there is no such chain."""
+        before: dict[str, str] = {}
+        left = [start]
+        while left:
+            module = left.pop()
+            for name in sorted(imported[module]):
+                if name == start:
+                    found = [start, module]
+                    while found[-1] != start:
+                        found.append(before[found[-1]])
+                    return found[::-1]
+                if name not in before:
+                    before[name] = module
+                    left.append(name)
+        return []
+
+    assert "fedray.errors" in imported["fedray.tracking.lock"]
+    assert [found for found in map(chain, trees) if found] == []
+
+
+def test_ray_is_imported_by_the_engine_and_the_tuning_alone():
+    users = {path.split("/")[0] for path, tree in modules() for name in imports(tree) if name.split(".")[0] == "ray"}
+    assert users <= {"engine", "tuning", "cli.py", "run.py"}
+    assert "engine" in users
+
+
+ALLOWED = {"default_rng", "Generator", "Philox", "PCG64", "SeedSequence", "BitGenerator"}
+DRAWS = {
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "multinomial",
+    "bernoulli",
+    "normal",
+    "manual_seed",
+    "seed",
+    "initial_seed",
+}
+
+
+def dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def uses_of_global_generators(tree: ast.Module) -> list[str]:
+    """Returns what draws from a generator that belongs to nobody, or seeds it."""
+    found = [name for name in imports(tree) if name == "random" or name.startswith(("random.", "numpy.random"))]
+    for node in ast.walk(tree):
+        name = dotted(node)
+        module, _, function = name.rpartition(".")
+        if module in ("np.random", "numpy.random") and function not in ALLOWED:
+            found.append(name)
+        if module in ("torch", "torch.random", "torch.cuda") and function in {*DRAWS, "manual_seed_all"}:
+            found.append(name)
+    # a generator of numpy's without a seed is as bad
+    found += [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and dotted(node.func).endswith("default_rng") and not node.args
+    ]
+    return found
+
+
+def test_no_global_generator_is_used():
+    for path, tree in modules():
+        # the one place that lends torch's global generators, and gives them back
+        if path != "core/seeds.py":
+            assert not uses_of_global_generators(tree), path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import random",
+        "from random import choice",
+        "x = np.random.permutation(3)",
+        "np.random.seed(0)",
+        "from numpy.random import rand",
+        "torch.manual_seed(1)",
+        "x = torch.randn(3)",
+        "rng = np.random.default_rng()",
+    ],
+)
+def test_a_global_generator_would_be_found(line):
+    assert uses_of_global_generators(ast.parse(line))
