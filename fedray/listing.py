@@ -106,7 +106,8 @@ def paragraph(text: str, indent: int = 0) -> list[str]:
 
 
 def _first_paragraph(thing: Any) -> Iterable[str]:
-    return paragraph(" ".join(cleandoc(thing.__doc__ or "").split("\n\n")[0].split()), indent=4)
+    text = cleandoc(thing.__doc__ or "").split("\n\n")[0].replace("``", "")
+    return paragraph(" ".join(text.split()), indent=4)
 
 
 def _wrap(start: str, text: str, indent: int = INDENT) -> list[str]:

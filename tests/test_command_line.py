@@ -36,6 +36,8 @@ def load():
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    # the width of the terminal that the tests are started in
+    monkeypatch.delenv("COLUMNS", raising=False)
     Path("own.py").write_text(OWN)
 
 

@@ -37,7 +37,7 @@ class Linear(Logistic):
 
 
 class MLP(nn.Module):
-    """A multi-layer perceptron with ReLU. Without `hidden` it has the layers 784-100-10 of FedTrip's, 79,510
+    """A multi-layer perceptron with ReLU. Without ``hidden`` it has the layers 784-100-10 of FedTrip's, 79,510
     parameters."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: list[int] | None = None) -> None:
@@ -54,7 +54,7 @@ class MLP(nn.Module):
 
 
 class LeNet5(nn.Module):
-    """LeNet-5: two convolutions with 5 x 5 kernels, then linear layers of 120, 84 and ``classes`` outputs.
+    """LeNet-5: two convolutions with 5 x 5 kernels, then linear layers of 120, 84 and as many outputs as classes.
 
     The convolutions have 6 and 16 channels, and each is followed by ReLU and 2 x 2 max-pooling. The first one pads its
     input by two pixels on each side. The network is that of LeCun et al.: Gradient-Based Learning Applied to Document
