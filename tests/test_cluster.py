@@ -147,7 +147,7 @@ def shared_token(hosts: Hosts) -> str:
 
 
 def check_strangers_are_refused(hosts: Hosts, token: str) -> None:
-    """Checks that who has no token or another one is refused, also on a node, and that the network sees no dashboard."""
+    """Checks that nobody gets in without the token, not even on a node, and that the network sees no dashboard."""
     (hosts.folder / "probe.py").write_text(PROBE)
     probe = f"HOME=/nowhere timeout 100 {sys.executable} {hosts.folder}/probe.py {hosts.addresses[0]}:6379 2>&1"
     for mode in ("RAY_AUTH_MODE=disabled", f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN={'0' * len(token)}"):
@@ -159,7 +159,7 @@ def check_strangers_are_refused(hosts: Hosts, token: str) -> None:
 
 
 def check_up_again(hosts: Hosts, config: str) -> None:
-    """Checks that after `ray up` with a further setting the cluster is whole again and its nodes have the setting once."""
+    """Checks that `ray up` with a further setting gives a whole cluster, whose nodes have the setting once."""
     Path(config).write_text(Path(config).read_text().replace("install=", "export FEDRAY_AGAIN=1; install="))
     again = hosts.run("ray", "up", "-y", config)
     assert again.returncode == 0
