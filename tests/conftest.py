@@ -23,6 +23,18 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the test's temporary folder the current one, so that `runs/` is made there."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_real_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the real data sets of this machine from the test."""
+    monkeypatch.setenv("FEDRAY_DATA", str(tmp_path / "nowhere"))
+
+
 def _toy(folder: Path, **changes: Any) -> Any:
     from reference_runs import make_data
     from references_momentum import Logistic

@@ -136,23 +136,18 @@ def edit(hosts: Hosts) -> str:
     return str(path)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_up_submit_down(hosts: Hosts) -> None:
-    config = edit(hosts)
-    up = hosts.run("ray", "up", "-y", config)
-    assert up.returncode == 0
-    assert "1 of 1 workers joined" in up.stdout
-
-    # the token: made on the head, the same on the worker, read by nobody else, shown nowhere
+def shared_token(hosts: Hosts) -> str:
+    """Returns the cluster's token, which both machines must have, and which nobody else may read."""
     tokens = {hosts.ssh(host, "cat ~/.ray/auth_token; stat -c ' %a' ~/.ray/auth_token") for host in (1, 2)}
     assert len(tokens) == 1
     token, mode = tokens.pop().split()
     assert len(token) >= 32
     assert mode == "600"
-    assert token not in up.stdout
+    return token
 
-    # who has no token, or another, gets in nowhere, not even from a node; no dashboard for the network
+
+def check_strangers_are_refused(hosts: Hosts, token: str) -> None:
+    """Checks that nobody gets in without the token, not even on a node, and that the network sees no dashboard."""
     (hosts.folder / "probe.py").write_text(PROBE)
     probe = f"HOME=/nowhere timeout 100 {sys.executable} {hosts.folder}/probe.py {hosts.addresses[0]}:6379 2>&1"
     for mode in ("RAY_AUTH_MODE=disabled", f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN={'0' * len(token)}"):
@@ -162,7 +157,9 @@ def test_up_submit_down(hosts: Hosts) -> None:
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((hosts.addresses[0], 8265), timeout=10)
 
-    # up again, with another setting: the cluster is whole again and the nodes have it once
+
+def check_up_again(hosts: Hosts, config: str) -> None:
+    """Checks that `ray up` with a further setting gives a whole cluster, whose nodes have the setting once."""
     Path(config).write_text(Path(config).read_text().replace("install=", "export FEDRAY_AGAIN=1; install="))
     again = hosts.run("ray", "up", "-y", config)
     assert again.returncode == 0
@@ -171,6 +168,9 @@ def test_up_submit_down(hosts: Hosts) -> None:
         assert hosts.ssh(host, "cat ~/.bashrc").count("settings") == 1
         assert hosts.ssh(host, "cat ~/.fedray/settings").count("FEDRAY_AGAIN") == 1
 
+
+def check_run(hosts: Hosts, config: str) -> None:
+    """Checks that a submitted run has processes on both machines, and its record on the head."""
     run = ["algorithm.name=fedavg", "data.clients=8", "run.rounds=2", "model.name=logistic"]
     run += ["engine.actors=2", "engine.cpus_per_actor=1"]
     submit = hosts.run("ray", "submit", config, "fedray/run.py", *run)
@@ -182,7 +182,9 @@ def test_up_submit_down(hosts: Hosts) -> None:
     assert summary["status"] == "completed"
     assert len({process["node"] for process in summary["machine"]["processes"]}) == 2
 
-    # a sweep over both machines: servers on the head, client actors anywhere, all records on the head
+
+def check_sweep(hosts: Hosts, config: str) -> None:
+    """Checks that a submitted sweep uses both machines, and has the records of all trials on the head."""
     space = ["data.source=sample", "data.partition.kind=iid", "data.augment=none", "model.name=logistic"]
     sweep = ["tune", "fedprox", *space, "data.clients=8", "train.cohort_size=4", "run.rounds=3", "tune.trials=4"]
     submit = hosts.run("ray", "submit", config, "fedray/run.py", *sweep)
@@ -195,13 +197,31 @@ def test_up_submit_down(hosts: Hosts) -> None:
     assert [summary["status"] for summary in summaries] == ["completed"] * 4
     assert len({process["node"] for summary in summaries for process in summary["machine"]["processes"]}) == 2
 
-    wrong = hosts.run("ray", "submit", config, "fedray/run.py", "algorithm.name=fedavq")
-    assert wrong.returncode == 1
-    assert "fedavg" in wrong.stdout
 
+def check_down(hosts: Hosts, config: str) -> None:
+    """Checks that `ray down` leaves no process of Ray or fedray on either machine."""
     assert hosts.run("ray", "down", "-y", config).returncode == 0
     assert not hosts.ray_processes(1)
     deadline = time.monotonic() + 60
     while left := hosts.ray_processes(2):
         assert time.monotonic() < deadline, left
         time.sleep(2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_up_submit_down(hosts: Hosts) -> None:
+    config = edit(hosts)
+    up = hosts.run("ray", "up", "-y", config)
+    assert up.returncode == 0
+    assert "1 of 1 workers joined" in up.stdout
+    token = shared_token(hosts)
+    assert token not in up.stdout
+    check_strangers_are_refused(hosts, token)
+    check_up_again(hosts, config)
+    check_run(hosts, config)
+    check_sweep(hosts, config)
+    wrong = hosts.run("ray", "submit", config, "fedray/run.py", "algorithm.name=fedavq")
+    assert wrong.returncode == 1
+    assert "fedavg" in wrong.stdout
+    check_down(hosts, config)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_tune import described
+from sweeps_on_ray import described
 from test_tune_faults import environment
 
 MODEL = """

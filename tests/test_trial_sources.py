@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
-from test_sweep import ends, opened, row
+from small_sweeps import ends, opened, row
 
 from fedray.tuning.finals import Final, FinalRuns
 from fedray.tuning.runner import SourceScheduler, SourceSearcher

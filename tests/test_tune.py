@@ -1,74 +1,37 @@
-"""Sweeps on Ray: trials side by side, on whatever fits, to the bits of a run alone; nothing hangs, nothing is lost."""
+"""A sweep or a suite on Ray gives the bits of its runs alone, and a record and a report of every trial."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
-import time
-from pathlib import Path
-from typing import Any
 
-import optuna
 import pandas as pd
 import pytest
 import yaml
 from optuna.trial import TrialState
+from small_sweeps import SPACE
+from sweeps_on_ray import go, same_model, trials
 
 import fedray
-from fedray.algorithms import Algorithm, Carry, Result, Upload, parameter
-from fedray.config import flat, load, read_file
-from fedray.engine.stored import store, store_source
-from fedray.errors import UserError
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.config import flat, read_file
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
-from fedray.tuning import tune
 from fedray.tuning.driver import load_own, run_sweeps, start_ray
 from fedray.tuning.report import state_of, write_report
 from fedray.tuning.spec import known_spaces, read_sweeps
-from fedray.tuning.storage import read_study, study_of
+from fedray.tuning.storage import study_of
 from fedray.tuning.suite import read_suite, run_suite
 from fedray.tuning.suite_table import suite_table, write_suite
 from fedray.tuning.view import View
 
-SPACE = {"algorithm.mu": {"loguniform": [0.001, 1]}, "train.lr": {"uniform": [0.01, 0.5]}}
-
-
-def described(space=SPACE, **base: Any) -> dict[str, Any]:
-    settings = {key: value for key, value in SETTINGS.items() if key not in ("engine.kind", "data.public_samples")}
-    settings |= {"algorithm.name": "fedprox", "run.rounds": 5}
-    return {"base": settings | {key.replace("__", "."): v for key, v in base.items()}, "spaces": {"wide": space}}
-
-
-def go(folder: Path, *overrides: str, sweep=None, **options: Any):
-    """A sweep in ``folder``/s on the small source."""
-    everything = [f"tune.output={folder}", "tune.name=s", *overrides]
-    (result,) = tune(sweep or described(), everything, data=small_source(), **options)
-    return result
-
-
-def trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
-    return read_study(folder / "study.journal", "sweep").get_trials(deepcopy=False)
-
-
-def states(folder: Path) -> list[str]:
-    return [state_of(trial) for trial in trials(folder)]
-
 
 @pytest.fixture(scope="module")
 def finished(ray_cluster, tmp_path_factory):
-    """A sweep that ran to its end, on 4 processors."""
+    """Runs a sweep to its end on 4 processors, and returns its result."""
     return go(tmp_path_factory.mktemp("tune"), "tune.trials=7", "run.targets=[0.5, 0.99]")
 
 
-# ---------------------------------------------------------------- a sweep from start to end
-
-
 def test_sampled_values_reach_the_trials(finished):
-    """The resolved config of each is on disk, and no two are the same."""
+    """The resolved config of each trial is on disk, and no two are the same."""
     values = [trial.params for trial in trials(finished.folder)]
     configs = [flat(read_file(path)) for path in sorted(finished.folder.glob("trials/*/seed-0/config.yaml"))]
     assert len(values) == len(configs) == 7
@@ -169,7 +132,7 @@ def test_tensorboard_shows_what_was_searched(finished):
 
 
 def test_one_trial_of_every_space_file(ray_cluster, tmp_path):
-    """On other data and a smaller model, all at one go."""
+    """All of them are run at once, on other data and a smaller model."""
     small = {
         "data.clients": 6, "data.partition.kind": "iid", "data.samples_per_client": None, "model.name": "mlp",
         "model.hidden": [8], "train.local_steps": 2, "train.local_epochs": None, "run.iterations": 4,
@@ -197,244 +160,13 @@ def test_one_trial_of_every_space_file(ray_cluster, tmp_path):
 
 
 def test_one_trial_at_a_time_makes_a_sweep_that_can_be_repeated(ray_cluster, tmp_path):
-    """Which values are drawn, what is pruned and when, and every model."""
+    """Both times the same values are drawn, the same trials pruned in the same rounds, and the same models made."""
     options = ("tune.max_concurrent_trials=1", "tune.trials=6", "tune.pruner.kind=asha")
     one, other = (go(tmp_path / name, *options).folder for name in ("one", "other"))
     for a, b in zip(trials(one), trials(other), strict=True):
         assert (a.state, a.params, a.intermediate_values) == (b.state, b.params, b.intermediate_values)
         same_model(one, other, a.number)
     assert TrialState.PRUNED in {trial.state for trial in trials(one)}
-
-
-# ---------------------------------------------------------------- trials that go wrong
-
-
-class Touchy(Algorithm):
-    """Local SGD that can't bear a large mu, and diverges with a negative one."""
-
-    class Hyper(Algorithm.Hyper):
-        mu: float = parameter(0.1, "mood")
-
-    def begin(self, client):
-        return Carry({"y": client.start("x")})
-
-    def step(self, client, carry, batch):
-        if self.hyper.mu > 0.5 and not os.environ.get("CALM"):
-            raise ValueError("that is too much")
-        scale = 1e30 if self.hyper.mu < 0 else 1.0
-        return client.optimizer.descend(carry, "y", scale * client.objective.gradient(carry["y"], batch))
-
-    def end(self, client, carry):
-        return Result(uploads={"y": Upload.weighted_mean(carry["y"])})
-
-    def server_update(self, server, phase, sums, scalars):
-        server["x"] = sums["y"]
-
-
-def touchy(**more):
-    grid = {"algorithm.mu": {"grid": [0.1, 0.9, -1.0, 0.2]}}
-    return described(grid, algorithm__name="test_tune:Touchy", **more)
-
-
-def test_a_failed_trial_is_recorded_and_the_others_go_on(ray_cluster, tmp_path):
-    result = go(tmp_path, sweep=touchy())
-    assert states(result.folder) == ["complete", "failed", "diverged", "complete"]
-    error = (result.folder / "trials/0001/error.txt").read_text()
-    assert "that is too much" in error
-    assert re.search(r"client \d+", error)
-    table = result.trials
-    assert table.loc[1, "error"] in error
-    assert table["state"].tolist() == states(result.folder)
-    # nothing left to do, but for those that failed
-    assert len(trials(go(tmp_path, sweep=touchy()).folder)) == 4
-    again = go(tmp_path, sweep=touchy(), retry_failed=True)
-    assert states(again.folder) == ["complete", "failed", "diverged", "complete", "failed"]
-    assert trials(again.folder)[4].params == trials(again.folder)[1].params
-
-
-def test_a_trial_whose_process_is_killed_goes_on(ray_cluster, tmp_path):
-    """From its last checkpoint, in another process, to the same bits; the others notice nothing."""
-    slow = described(train__local_epochs=8, run__rounds=30, run__checkpoint_every=1)
-    whole = go(tmp_path / "whole", "tune.trials=3", "tune.max_concurrent_trials=2", sweep=slow)
-    killed: list[int] = []
-
-    class Killing(View):
-        def progress(self) -> None:
-            for sweep in self.sweeps:
-                trial = sweep.running.get(1)
-                if trial is not None and trial.step >= 8 and not killed:
-                    log = (sweep.folder / "trials/0001/seed-0/log.txt").read_text()
-                    killed.append(int(re.findall(r"server: pid (\d+)", log)[-1]))
-                    os.kill(killed[0], signal.SIGKILL)
-
-    broken = go(
-        tmp_path / "broken", "tune.trials=3", "tune.max_concurrent_trials=2", sweep=slow, view=Killing(quiet=True)
-    )
-    assert killed
-    assert states(broken.folder) == ["complete"] * 3
-    log = (broken.folder / "trials/0001/seed-0/log.txt").read_text()
-    assert "resuming" in log
-    pids = {int(pid) for pid in re.findall(r"server: pid (\d+)", log)}
-    assert killed[0] in pids
-    assert len(pids) == 2
-    for number in range(3):
-        # which values the third one gets depends on who ended first
-        if trials(whole.folder)[number].params == trials(broken.folder)[number].params:
-            same_model(whole.folder, broken.folder, number)
-    same_model(whole.folder, broken.folder, 1)
-
-
-def same_model(one: Path, other: Path, number: int) -> None:
-    summaries = [
-        json.loads((folder / f"trials/{number:04d}/seed-0/summary.json").read_text()) for folder in (one, other)
-    ]
-    assert summaries[0]["model_sha256"] == summaries[1]["model_sha256"]
-
-
-def test_a_process_that_dies_between_two_trials(ray_cluster, tmp_path):
-    """The trial for which it was kept is started in another."""
-
-    class Killing(View):
-        killed = 0
-
-        def ended(self, sweep, number, trial, how) -> None:
-            log = (sweep.folder / f"trials/{number:04d}/seed-0/log.txt").read_text()
-            if number < 2:
-                os.kill(int(re.findall(r"server: pid (\d+)", log)[-1]), signal.SIGKILL)
-                self.killed += 1
-
-    view = Killing(quiet=True)
-    result = go(tmp_path, "tune.trials=5", "tune.max_concurrent_trials=1", view=view)
-    assert view.killed == 2
-    assert states(result.folder) == ["complete"] * 5
-
-
-@pytest.mark.slow
-def test_a_trial_whose_process_always_dies_fails_alone(ray_cluster, tmp_path):
-    space = described({"algorithm.mu": {"grid": [0.1, 0.7]}}, algorithm__name="test_tune:Deadly")
-    result = go(tmp_path, "tune.max_concurrent_trials=1", sweep=space)
-    assert states(result.folder) == ["complete", "failed"]
-    error = (result.folder / "trials/0001/error.txt").read_text()
-    assert re.fullmatch(r"its process died: .* \(4 times\)", error.splitlines()[-1])
-
-
-class Deadly(Touchy):
-    """Kills the process that it is in."""
-
-    def step(self, client, carry, batch):
-        if self.hyper.mu > 0.5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(client, carry, batch)
-
-
-# ---------------------------------------------------------------- trials of several processes
-
-
-def test_trials_with_client_actors_of_their_own_side_by_side(ray_cluster, tmp_path):
-    """Two at once, of two client actors each, on 4 processors; the bits are those of the local engine."""
-    nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=4", "tune.max_concurrent_trials=2")
-    result = go(tmp_path / "nested", *nested)
-    assert states(result.folder) == ["complete"] * 4
-    local = go(tmp_path / "local", "tune.trials=4", "tune.max_concurrent_trials=2")
-    same = 0
-    for number in range(4):
-        if trials(result.folder)[number].params == trials(local.folder)[number].params:
-            same_model(result.folder, local.folder, number)
-            same += 1
-    assert same >= 2
-    log = (result.folder / "trials/0000/seed-0/log.txt").read_text()
-    assert len(re.findall(r"client actor: pid", log)) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_four_trials_at_once_with_client_actors_twenty_times(ray_cluster, tmp_path):
-    """On 4 processors, of which they take all: none ever waits for another's."""
-    for turn in range(20):
-        nested = ("engine.kind=ray", "engine.actors=1", "tune.trials=4", "tune.max_concurrent_trials=4", "run.rounds=2")
-        assert states(go(tmp_path / str(turn), *nested).folder) == ["complete"] * 4
-
-
-def test_a_client_actor_of_a_trial_is_killed(ray_cluster, tmp_path):
-    """Another takes its place, within the trial's own resources: there are no others."""
-    slow = described(train__local_epochs=8, run__rounds=20, run__checkpoint_every=1)
-    nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=2", "tune.max_concurrent_trials=2")
-    killed: list[int] = []
-
-    class Killing(View):
-        def progress(self) -> None:
-            for sweep in self.sweeps:
-                for number, trial in sweep.running.items():
-                    if trial.step >= 6 and number == 0 and not killed:
-                        log = (sweep.folder / "trials/0000/seed-0/log.txt").read_text()
-                        killed.append(int(re.findall(r"client actor: pid (\d+)", log)[-1]))
-                        os.kill(killed[0], signal.SIGKILL)
-
-    result = go(tmp_path / "nested", *nested, sweep=slow, view=Killing(quiet=True))
-    assert killed
-    assert states(result.folder) == ["complete"] * 2
-    assert "a client actor died" in (result.folder / "trials/0000/seed-0/log.txt").read_text()
-    alone = go(tmp_path / "alone", "tune.trials=2", "tune.max_concurrent_trials=2", sweep=slow)
-    same_model(result.folder, alone.folder, 0)
-
-
-# ---------------------------------------------------------------- resources
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("engine.gpus_per_actor=1",), "a trial takes 1 CPU and 1 GPU; the cluster has 4 CPU"),
-        (("engine.cpus_per_actor=5",), "a trial takes 5 CPU; the cluster has 4 CPU"),
-        (("engine.kind=ray", "engine.actors=9"), "a trial takes 9 client actors of 1 CPU; the cluster has 4 CPU"),
-    ],
-)
-def test_what_the_cluster_does_not_have_ends_in_one_line(overrides, message, ray_cluster, tmp_path):
-    began = time.monotonic()
-    with pytest.raises(UserError) as error:
-        go(tmp_path, "engine.start_timeout=3", *overrides)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert time.monotonic() - began < 60
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("engine.actors_per_gpu=auto",), "give how many trials or client actors share a GPU"),
-        (("engine.server_gpus=1",), "the servers have no GPU"),
-        (("engine.kind=ray", "engine.actors=per_client"), "give a number of client actors"),
-    ],
-)
-def test_what_a_sweep_can_not_arrange(overrides, message, ray_cluster, tmp_path):
-    with pytest.raises(UserError, match=message):
-        go(tmp_path, *overrides)
-
-
-def test_fewer_at_once_than_asked_for_are_announced(ray_cluster, tmp_path):
-    said: list[str] = []
-    view = View(quiet=True)
-    view.say = said.append  # type: ignore[method-assign]
-    go(tmp_path, "tune.max_concurrent_trials=9", "tune.trials=5", "engine.cpus_per_actor=2", view=view)
-    assert "2 trials at once, not 9: a trial takes 2 CPU; the cluster has 4 CPU (4 free), 0 GPU (0 free)" in said
-    assert len(trials(tmp_path / "s")) == 5
-
-
-def test_samples_are_put_into_the_store_once(ray_cluster):
-    """What a trial's own engine stores of a source that came out of the store is the same object."""
-    stored = store_source(small_source())
-    source = stored.get()
-    assert not source.x_train.flags.writeable
-    _, data = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), Own(source))
-    again = store(data)
-    assert again.samples == stored.samples
-    received = again.get()
-    assert all((getattr(received, name) == getattr(data, name)).all() for name in ("x", "y", "x_test", "y_test"))
-    _, fresh = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), Own(small_source()))
-    assert store(fresh).samples != stored.samples
-
-
-# ---------------------------------------------------------------- suites
 
 
 def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):

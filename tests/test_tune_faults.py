@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 from optuna.trial import TrialState
+from sweeps_on_ray import described
 from test_faults import descendants, gone, kill_all
-from test_tune import described
 
 import fedray
 from fedray.tracking.folder import read_metrics

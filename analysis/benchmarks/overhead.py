@@ -77,6 +77,60 @@ class Rounds:
         return stop
 
 
+class Pairs:
+    """The samples of fedray and of the plain loop, of which each is first in every other pair: F P | P F | F P ...
+
+    A sample is the mean of a block of rounds. It is kept if other processes left the machine alone meanwhile. The first
+    ``warmup`` pairs are written, but count for nothing.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, results: Results, plain_sample: Callable[[], dict[str, float]]
+    ) -> None:
+        self.warmup, self.results, self.plain_sample = args.warmup, results, plain_sample
+        self.more = patient(args.pairs, args.max_minutes)
+        self.fedray: list[dict[str, Any]] = []
+        self.plain: list[dict[str, Any]] = []
+
+    def on_block(self, sample: dict[str, float]) -> bool:
+        """Takes fedray's next sample, and the plain loop's beside it. Returns whether that was the last pair."""
+        pair = len(self.fedray)
+        self.fedray.append(placed(sample, pair % 2))
+        if pair % 2 == 0:
+            self.plain.append(placed(self.plain_sample(), 1))
+            self.write(pair)
+            # the next pair begins with the plain loop
+            self.plain.append(placed(self.plain_sample(), 0))
+        else:
+            self.write(pair)
+        return not self.more(len(self.kept()))
+
+    def write(self, pair: int) -> None:
+        """Writes the two rows of a pair, and prints its ratio."""
+        fedray, plain = self.fedray[pair], self.plain[pair]
+        for system, sample in (("fedray", fedray), ("plain", plain)):
+            self.results.row(pair=pair - self.warmup, system=system, **sample)
+        print(
+            f"pair {pair - self.warmup:3d}: fedray {fedray['seconds']:.4f} s, plain {plain['seconds']:.4f} s, "
+            f"ratio {fedray['seconds'] / plain['seconds']:.3f}, foreign {fedray['foreign']:.2f} {plain['foreign']:.2f}",
+            flush=True,
+        )
+
+    def complete(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Returns the pairs after the warmup, fedray's sample first."""
+        # the plain loop may have a sample already for a pair that fedray has not begun
+        return list(zip(self.fedray, self.plain, strict=False))[self.warmup :]
+
+    def kept(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Returns the pairs of which both samples are kept."""
+        return [pair for pair in self.complete() if all(sample["kept"] for sample in pair)]
+
+
+def placed(sample: dict[str, float], place: int) -> dict[str, Any]:
+    """Returns the sample with its place in its pair, and with whether it is kept."""
+    return {**sample, "place": place, "kept": sample["foreign"] <= QUIET}
+
+
 def pairs(args: argparse.Namespace) -> None:
     from fedray import simulate
 
@@ -95,69 +149,37 @@ def pairs(args: argparse.Namespace) -> None:
     for _ in range(args.warmup):
         plain_sample()
     before = [plain_sample() for _ in range(5)]  # without Ray beside it
-    quiet = [sample["seconds"] for sample in before if sample["foreign"] <= QUIET]
-
-    samples: dict[str, dict[int, dict[str, Any]]] = {"fedray": {}, "plain": {}}
-    more = patient(args.pairs, args.max_minutes)
-
-    def add(system: str, place: int, sample: dict[str, Any]) -> None:
-        samples[system][len(samples[system])] = {**sample, "place": place, "kept": sample["foreign"] <= QUIET}
-
-    def on_block(sample: dict[str, float]) -> bool:
-        # F P | P F | F P ...: each system is first in every other pair
-        index = len(samples["fedray"])
-        add("fedray", index % 2, sample)
-        if index % 2 == 0:
-            add("plain", 1, plain_sample())
-            finish(index)
-            add("plain", 0, plain_sample())
-        else:
-            finish(index)
-        return not more(len(kept()))
-
-    def finish(pair: int) -> None:
-        for system in ("fedray", "plain"):
-            sample = samples[system][pair]
-            results.row(pair=pair - args.warmup, system=system, **sample)
-        fedray, plain = samples["fedray"][pair], samples["plain"][pair]
-        print(
-            f"pair {pair - args.warmup:3d}: fedray {fedray['seconds']:.4f} s, plain {plain['seconds']:.4f} s, "
-            f"ratio {fedray['seconds'] / plain['seconds']:.3f}, foreign {fedray['foreign']:.2f} {plain['foreign']:.2f}",
-            flush=True,
-        )
-
-    def complete() -> list[int]:
-        return [pair for pair in samples["fedray"] if pair >= args.warmup]
-
-    def kept() -> list[int]:
-        return [p for p in complete() if samples["fedray"][p]["kept"] and samples["plain"][p]["kept"]]
-
+    measured = Pairs(args, results, plain_sample)
     with tempfile.TemporaryDirectory() as output:
-        simulate(config(work, output), callbacks=[Rounds(block, Usage(tree), on_block)])
+        simulate(config(work, output), callbacks=[Rounds(block, Usage(tree), measured.on_block)])
     loop.close()
+    summarize(args, measured, [sample["seconds"] for sample in before if sample["foreign"] <= QUIET])
 
-    if not kept():
-        results.summary(part="pairs", workload=args.workload, kept=0, dropped=len(complete()))
+
+def summarize(args: argparse.Namespace, measured: Pairs, plain_alone: list[float]) -> None:
+    """Writes the summary of the pairs. ``plain_alone`` holds the plain loop's seconds per round without Ray."""
+    kept, dropped = measured.kept(), len(measured.complete()) - len(measured.kept())
+    if not kept:
+        measured.results.summary(part="pairs", workload=args.workload, kept=0, dropped=dropped)
         return
-    fedray = [samples["fedray"][p]["seconds"] for p in kept()]
-    reported = [samples["fedray"][p]["round_seconds"] for p in kept()]
-    plain = [samples["plain"][p]["seconds"] for p in kept()]
-    results.summary(
+    fedray = [sample["seconds"] for sample, _ in kept]
+    plain = [sample["seconds"] for _, sample in kept]
+    measured.results.summary(
         part="pairs",
         workload=args.workload,
         layout="contiguous" if args.contiguous else "channels_last",
-        rounds_per_sample=block,
-        kept=len(kept()),
-        dropped=len(complete()) - len(kept()),
+        rounds_per_sample=BLOCK[args.workload],
+        kept=len(kept),
+        dropped=dropped,
         fedray_seconds=statistics.median(fedray),
-        fedray_round_seconds=statistics.median(reported),
+        fedray_round_seconds=statistics.median(sample["round_seconds"] for sample, _ in kept),
         plain_seconds=statistics.median(plain),
-        plain_alone_seconds=statistics.median(quiet) if quiet else None,
+        plain_alone_seconds=statistics.median(plain_alone) if plain_alone else None,
         ratio_of_medians=median_ratio(fedray, plain),
         ratio_per_pair_median=statistics.median(f / p for f, p in zip(fedray, plain, strict=True)),
         ratios=[round(f / p, 4) for f, p in zip(fedray, plain, strict=True)],
-        foreign_cores=statistics.median(samples[s][p]["foreign"] for s in samples for p in kept()),
-        ray_cores_beside_plain=statistics.median(samples["plain"][p]["rest"] for p in kept()),
+        foreign_cores=statistics.median(sample["foreign"] for pair in kept for sample in pair),
+        ray_cores_beside_plain=statistics.median(sample["rest"] for _, sample in kept),
     )
 
 

@@ -1,0 +1,242 @@
+"""A run that can't be started, gone on with or ended says why in one line, and harms nothing that is written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from command_runs import FAST, done, refused
+
+from fedray import UserError
+from fedray.cli import main
+from fedray.config import load
+from fedray.tracking.folder import RunFolder, read_metrics
+
+pytestmark = pytest.mark.usefixtures("own_folder", "no_real_data")
+
+PROGRAM = Path(sys.modules["fedray"].__path__[0]) / "run.py"
+
+
+def hashes(folder):
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
+
+
+def test_unwritable_output(tmp_path, capsys):
+    Path("file").write_text("mine")
+    for output in (tmp_path / "file", tmp_path / "file" / "below", "/proc/fedray", "/dev/null"):
+        assert f"can't write to run.output={output}" in refused(capsys, f"run.output={output}")
+    Path("runs").mkdir()
+    Path("runs/run").write_text("mine")
+    assert "exists and is not a run folder" in refused(capsys)
+    Path("runs/other").mkdir()
+    Path("runs/other/notes.txt").write_text("mine")
+    assert "exists and is not a run folder" in refused(capsys, "run.name=other")
+    assert (
+        Path("runs/run").read_text() == Path("file").read_text() == Path("runs/other/notes.txt").read_text() == "mine"
+    )
+
+
+def test_resume(capsys, monkeypatch):
+    assert "run.resume=true, but there is no run" in refused(capsys, "run.resume=true")
+    done()
+    before = hashes("runs/run")
+    with monkeypatch.context() as patched:
+        patched.setattr("ray.init", None)
+        began = time.monotonic()
+        done("engine.kind=ray")
+        done("engine.kind=ray", "run.resume=true")
+        assert time.monotonic() - began < 5
+    assert "is finished already" in capsys.readouterr().out
+    line = refused(capsys, "train.lr=0.5", "train.momentum=0.5")
+    assert "holds another run (train.lr, train.momentum differ): use run.resume=false" in line
+    assert "run.rounds differs" in refused(capsys, "run.rounds=1")
+    assert hashes("runs/run") == before
+    done("run.rounds=4")
+    done("run.rounds=4", "run.output=straight")
+    extended, straight = (read_metrics(Path(folder)) for folder in ("runs/run", "straight/run"))
+    assert list(extended["test_loss"]) == list(straight["test_loss"])
+    model = "run/model.safetensors"
+    assert Path("runs", model).read_bytes() == Path("straight", model).read_bytes()
+    before = hashes("runs/run")
+    done("train.lr=0.5", "run.resume=false")
+    assert list(hashes("runs/run.bak-1").values()) == list(before.values())
+    assert len(read_metrics(Path("runs/run"))) == 2
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Makes a run of four rounds with checkpoints of the last two, and returns its folder."""
+    output = tmp_path_factory.mktemp("finished")
+    assert main(["run", *FAST, "run.rounds=4", "run.checkpoint_every=1", f"run.output={output}"]) == 0
+    return output / "run"
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+
+
+EXTEND = ["run.rounds=6", "run.checkpoint_every=1"]
+DAMAGES = [
+    lambda last: flip(last / "server.safetensors"),
+    lambda last: flip(last / "record.json"),
+    lambda last: (last / "server.safetensors").unlink(),
+    lambda last: (last / "checksums.json").write_text("{}"),
+    lambda last: (last / "checksums.json").write_text("[]"),
+    lambda last: (shutil.rmtree(last), last.mkdir()),
+]
+
+
+def test_damaged_checkpoints(finished, capsys):
+    shutil.copytree(finished, "runs/run")
+    done(*EXTEND)
+    whole = Path("runs/run/model.safetensors").read_bytes()
+    for damage in DAMAGES:
+        shutil.rmtree("runs/run")
+        shutil.copytree(finished, "runs/run")
+        damage(Path("runs/run/checkpoints/round-00000004"))
+        done(*EXTEND)
+        log = Path("runs/run/log.txt").read_text()
+        assert re.search(r"checkpoint \S*round-00000004 is damaged \(.*\); trying the one before it", log)
+        assert Path("runs/run/model.safetensors").read_bytes() == whole
+        assert len(read_metrics(Path("runs/run"))) == 6
+    shutil.rmtree("runs/run")
+    shutil.copytree(finished, "runs/run")
+    for path in Path("runs/run/checkpoints").glob("round-*"):
+        flip(path / "server.safetensors")
+    before = hashes("runs/run")
+    capsys.readouterr()
+    line = refused(capsys, *EXTEND)
+    assert "is damaged" in line
+    assert "no other is left: use run.resume=false to start over" in line
+    assert hashes("runs/run") == before
+    shutil.rmtree("runs/run/checkpoints")
+    assert "has no checkpoint to go on from" in refused(capsys, *EXTEND)
+
+
+def test_other_damage_in_a_run_folder(finished, capsys):
+    for name, content, message in (
+        ("config.yaml", b"a: [", "config.yaml is damaged: use run.resume=false"),
+        ("config.yaml", b"run: 3", "config.yaml is damaged"),
+        ("config.yaml", b"\xff\xfe", "config.yaml is damaged"),
+        ("summary.json", b"{", "summary.json is damaged"),
+        ("summary.json", b"[]", "summary.json is damaged"),
+        ("summary.json", b'{"status": "completed", "rounds": 4}', "summary.json is damaged"),
+    ):
+        shutil.rmtree("runs/run", ignore_errors=True)
+        shutil.copytree(finished, "runs/run")
+        Path("runs/run", name).write_bytes(content)
+        before = hashes("runs/run")
+        assert message in refused(capsys, *EXTEND)
+        assert hashes("runs/run") == before
+    shutil.rmtree("runs/run")
+    shutil.copytree(finished, "runs/run")
+    Path("runs/run/metrics.csv").write_bytes(b"\xff\xfe garbage")
+    done(*EXTEND)
+    assert "warning: metrics.csv lacks 4 of the rows" in Path("runs/run/log.txt").read_text()
+
+
+def test_two_runs_in_one_folder():
+    folder = RunFolder(load({"run.name": "run"}), {})
+    said: list[str] = []
+    again = RunFolder(folder.config, {}).lock(said.append, patience=0.3)
+    ours = rf"process {os.getpid()} on .*"
+    with (
+        folder.lock(said.append),
+        pytest.raises(UserError, match=rf"is being written by another run; choose another run\.name \({ours}\)"),
+        again,
+    ):
+        pass
+    (line,) = said
+    assert re.fullmatch(rf"runs/run is in use by {ours}; waiting up to 0\.3 s for it to end \.\.\.", line)
+
+
+def test_divergence_keeps_what_there_is(capsys):
+    done("model.name=linear", "train.lr=1e6", "run.rounds=20", code=3)
+    assert "diverged after" in capsys.readouterr().out
+    metrics = read_metrics(Path("runs/run"))
+    assert 1 <= len(metrics) < 20
+    assert yaml.safe_load(Path("runs/run/summary.json").read_text())["status"] == "diverged"
+    done("model.name=linear", "train.lr=1e6", "run.rounds=20", code=3)
+    assert len(read_metrics(Path("runs/run"))) == len(metrics)
+    # losses beyond what TensorBoard can draw are still finite
+    done("run.name=huge", "train.lr=1e25")
+
+
+def test_what_the_cluster_lacks(capsys, ray_cluster):
+    ray = ["engine.kind=ray", "engine.start_timeout=2"]
+    line = refused(capsys, *ray, "engine.actors=2", "engine.cpus_per_actor=50")
+    assert re.search("engine.actors=2 of 50 CPU each; the cluster has 4 CPU .*did not start in 2 s", line)
+    assert "engine.server_cpus=64" in refused(capsys, *ray, "engine.server_cpus=64", "engine.cpus_per_actor=0.1")
+    line = refused(capsys, *ray, "engine.device=cuda")
+    assert re.search("1 CPU and 1 GPU each; the cluster has 4 CPU .*, 0 GPU .*in 2 s; engine.device=cpu needs no", line)
+    assert not Path("runs/run").exists()
+
+
+def command(*arguments):
+    return [sys.executable, str(PROGRAM), *FAST, *arguments]
+
+
+def test_no_cluster_and_no_gpu():
+    """A run with a Ray of its own says at once what that lacks, and does not wait where nobody listens."""
+    ours = command("engine.kind=ray", "engine.gpus_per_actor=1000", "engine.address=local")
+    ended = subprocess.run(ours, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"fedray: engine.actors=1 of 1 CPU and 1000 GPU each; the cluster has .*\n", ended.stderr)
+    began = time.monotonic()
+    ended = subprocess.run(
+        command("engine.kind=ray", "engine.address=127.0.0.1:1"), capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 2
+    assert re.fullmatch("fedray: no Ray cluster answers at engine.address=127.0.0.1:1: .*\n", ended.stderr)
+    assert time.monotonic() - began < 30
+
+
+LONG = ["run.rounds=40", "run.eval_every=20", "data.clients=4", "run.checkpoint_every=1000", "train.local_steps=40"]
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_interrupted(kind, capsys):
+    """Ctrl-C ends a run after its round; the same command then ends with the bits of an unbroken run."""
+    done(*LONG, "run.output=whole")
+    engine = [f"engine.kind={kind}", "engine.address=local", "engine.actors=1"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command(*LONG, *engine), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    watchdog = threading.Timer(100, process.kill)
+    watchdog.start()
+    assert process.stdout is not None
+    shown = process.stdout.readline()
+    first = time.monotonic() - began
+    while "round 1/40" not in shown:
+        line = process.stdout.readline()
+        assert line, shown
+        shown += line
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    watchdog.cancel()
+    assert process.returncode == 130, errors
+    assert errors == ""
+    assert shown.startswith("fedray: loading ...")
+    assert first < 3, "nothing was on the screen for too long"
+    assert "interrupted after" in output
+    assert "to go on, give the same command again" in output
+    assert yaml.safe_load(Path("runs/run/summary.json").read_text())["status"] == "interrupted"
+    assert list(Path("runs/run/checkpoints").glob("round-*"))
+    assert len(read_metrics(Path("runs/run"))) < 40
+    done(*LONG)
+    sums = [yaml.safe_load(Path(f, "run/summary.json").read_text())["model_sha256"] for f in ("runs", "whole")]
+    assert sums[0] == sums[1]
