@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from references import Train
-from references_momentum import (
-    Logistic,
-)
+from references_momentum import Logistic
 
 EVERYBODY = [[0, 1, 2, 3, 4]]
 SOME = [[0, 1], [1, 4], [0, 3], [2, 4], [0, 1], [2, 3]]

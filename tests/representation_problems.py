@@ -10,9 +10,7 @@ import pytest
 import torch
 from references import Train
 from references_momentum import Logistic
-from references_representation import (
-    vector,
-)
+from references_representation import vector
 from torch import nn
 
 FEATURES, WIDTH, PROJECTION, CLASSES = 5, 8, 6, 3
