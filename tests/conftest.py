@@ -13,6 +13,7 @@ import pytest
 # without this, a failing assert in these helpers would not show its values
 pytest.register_assert_rewrite("client_stacks", "partition_checks", "reference_runs", "traced_runs")
 pytest.register_assert_rewrite("reference_problems", "representation_problems")
+pytest.register_assert_rewrite("command_runs", "sweeps_on_ray")
 
 
 @pytest.fixture(scope="session", autouse=True)
