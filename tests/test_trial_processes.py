@@ -30,7 +30,7 @@ class Touchy(Algorithm):
         return Carry({"y": client.start("x")})
 
     def step(self, client, carry, batch):
-        if self.hyper.mu > 0.5 and not os.environ.get("CALM"):
+        if self.hyper.mu > 0.5:
             raise ValueError("that is too much")
         scale = 1e30 if self.hyper.mu < 0 else 1.0
         return client.optimizer.descend(carry, "y", scale * client.objective.gradient(carry["y"], batch))
