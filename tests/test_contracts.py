@@ -42,9 +42,11 @@ class TestPFedMoPrinted(AlgorithmContract):
 
 class TestOwnStateful(AlgorithmContract):
     algorithm = "stateful:Drift"
+    actors = (1, 3)
     zero = {"strength": 0.0}
 
 
 class TestOwnLoss(AlgorithmContract):
     algorithm = "stateful:Contrast"
+    actors = (2,)
     zero = {"mu": 0.0}

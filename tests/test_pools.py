@@ -221,8 +221,7 @@ def test_no_ray_actor_is_left_when_a_pool_is_closed(opened):
     for actor in actors:
         # Ray may still run what an actor is asked for just after it was told to end
         with pytest.raises(RayActorError):
-            for _ in range(1000):
-                ray.get(actor.describe.remote())
+            [ray.get(actor.describe.remote()) for _ in range(1000)]
 
 
 def test_a_broadcast_arrives_as_it_was_sent():
