@@ -32,8 +32,8 @@ class Dealer:
     """Cuts each cohort into tasks for the workers of ``pool``, by the work of its clients and the pace of the round
     before.
 
-    ``chunk`` is the number of clients that are trained as one stack, which is never divided between tasks. It is None
-    if clients are trained one by one, so that a task may end after any of them.
+    ``chunk`` is the number of clients in a block that is never divided between tasks: the clients of a stack, or
+    ``engine.chunk``. With None, which is for clients that are trained one by one, a task may end after any of them.
     ``row_width`` is the number of floats in a model, which decides how much memory the partial sums take.
     """
 
