@@ -18,8 +18,8 @@ from fedray.data.federated import FederatedData
 STACKED = 40
 """The number of clients up to which they are drawn as bars; more are drawn as the columns of a heat map."""
 LEGEND = 20
-"""The largest number of classes that the picture shows one by one: in the legend of the bars, or by name beside the heat
-map. With more, the bars have a scale of colours, and the heat map numbers."""
+"""The largest number of classes that the picture shows one by one: in the legend of the bars, or by name beside the
+heat map. With more, the bars have a scale of colours, and the heat map numbers."""
 LONGEST = 20
 """The number of characters after which a name is cut off."""
 
