@@ -72,7 +72,8 @@ def agree(rounds, outcomes, buffers=True):
     for one, (model, loss) in zip(rounds, outcomes, strict=True):
         for name in model:
             if buffers or "running" not in name:
-                torch.testing.assert_close(one.model[name], model[name], rtol=0, atol=1e-12)
+                # in double precision; the contrasts of FedSiam-DA amplify what processors round differently
+                torch.testing.assert_close(one.model[name], model[name], rtol=0, atol=1e-11)
         assert one.loss == pytest.approx(loss, abs=1e-12)
 
 
