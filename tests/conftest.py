@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,17 @@ import pytest
 pytest.register_assert_rewrite("client_stacks", "partition_checks", "reference_runs", "traced_runs")
 pytest.register_assert_rewrite("reference_problems", "representation_problems")
 pytest.register_assert_rewrite("command_runs", "sweeps_on_ray")
+
+
+RAY_FILES = tempfile.mkdtemp(prefix="fedray-")
+"""Where Ray keeps its files, among them the address of the cluster that this node belongs to. Each pytest process has a
+folder of its own, so that no test joins the cluster of another process, or one that the user has running."""
+
+os.environ["RAY_TMPDIR"] = RAY_FILES
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(RAY_FILES, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
