@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedray.algorithms import Algorithm, ServerState, known_algorithms
 from fedray.config import Config
-from fedray.data.source import load_source
+from fedray.data.source import source_of
 from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
 from fedray.importing import as_user_error
@@ -20,7 +20,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     The third value says for each algorithm that can't be compared why that is so. All algorithms get the data of
     ``config``'s own algorithm, but for those that train on a public set, which get the public set that they would have.
     """
-    own = Own(load_source(config.data.source, config.data.root, config.data.normalization), preloaded=True)
+    own = Own(source_of(config.data, config.task), preloaded=True)
     chosen, data = resolve(config, own)
     sizes, name_of_chosen = data.sizes(), config.algorithm.name
 
@@ -62,7 +62,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
         cohort=chosen.cohort_size,
         rounds=chosen.rounds,
         plain=plain.facts,
-        forward=costs.fedtrip_forward(plain.build_model(), plain.facts, data.x.shape[1:]),
+        forward=costs.fedtrip_forward(plain.build_model(), plain.facts, data.examples(2)[0]),
     )
     return candidates, scenario, left_out
 

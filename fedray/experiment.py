@@ -13,7 +13,7 @@ from torch import nn
 from fedray.algorithms import Algorithm
 from fedray.config import Config, flat
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import Loss
+from fedray.core.task import Loss, Task
 from fedray.data.source import Source
 from fedray.making import Maker, load_weights
 from fedray.models.inspection import ModelFacts
@@ -68,8 +68,7 @@ class Experiment:
     config: Config
     algorithm: Algorithm
     module: Maker
-    loss: Loss
-    metrics: Mapping[str, Loss]
+    task: Task
     facts: ModelFacts
     training: LocalTraining
     rounds: int

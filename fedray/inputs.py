@@ -15,20 +15,16 @@ from torch import nn
 
 from fedray.code_digest import code_digest
 from fedray.core.vectors import tensors_of
-from fedray.data.contents import data_digests
-from fedray.data.federated import FederatedData
-from fedray.data.source import Source
 
 
-def inputs_of(
-    source: Source, data: FederatedData, model: Any, initial: nn.Module, code: Mapping[str, Any]
-) -> dict[str, str]:
+def inputs_of(data: Mapping[str, str], model: Any, initial: nn.Module, code: Mapping[str, Any]) -> dict[str, str]:
     """Returns the digests of what a run depends on, each under the name that a message gives it.
 
-    ``model`` is the class or function that makes the model, or the module that the user handed over. ``initial`` is the
-    model with its initial weights. ``code`` are the other classes and functions, under the names for messages.
+    ``data`` are those of the data set (:func:`fedray.data.contents.data_digests`). ``model`` is the class or function
+    that makes the model, or the module that the user handed over. ``initial`` is the model with its initial weights.
+    ``code`` are the other classes and functions, under the names for messages.
     """
-    found = data_digests(source, data)
+    found = dict(data)
     # the weights count in "initialisation of the model"
     weights = tensors_of(model).values() if isinstance(model, nn.Module) else ()
     found["code of the model"] = code_digest(model, apart_from=list(weights))

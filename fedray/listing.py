@@ -77,7 +77,8 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
                     yield from _wrap("", f"data.normalization={value}: {what}", indent=20)
     if not names or any(name in PARTITIONERS for name in names):
         yield from paragraph(
-            "partitions (data.partition.kind); auto: natural if the data say whose each sample is, else dirichlet"
+            "partitions (data.partition.kind); auto: natural if the data say whose each sample is, else dirichlet if "
+            "samples have classes, else iid"
         )
     for name in names or PARTITIONERS:
         if name in PARTITIONERS:

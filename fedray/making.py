@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedray.config import ModelConfig, unknown_key
 from fedray.core import seeds
 from fedray.core.seeds import Purpose
+from fedray.core.structure import map_leaves
 from fedray.core.vectors import tensors_of
 from fedray.errors import UserError, first_sentence, near_miss
 from fedray.importing import as_user_error
@@ -36,16 +37,15 @@ class Maker(Protocol):
     def __call__(self, client: int | None = None) -> nn.Module: ...
 
 
-def maker_of(
-    section: ModelConfig, given: Any, shape: tuple[int, ...], classes: int, head: str, seed: int
-) -> tuple[str, Maker]:
+def maker_of(section: ModelConfig, given: Any, example: Any, classes: int, head: str, seed: int) -> tuple[str, Maker]:
     """Returns the name of the model, and the function that makes it.
 
     The initial weights are drawn from ``seed`` (``run.seed``). ``given`` is the class or module that the user handed
-    over instead of a name, or None. Inputs are ``[b, *shape]``. Raises :class:`UserError` for an unknown model, head or
-    option.
+    over instead of a name, or None. ``example`` are the inputs of some samples, ``[b, ...]``. Raises
+    :class:`UserError` for an unknown model, head or option.
     """
     options = dict(section.model_extra or {})
+    shape = map_leaves(lambda x: tuple(x.shape[1:]), example)
     make: Maker
     if isinstance(given, nn.Module):
         if options:
@@ -60,7 +60,7 @@ def maker_of(
             raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
         make = SeededMaker(chosen, name, shape, classes, options, seed)
     found = find_head(head)
-    return name, make if found is None else HeadMaker(make, name, found, head, section.proj_dim, shape, seed)
+    return name, make if found is None else HeadMaker(make, name, found, head, section.proj_dim, example, seed)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class SeededMaker:
 
     model: Callable[..., nn.Module]
     name: str
-    shape: tuple[int, ...]
+    shape: Any
     classes: int
     options: Mapping[str, Any]
     seed: int
@@ -121,7 +121,7 @@ class HeadMaker:
     head: type[Head]
     kind: str
     width: int
-    shape: tuple[int, ...]
+    example: Any
     seed: int
 
     @property
@@ -132,7 +132,7 @@ class HeadMaker:
         module = self.make(client)
         draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
         with draws, as_user_error(f"model.head={self.kind}, model.proj_dim={self.width}: the head can't be made"):
-            add_head(module, self.head, self.kind, self.width, self.name, torch.zeros(2, *self.shape))
+            add_head(module, self.head, self.kind, self.width, self.name, self.example)
         return module
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import Loss, cross_entropy
 from fedray.core.rounding import whole
+from fedray.core.structure import leaves
+from fedray.core.task import Loss, Task
+from fedray.data.access import with_access
+from fedray.data.contents import content_key, data_digests
 from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
 from fedray.data.partition import kind_of
-from fedray.data.source import Source, load_source
+from fedray.data.source import Source, source_of
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
@@ -27,8 +29,9 @@ from fedray.importing import as_user_error
 from fedray.inputs import inputs_of
 from fedray.making import Maker, maker_of
 from fedray.models import find_model
+from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
-from fedray.models.inspection import ModelFacts, check_metrics, inspect_model
+from fedray.models.inspection import ModelFacts, inspect_model
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
 
@@ -60,18 +63,21 @@ def resolve(
     own = own or Own()
     _check_given(config, own)
     algorithm = _algorithm(config)
-    source = own.source or load_source(config.data.source, config.data.root, config.data.normalization)
+    source = own.source or source_of(config.data, config.task)
     data, data_notes = _data(config, algorithm, source)
+    digests = data_digests(source, data)
+    data, access, access_notes = with_access(data, config.data.access, content_key(digests))
     cohort_size = _cohort_size(config, data)
     head = _head(config, algorithm)
-    model = _model(config, own, data, head)
+    model = _model(config, own, algorithm, data, head)
+    task = model.task
     training = _training(config)
     source_name = source.name if "data" in own.given else config.data.source
     name = run_name(config, source_name)
     device, engine, placed = place(config.engine, Path(config.run.output) / name, auto_device)
     size = training.batch_size or int(data.sizes().max())
     vectorize, chunk = _stacks(config, device, model, data, size, cohort_size)
-    kind = kind_of(config.data, source.client_train is not None)
+    kind = kind_of(config.data, source.client_train is not None, data.task == "classification")
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)
     if left_out := values_for_nulls(algorithm.hyper, implied, "algorithm."):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
@@ -84,9 +90,10 @@ def resolve(
         algorithm=algorithm.hyper.model_dump(),
         data={
             "seed": _data_seed(config), "public_samples": _public_samples(config, algorithm, source),
-            "clients": data.clients, "source": source_name,
+            "clients": data.clients, "source": source_name, "access": access,
             "partition": config.data.partition.model_copy(update=options),
         },
+        task={"kind": task.kind, "metric": task.main, "mode": task.mode},
         model={"name": model.name, "head": head, **_extra_keys(config.model)},
         train={
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
@@ -96,41 +103,56 @@ def resolve(
     )  # fmt: skip
     advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
     read = notes_on(config, rounds, training.local_steps or 0, source, data)
-    notes = (*data_notes, *read, *placed, *(f"warning: {line}" for line in advice), *model.facts.notes)
+    notes = (
+        *data_notes,
+        *access_notes,
+        *read,
+        *placed,
+        *(f"warning: {line}" for line in advice),
+        *model.notes,
+        *model.facts.notes,
+    )
     experiment = Experiment(
-        resolved, algorithm, model.make, model.loss, model.metrics, model.facts, training, rounds, cohort_size,
-        weighting, device, vectorize, chunk, notes,
-        asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
+        resolved, algorithm, model.make, task, model.facts, training, rounds, cohort_size, weighting, device, vectorize,
+        chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
     maker = find_model(model.name) if own.model is None else own.model
     code: dict[str, Any] = {"code of the algorithm": type(algorithm)}
-    code |= {f"metric {name}": metric for name, metric in model.metrics.items()}
+    code |= {f"metric {name}": task.metrics[name].values for name in own.metrics}
     code |= {} if own.loss is None else {"loss": own.loss}
     code |= {} if head == "none" else {"code of the head": find_head(head)}
-    inputs = inputs_of(source, data, maker, experiment.build_model(), code)
+    inputs = inputs_of(digests, maker, experiment.build_model(), code)
     return replace(experiment, inputs=inputs), data
 
 
 class _Model(NamedTuple):
-    """A model with its loss and metrics: the function that makes it, one module that it made, and facts about that."""
+    """A model and its task: the function that makes the model, one module that it made, facts about that, and lines
+    for the user about the task."""
 
     name: str
     make: Maker
     module: nn.Module
-    loss: Loss
-    metrics: Mapping[str, Loss]
+    task: Task
     facts: ModelFacts
+    notes: Sequence[str]
 
 
-def _model(config: Config, own: Own, data: FederatedData, head: str) -> _Model:
-    shape = tuple(data.x.shape[1:])
-    name, make = maker_of(config.model, own.model, shape, data.classes, head, config.run.seed)
+def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, head: str) -> _Model:
+    x, y = data.examples(2)
+    name, make = maker_of(config.model, own.model, x, data.classes, head, config.run.seed)
     module = make()
-    loss = _per_sample(own.loss if own.loss is not None else getattr(module, "task_loss", cross_entropy))
-    facts = inspect_model(module, loss, torch.zeros(2, *shape), data.classes, name)
+    loss = own.loss if own.loss is not None else getattr(module, "task_loss", None)
     metrics = {name: _per_sample(metric) for name, metric in own.metrics.items()}
-    check_metrics(metrics, data.classes)
-    return _Model(name, make, module, loss, metrics, facts)
+    task, notes = fit_task(
+        config.task, data.task, name, module, x, y, data.classes, None if loss is None else _per_sample(loss), metrics
+    )
+    facts = inspect_model(module, x, name)
+    if algorithm.needs_classes and task.kind not in ("classification", "tokens"):
+        raise UserError(
+            f"algorithm.name={config.algorithm.name} compares what models say of classes, which task.kind={task.kind} "
+            "does not have"
+        )
+    return _Model(name, make, module, task, facts, notes)
 
 
 def _with_sections(config: Config, **sections: Mapping[str, Any]) -> Config:
@@ -157,9 +179,9 @@ def _data(config: Config, algorithm: Algorithm, source: Source) -> tuple[Federat
     data, notes = _with_test_shares(config, algorithm, data, seed)
     if config.run.eval_train_samples:
         data = with_train_subset(data, config.run.eval_train_samples, seed)
-    if config.data.augment != "none" and data.x.ndim != 4:
+    if config.data.augment != "none" and [*map(type, leaves(data.input_shape))] != [int] * 3:
         raise UserError(
-            f"data.augment={config.data.augment} is for images, not for samples of shape {data.x.shape[1:]}"
+            f"data.augment={config.data.augment} is for images, not for samples of shape {data.input_shape}"
         )
     return data, (*data.notes, *notes)
 
@@ -298,8 +320,7 @@ def _stacks(
     """
 
     def obstacle() -> str | None:
-        examples = map(torch.from_numpy, data.examples(samples_of_trial(size)))
-        return stacking_obstacle(model.module, model.loss, *examples)
+        return stacking_obstacle(model.module, model.task, *data.examples(samples_of_trial(size)))
 
     engine = config.engine
     largest = min(VMAP_CHUNK, 1 << ((cohort_size + 1) // 2 - 1).bit_length())

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from fedray.config import Config, load, run_name
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
-from fedray.tracking.progress import Display
+from fedray.tracking.progress import Display, figure
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from fedray.core.network import Loss
+    from fedray.core.task import Loss
     from fedray.data.federated import FederatedData
     from fedray.engine.run import Report
     from fedray.experiment import Experiment, Own
@@ -154,7 +154,11 @@ def simulate(
         if data is not None:
             from fedray.data.own import own_source
 
-            source = own_source(data, test, client_column, label_column, settings.data.normalization)
+            task = settings.task
+            source = own_source(
+                data, test, client_column, label_column, settings.data.normalization, task.kind, task.ignore_index,
+                settings.data.access,
+            )  # fmt: skip
         return Own(source, model, loss, metrics or {})
 
     return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose))
@@ -180,10 +184,10 @@ def run_experiment(
 def _line_about_end(result: RunResult) -> str:
     """Returns the line that is shown at the end of a run."""
     summary = result.summary
-    accuracy = summary["final_accuracy"]
+    name, final, best = (summary[key] for key in ("metric", "final", "best"))
     return (
         f"{summary['status']} after {summary['rounds']} rounds"
-        + (f", accuracy {accuracy:.4f} (best {summary['best_accuracy']:.4f})" if accuracy is not None else "")
+        + (f", {name.replace('_', ' ')} {figure(final)} (best {figure(best)})" if final is not None else "")
         + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
     )
 
@@ -237,7 +241,7 @@ def _run(
     with interruptible(display.say, "stopping after this round") as stopping:
         driver = Driver(
             say=display.say,
-            started=lambda done: display.start(experiment.rounds, done),
+            started=lambda done: display.start(experiment.rounds, done, experiment.task.main),
             show=lambda report: display.round(report.metrics),
             on_round=on_round if callbacks else None,
             stopping=stopping,

@@ -12,9 +12,10 @@ from torch import nn
 from fedray.algorithms import Algorithm, Carry, ClientPhase, Model
 from fedray.core.batches import steps_of
 from fedray.core.client import Stack
-from fedray.core.local_data import Samples
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import Network, cross_entropy
+from fedray.core.network import Network
+from fedray.core.samples import Samples
+from fedray.core.task import cross_entropy
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 

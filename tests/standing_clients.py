@@ -6,9 +6,10 @@ from traced_runs import SEED, Point, half_square
 
 from fedray.algorithms import ClientPhase, find_algorithm
 from fedray.core.client import Stack
-from fedray.core.local_data import Samples
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import LoopNetwork
+from fedray.core.samples import Samples
+from fedray.core.task import Task
 
 MODELS = ("x", "x_rep")
 """Of what servers send, the models; the rest are vectors."""
@@ -16,7 +17,7 @@ MODELS = ("x", "x_rep")
 
 def standing(dimension=1, clients=1, lr=0.5, steps=1, gap=0, members=1, N=1, shared=None, state=None, scalars=None):
     """Returns clients with f = 0; models and vectors have ``dimension`` numbers, and ``scalars`` go by client."""
-    network = LoopNetwork(Point(np.zeros(dimension)), half_square)
+    network = LoopNetwork(Point(np.zeros(dimension)), Task(loss=half_square))
     samples = Samples(torch.zeros(1, 2 * dimension), torch.zeros(1, dtype=torch.int64))
     stack = Stack(
         ids=range(clients),

@@ -12,9 +12,10 @@ from small_modules import made
 from test_cifar import BINARY, batches, write  # noqa: F401
 
 from fedray import UserError, simulate
-from fedray.core.local_data import LocalData, Samples
+from fedray.core.local_data import LocalData
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import LoopNetwork, StackNetwork
+from fedray.core.samples import Samples
 from fedray.core.seeds import Purpose, stream
 from fedray.data.cifar import MEAN
 from fedray.data.source import Source, load_source

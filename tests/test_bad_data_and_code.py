@@ -42,7 +42,7 @@ X, Y = arrays()["x_train"], arrays()["y_train"]
 NATURAL = ["data.partition.kind=natural"]
 NPZ = [
     ({"x_train": np.where(np.arange(200)[:, None] == 3, np.nan, X).astype(np.float32)}, [], "x_train has NaN in row 3"),
-    ({"y_train": Y + 0.5}, [], "y_train must hold whole numbers, not [0-3].5 as in row 0"),
+    ({"y_train": Y + 0.5}, ["task.kind=classification"], "y_train must hold whole numbers, not [0-3].5 as in row 0"),
     ({"y_train": Y[:-1]}, [], "x_train has 200 samples and y_train 199"),
     ({"y_train": None}, [], "lacks y_train"),
     ({"y_train": -Y}, [], "y_train has label -"),

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedray.core.batches import schedule, steps_of
-from fedray.core.local_data import LocalData, Samples
+from fedray.core.local_data import LocalData
 from fedray.core.local_training import LocalTraining
+from fedray.core.samples import Samples
 from fedray.core.seeds import Purpose, stream
 
 SAMPLES, SIZE, COUNT = st.integers(1, 40), st.integers(1, 50), st.integers(1, 12)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fedray import simulate
-from fedray.core.network import cross_entropy
 from fedray.models.inspection import inspect_model
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Logistic
 from fedray.simulation import RunResult
@@ -22,7 +21,7 @@ FORWARD = 2 * CLASSES * FEATURES
 
 
 def facts(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, float]:
-    found = inspect_model(module, cross_entropy, torch.zeros(2, *shape), 10, "it")
+    found = inspect_model(module, torch.zeros(2, *shape), "it")
     return found.parameters, found.flops
 
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fedray.cli import main
 from fedray.core.batches import Batch
-from fedray.core.network import LoopNetwork, StackNetwork, cross_entropy
+from fedray.core.network import LoopNetwork, StackNetwork
 from fedray.core.seeds import Purpose, torch_rng
+from fedray.core.task import Task
 from fedray.errors import UserError
 from fedray.models import MODELS, build, find_model, options_of
 from fedray.models.inspection import inspect_model
@@ -119,7 +120,7 @@ def test_stacks_of_clients_train_as_one_after_another(name, shape):
     assert off.max() < 1e-3
     assert off.min() < 1e-5
     torch.testing.assert_close(loop.task_loss, stack.task_loss)
-    assert torch.equal(loop.correct, stack.correct)
+    assert torch.equal(loop.followed[0], stack.followed[0])
     logits = [network.forward(at, x).logits for network in networks]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
@@ -133,10 +134,10 @@ def test_facts(name):
         stages = [(32**2, 16, 16), (16**2, 16, 32), (8**2, 32, 64)]
         macs = 32**2 * 3 * 16 * 9 + 64 * 10
         macs += sum(9 * pixels * (before * width + 5 * width * width) for pixels, before, width in stages)
-    facts = inspect_model(made(name), cross_entropy, torch.zeros(2, *COLOUR), 10, name)
+    facts = inspect_model(made(name), torch.zeros(2, *COLOUR), name)
     assert facts.flops == 2 * macs
     count = samples_of_trial(4)
-    assert stacking_obstacle(made(name), cross_entropy, images(count, *COLOUR), torch.arange(count) % 10) is None
+    assert stacking_obstacle(made(name), Task(), images(count, *COLOUR), torch.arange(count) % 10) is None
     assert not facts.draws
     assert facts.buffers == 0
 

@@ -14,7 +14,8 @@ from torch import nn
 from fedray import simulate
 from fedray.core.batches import Batch
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork, StackNetwork, cross_entropy
+from fedray.core.network import LoopNetwork, StackNetwork
+from fedray.core.task import Task, cross_entropy
 from fedray.models.small import MLP, LeNet5
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
@@ -26,7 +27,7 @@ def test_gradients_are_torchs_own(name, kind, request):
     make, shape = MODELS[name]
     copies = [made(make, seed) for seed in range(3)]
     loss = getattr(copies[0], "task_loss", cross_entropy)
-    network = kind(made(make), loss)
+    network = kind(made(make), Task(loss=loss))
     at = packed(network, copies)
     samples = data(shape, 18)
     x, y = samples.x.view(3, 6, *shape), samples.y.view(3, 6)
@@ -45,7 +46,7 @@ def test_gradients_are_torchs_own(name, kind, request):
         assert_close(network.layout.unflatten(gradient.value[row]), expected)
         logits = module(x[row, :count])
         torch.testing.assert_close(gradient.task_loss[row], loss(logits, y[row, :count]).mean().detach(), **CLOSE)
-        assert gradient.correct[row] == (logits.argmax(1) == y[row, :count]).sum()
+        assert gradient.followed[0][row] == (logits.argmax(1) == y[row, :count]).sum()
 
 
 def test_unused_parameters_have_zero_gradients():

@@ -55,16 +55,16 @@ def forms(y, y_test):
     }
 
 
-def both_ways(y, y_test):
+def both_ways(y, y_test, kind="auto"):
     """Each form through own_source, then the arrays as a source of the user's and as a file."""
     for data, test in forms(y, y_test).values():
-        yield lambda data=data, test=test: own_source(data, test)
+        yield lambda data=data, test=test: own_source(data, test, kind=kind)
     fields = {"x_train": X, "y_train": y, "x_test": XT, "y_test": y_test}
-    yield lambda: from_fields("mine", fields)
+    yield lambda: from_fields("mine", fields, kind=kind)
 
     def of_file():
         np.savez("mine.npz", **fields)
-        return load_source("npz", "mine.npz")
+        return load_source("npz", "mine.npz", kind=kind)
 
     yield of_file
 
@@ -74,8 +74,8 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def refusals(y, y_test, message):
-    for read in both_ways(y, y_test):
+def refusals(y, y_test, message, kind="auto"):
+    for read in both_ways(y, y_test, kind):
         with pytest.raises(UserError, match=message) as refused:
             read()
         assert "\n" not in str(refused.value)
@@ -84,11 +84,16 @@ def refusals(y, y_test, message):
 def test_fractions_are_refused_and_whole_floats_taken_in_every_form():
     targets = Y.astype(float)
     targets[4] = 1.5
-    refusals(targets, YT, "y_train must hold whole numbers, not 1.5 as in row 4")
+    refusals(targets, YT, "y_train must hold whole numbers, not 1.5 as in row 4", kind="classification")
+    for read in both_ways(targets, YT):
+        source = read()
+        assert (source.task, source.y_train.dtype) == ("regression", np.float32)
+        assert source.notes == ("task.kind=regression, because y_train has fractions (1.5 in row 4)",)
     refusals(Y, np.where(np.arange(12) == 7, np.nan, YT), "y_test .*(nan as in|nothing in) row 7")
     for read in both_ways(Y.astype(float), YT.astype(np.float32)):
         source = read()
         assert (source.y_train.dtype, source.y_train.tolist(), source.class_names) == (np.int64, Y.tolist(), None)
+        assert "taken for classes; task.kind=regression takes them for quantities" in source.notes[0]
 
 
 def test_names_are_numbered_in_their_order_and_kept_in_every_form():
@@ -166,7 +171,10 @@ BAD_ITEMS = {
     "no pair": (lambda i: X[i], "item 0 of data is no pair .x, y., but ndarray"),
     "unequal": (lambda i: (X[i] if i != 7 else X[i][:3], 0), r"item 7 of data has shape \[3\], the first one \[5\]"),
     "other dtype": (lambda i: (X[i].astype("u1" if i == 7 else "f4"), 0), "item 7 of data is uint8, the first one fl"),
-    "vector label": (lambda i: (X[i], X[i]), r"item 0 of data has a label of shape \[5\]; labels must be one"),
+    "other label": (
+        lambda i: (X[i], X[i][: 3 if i == 7 else 5]),
+        r"item 7 of the targets of data has shape \[3\], the first one \[5\]",
+    ),
     "no label": (lambda i: (X[i], None if i == 7 else 0), "y_train has nothing in row 7"),
 }
 
@@ -195,8 +203,8 @@ RANDOM = {
     "numpy": lambda i: (X[i] + np.random.rand(), 0),  # noqa: NPY002
     "python": lambda i: (X[i] * random.choice([1, 2]), 0),
     "rare": lambda i: ((images(i) * 0 if torch.rand(()) < 0.2 else images(i)), 0),
-    "label": lambda i: (X[i], int(torch.randint(0, 3, ()))),
 }
+RANDOM_LABEL = Items(lambda i: (X[i], int(torch.randint(0, 3, ()))))
 
 
 @pytest.mark.parametrize("item", RANDOM.values(), ids=RANDOM.keys())
@@ -213,15 +221,17 @@ def test_random_transforms_are_refused_and_the_users_generators_left_alone(item)
     expected = drawn()
     seed()
     with pytest.raises(UserError, match=r"differs when it is read again, as with random transforms.*data.augment=crop"):
-        own_source(Items(item), (XT, YT))
+        own_source(Items(item), (XT, YT), access="memory")
+    with pytest.raises(UserError, match=r"the target of item 0 of data differs when it is read again"):
+        own_source(RANDOM_LABEL, (XT, YT))
     assert drawn() == expected
 
 
 def test_a_dataset_is_read_once_and_a_bounded_number_of_items_again():
     read = []
     own_source(Items(lambda i: (read.append(i), (X[i % 60], i % 3))[1], 500), (XT, YT))
-    assert read[:500] == list(range(500))
-    assert len(read) == 500 + 2 * 16
+    assert read[-500:] == list(range(500))
+    assert len(read) == 500 + 3 * 16 + 1
 
 
 def test_columns_are_told_by_name():

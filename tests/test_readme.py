@@ -32,7 +32,7 @@ def code_of(language: str) -> list[str]:
 
 TRIED = (
     "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
-    "np.savez", "def confidence",
+    "np.savez", "def confidence", '"run.name": "prices"',
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -64,6 +64,12 @@ def test_every_block_of_python_is_tried() -> None:
 def test_from_python(tmp_path: Path) -> None:
     run(tmp_path, "-c", block("fedray.simulate(settings").replace('"run.rounds"', '"model.name": "mlp", "run.rounds"'))
     assert (tmp_path / "runs" / "fednag-sample" / "summary.json").exists()
+
+
+def test_own_task(tmp_path: Path) -> None:
+    printed = run(tmp_path, "-c", block('"run.name": "prices"')).split()
+    assert printed[0] == "mean_squared_error"
+    assert 0 < float(printed[1]) < 5
 
 
 @pytest.mark.parametrize(("name", "text"), [("Near", "class Near"), ("Mine", "class Mine(Algorithm)")])

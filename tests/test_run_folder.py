@@ -33,8 +33,8 @@ OF_SHARES = [
 """Further columns of an algorithm that has personal models, here pFedMo."""
 
 SUMMARY = {
-    "status", "final_accuracy", "best_accuracy", "last10_accuracy", "rounds", "targets", "parameters", "model_sha256",
-    "partition_hash", "versions", "machine",
+    "status", "metric", "mode", "final", "best", "last10", "final_accuracy", "best_accuracy", "last10_accuracy",
+    "rounds", "targets", "parameters", "model_sha256", "partition_hash", "versions", "machine",
 }  # fmt: skip
 
 

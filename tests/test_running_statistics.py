@@ -15,9 +15,10 @@ from small_modules import Normed, made
 from fedray import simulate
 from fedray.algorithms import ClientPhase, find_algorithm
 from fedray.core.client import Stack
-from fedray.core.local_data import Samples
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork, cross_entropy
+from fedray.core.network import LoopNetwork
+from fedray.core.samples import Samples
+from fedray.core.task import cross_entropy
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 

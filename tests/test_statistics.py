@@ -23,7 +23,7 @@ from fedray.tuning.intervals import (
     paired_p_value,
     with_interval,
 )
-from fedray.tuning.suite_rows import Row, compare_rows
+from fedray.tuning.suite_rows import Measure, Row, compare_rows
 from fedray.tuning.suite_table import _for_people, _notes, draw_curves
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
@@ -173,8 +173,8 @@ def shown(rows: list[Row], baseline: str | None = None, target: float | None = N
     """The table as people see it, by label."""
     table = compare_rows(rows, baseline, target).assign(validation=0.5, **{"with": ""})
     table = table.assign(parameters=61706, public_samples=0, weighting="samples", seeds_asked=table["seeds"].max())
-    assert _notes(table, str(baseline), target is not None).count("\n") == 2
-    return _for_people(table, "validation_accuracy", str(baseline)).set_index("algorithm")
+    assert _notes(table, str(baseline), target is not None, Measure()).count("\n") == 2
+    return _for_people(table, "validation_accuracy", str(baseline), Measure()).set_index("algorithm")
 
 
 def test_a_diverged_run_is_counted_and_in_no_mean(tmp_path):
@@ -245,13 +245,13 @@ def test_a_row_that_lacks_runs_says_so(tmp_path):
 
 def test_the_notes_say_what_the_target_is(tmp_path):
     lost, good = row(tmp_path, "lost", [0.0] * 3, diverged=3), row(tmp_path, "good", [0.2] * 3)
-    with_baseline = _notes(compare_rows([lost, good], "good", None), "good", False)
+    with_baseline = _notes(compare_rows([lost, good], "good", None), "good", False, Measure())
     assert "Differences are those to good" in with_baseline
     assert "The target is the mean accuracy of good;" in with_baseline
-    without = _notes(compare_rows([lost, good], "lost", None), "lost", False)
+    without = _notes(compare_rows([lost, good], "lost", None), "lost", False, Measure())
     assert "There are no differences to lost, because none of its runs ended." in without
     assert "The target is the mean accuracy of the worst row, because lost has none;" in without
-    assert "The target" not in _notes(compare_rows([lost, good], "good", 0.5), "good", True)
+    assert "The target" not in _notes(compare_rows([lost, good], "good", 0.5), "good", True, Measure())
 
 
 def test_differences_are_paired_by_seed_and_corrected(tmp_path):
@@ -306,7 +306,7 @@ def test_rows_are_sorted_by_mean_and_then_by_how_few_diverged(tmp_path):
 
 def test_a_row_may_count_another_column_and_have_facts_of_its_own(tmp_path):
     whole = row(tmp_path, "pfedmo", [0.9] * 3)
-    alone = Row("representation model alone", whole.folders, "representation_accuracy", {"bytes": math.nan})
+    alone = Row("representation model alone", whole.folders, Measure(of="representation"), {"bytes": math.nan})
     table = compare_rows([whole, alone], "pfedmo", None).set_index("algorithm")
     assert table.loc["representation model alone", "accuracy"] == 0.5
     assert math.isnan(table.loc["representation model alone", "bytes"])

@@ -19,8 +19,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from fedray.algorithms import Model
 from fedray.config import load
 from fedray.core.batches import schedule
-from fedray.core.network import cross_entropy
 from fedray.core.seeds import Purpose
+from fedray.core.task import cross_entropy
 from fedray.data.source import Source
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool

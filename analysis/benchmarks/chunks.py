@@ -23,10 +23,10 @@ import torch
 from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
 
 from fedray.core.client import ClientPhase, Stack
-from fedray.core.local_data import Samples
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork, StackNetwork, cross_entropy
+from fedray.core.network import LoopNetwork, StackNetwork
 from fedray.core.optimizer import Carry
+from fedray.core.samples import Samples
 from fedray.core.tree import reduce_rows
 from fedray.engine.process import computing_process, describe
 from fedray.models import build, find_model
@@ -117,7 +117,7 @@ def measure(model: str, batch: int, precision: str, args: argparse.Namespace, re
     """One cell: all back ends in turns."""
     shape = SHAPES[model]
     module = build(find_model(model), model, shape, CLASSES, {})
-    flops = inspect_model(module, cross_entropy, torch.zeros(2, *shape), CLASSES, model).flops
+    flops = inspect_model(module, torch.zeros(2, *shape), model).flops
     samples = synthetic(shape, args.device)
     tried = [BackEnd(model, samples, batch, precision, chunk) for chunk in (0, *args.chunks)]
     back_ends = [b for b in tried if b.fits(args.steps, args.max_seconds) or b.name == "loop"]

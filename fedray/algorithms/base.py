@@ -156,6 +156,8 @@ class Algorithm:
     round in which a client received it, and not for each client."""
     needs_public: ClassVar[bool] = False
     """Whether the server trains on a public set."""
+    needs_classes: ClassVar[bool] = False
+    """Whether clients or server compare what models say of classes, which only classifications and tokens have."""
     uses_server_lr: ClassVar[bool] = True
     assumes_plain_sgd: ClassVar[bool] = False
     """Whether the local rule is meant for clients without momentum. A momentum buffer would accumulate its corrections.

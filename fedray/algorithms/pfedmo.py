@@ -46,6 +46,7 @@ class PFedMo(Algorithm):
     server_training_before = "score"
     traffic = Traffic(vectors_down=1, vectors_up=1)
     needs_public = True
+    needs_classes = True
     uses_server_lr = False
 
     class Hyper(base.Hyper):
@@ -72,8 +73,8 @@ class PFedMo(Algorithm):
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         if phase == "score":
             inputs = server.draw_inputs(server, self.hyper.probe_batch, self.hyper.probe_source)
-            logits = server.as_client(server, 1).objective.forward(server["x_rep"].rows(1), inputs).logits[0]
-            return Broadcast({"inputs": inputs, "w": torch.softmax(logits, dim=1)})
+            logits = server.as_client(server, 1).objective.class_logits(server["x_rep"].rows(1), inputs)[0]
+            return Broadcast({"inputs": inputs, "w": torch.softmax(logits, dim=-1)})
         return self.personal_broadcast(server)
 
     def personal_broadcast(self, server: ServerState) -> Broadcast:
@@ -109,9 +110,9 @@ class PFedMo(Algorithm):
 
     def score(self, client: ClientPhase) -> Result:
         """Maps clients to what they send in the phase ``score``: l_i of eqs. 8-9 on the probe batch."""
-        logits = client.objective.forward(client.kept["x"], client.shared["inputs"]).logits
-        cross = -(client.shared["w"] * torch.log_softmax(logits, dim=2)).sum(2)
-        return Result(scalars={"l": cross.mean(1, keepdim=True)})
+        logits = client.objective.class_logits(client.kept["x"], client.shared["inputs"])
+        cross = -(client.shared["w"] * torch.log_softmax(logits, dim=-1)).sum(-1)
+        return Result(scalars={"l": cross.flatten(1).mean(1, keepdim=True)})
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
         """Trains the representation model by the workers' own rule on the public set, and returns it."""

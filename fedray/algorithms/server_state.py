@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from fedray.core.client import ClientPhase
 from fedray.core.vectors import Model, Vector
 
@@ -44,7 +42,7 @@ class ServerState:
     as_client: Callable[[ServerState, int], ClientPhase]
     """``as_client(server, steps)`` returns the server as a client that trains on the public set and makes ``steps``
     local steps."""
-    draw_inputs: Callable[[ServerState, int, str], Tensor]
+    draw_inputs: Callable[[ServerState, int, str], Any]
     """``draw_inputs(server, size, source)`` returns a batch of inputs ``[size, ...]`` of the public or the test set,
     which is drawn anew each round."""
     model_of: Callable[[int], Model]

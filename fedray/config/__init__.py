@@ -16,6 +16,7 @@ from fedray.config.reading import (
 from fedray.config.sections import (
     ALPHA,
     CLUSTERS,
+    IGNORED,
     MIN_SAMPLES,
     AlgorithmConfig,
     Auto,
@@ -27,6 +28,7 @@ from fedray.config.sections import (
     Real,
     RunConfig,
     Section,
+    TaskConfig,
     TrainConfig,
     Whole,
 )
@@ -35,6 +37,7 @@ from fedray.config.yaml_text import dump_yaml, parse_yaml
 __all__ = [
     "ALPHA",
     "CLUSTERS",
+    "IGNORED",
     "MIN_SAMPLES",
     "AlgorithmConfig",
     "Auto",
@@ -46,6 +49,7 @@ __all__ = [
     "Real",
     "RunConfig",
     "Section",
+    "TaskConfig",
     "TrainConfig",
     "Whole",
     "assign",

@@ -59,6 +59,9 @@ class Section(BaseModel):
 ROUNDS, LOCAL_STEPS = 50, 20
 """The rounds, and the local steps of each, where a configuration sets neither them nor what replaces them."""
 
+IGNORED = -100
+"""The target of tokens that do not count, unless ``task.ignore_index`` is another. It is PyTorch's number."""
+
 ALPHA, CLUSTERS, MIN_SAMPLES = 0.5, 5, 1
 """What the options of a partition that are null stand for."""
 
@@ -82,9 +85,7 @@ class RunConfig(Section):
     finetune_steps: Whole = Field(
         0, ge=0, description="score the global model after so many local SGD steps on each client of the cohort"
     )
-    targets: list[Annotated[Real, Field(gt=0, le=1)]] = Field(
-        [], description="accuracies whose first round is reported"
-    )
+    targets: list[Real] = Field([], description="values of the main metric whose first round is reported")
     checkpoint_every: Whole = Field(10, ge=0, description="rounds between checkpoints; 0 turns them off")
     keep_checkpoints: Whole = Field(2, ge=1, description="how many of the last checkpoints are kept")
     resume: Literal["auto"] | bool = Field(
@@ -133,7 +134,8 @@ class PartitionConfig(Section):
 
     kind: str = Field(
         "auto",
-        description="see `fedray datasets`; auto: natural if the data say whose each sample is, else dirichlet",
+        description="see `fedray datasets`; auto: natural if the data say whose each sample is, else dirichlet; iid "
+        "where samples have no classes",
     )
     alpha: Real | None = Field(None, gt=0, description=f"Dirichlet concentration (xi of pFedMo); {ALPHA} unless set")
     prior: list[Annotated[Real, Field(ge=0)]] | None = Field(
@@ -179,6 +181,16 @@ class DataConfig(Section):
     least_test_samples: Whole = Field(
         0, ge=0, description="least size of a client's test share; smaller ones are drawn anew, and may overlap"
     )
+    access: Literal["auto", "memory", "mapped", "lazy"] = Field(
+        "auto",
+        description="where samples are read from: memory; mapped: files that are mapped into memory and made once on a "
+        "machine; lazy: a Dataset of yours, item by item; auto: as they are random and large; the bits are the same",
+    )
+    image_size: Whole | None = Field(
+        None,
+        ge=1,
+        description="pixels of the square to which image files are scaled and cropped; sources of images need it",
+    )
     augment: Literal["none", "crop_flip"] = Field("none", description="crop_flip: random crop (pad 4) and mirror")
 
     @model_validator(mode="after")
@@ -186,6 +198,23 @@ class DataConfig(Section):
         if self.public_samples != "auto" and self.public_samples < 0:
             raise ValueError(f"data.public_samples must be 'auto' or at least 0, not {self.public_samples}")
         return self
+
+
+class TaskConfig(Section):
+    """What the model is trained for: how its outputs are compared with targets."""
+
+    kind: Literal["auto", "classification", "multilabel", "regression", "tokens", "other"] = Field(
+        "auto", description="auto: as the targets are; other: any outputs and targets, with a loss of your own"
+    )
+    ignore_index: Whole = Field(IGNORED, description="tokens: the target of tokens that do not count")
+    metric: str | None = Field(
+        None,
+        description="the main metric, which best, targets, sweeps and reports follow: loss, one of the task's, or your "
+        "own; unless set accuracy, f1 (multilabel), mean_squared_error (regression), perplexity (tokens)",
+    )
+    mode: Literal["auto", "max", "min"] = Field(
+        "auto", description="whether more or less of the main metric is better; needed for a metric of your own"
+    )
 
 
 class ModelConfig(Section):
@@ -299,6 +328,7 @@ class Config(Section):
     run: RunConfig = Field(default_factory=RunConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     data: DataConfig = Field(default_factory=DataConfig)
+    task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)

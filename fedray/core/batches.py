@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedray.core.seeds import Purpose, stream
+from fedray.core.structure import map_leaves
 
 
 @dataclass(frozen=True)
 class Batch:
     """One mini-batch for each client of a stack.
 
-    ``x [C, b, ...]`` are float32 inputs and ``y [C, b]`` int64 targets. ``step`` is j, from 0. ``counts [C]`` says how
-    many of the b samples are real, as the rest is padding; None means that all are real.
+    ``x [C, b, ...]`` are the inputs, a tensor or a tuple or dict of tensors, and ``y [C, b, ...]`` the targets.
+    ``step`` is j, from 0. ``counts [C]`` says how many of the b samples are real, as the rest is padding; None means
+    that all are real.
     """
 
-    x: Tensor
+    x: Any
     y: Tensor
     step: int
     counts: list[int] | None = None
+
+    def of(self, row: int) -> tuple[Any, Tensor]:
+        """Returns the real samples of the client in ``row`` of the stack: its inputs and targets."""
+        real = slice(None if self.counts is None else self.counts[row])
+        return map_leaves(lambda x: x[row, real], self.x), self.y[row, real]
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedray.core.clock import Clock
-from fedray.core.local_data import Indices, LocalData, Samples
+from fedray.core.local_data import LocalData
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import Network
 from fedray.core.objective import Objective
 from fedray.core.optimizer import Carry, LocalOptimizer
+from fedray.core.samples import Indices, Samples
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import Model
 

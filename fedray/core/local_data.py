@@ -3,54 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedray.core.augmentation import crop_flip
 from fedray.core.batches import Batch, Schedule, schedule
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
+from fedray.core.prefetch import ahead
+from fedray.core.samples import Draws, Indices, Samples
 from fedray.core.seeds import Purpose
-
-Indices = NDArray[np.int64]
+from fedray.core.structure import leaves, map_leaves
 
 GATHERED_BYTES = 8 << 20
 """The number of bytes of samples that are gathered at once, ahead of the steps that use them."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """A data set on its device. The model's inputs are ``float32(x) * scale + shift``, for each channel."""
-
-    x: Tensor
-    y: Tensor
-    scale: Tensor | None = None
-    shift: Tensor | None = None
-
-    def gather(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Returns the inputs ``x [*indices.shape, ...]`` float32 and the targets ``y`` of some samples. They are in
-        fresh memory, which is aligned."""
-        raw, y = self.raw(indices)
-        return self.inputs(raw), y
-
-    def raw(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Does the same as :meth:`gather`, but leaves ``x`` as it is stored."""
-        flat = torch.from_numpy(indices.reshape(-1)).to(self.x.device)
-        x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
-        return x.view(*indices.shape, *x.shape[1:]), y.view(indices.shape)
-
-    def inputs(self, raw: Tensor) -> Tensor:
-        """Returns the float32 inputs of stored samples ``[..., *sample]``, in fresh memory."""
-        if self.scale is None or self.shift is None:
-            return raw.to(torch.float32, copy=True)
-        shape = (-1,) + (1,) * (self.x.dim() - 2)
-        return raw.to(torch.float32, copy=True).mul_(self.scale.view(shape)).add_(self.shift.view(shape))
 
 
 class LocalData:
@@ -84,7 +55,7 @@ class LocalData:
         return self._column(self.steps)
 
     def _column(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.samples.x.device)[:, None]
+        return torch.tensor(values, dtype=torch.float32, device=self.samples.device)[:, None]
 
     def epoch_steps(self) -> Tensor:
         """Returns the number of steps in a local epoch, ceil(n / B), ``[C, 1]``."""
@@ -109,20 +80,34 @@ class LocalData:
     def _batches(self) -> Iterator[Batch]:
         chosen, counts = self._padded()
         size = chosen.shape[2]
-        block = max(1, GATHERED_BYTES // max(1, self.samples.x[0].nbytes * len(self.ids) * size))
-        for start in range(0, len(chosen), block):
-            raw, labels = self.samples.raw(chosen[start : start + block])
+        blocks = self._blocks(chosen)
+        for start, raw, labels in ahead(blocks) if self.samples.slow else blocks:
+            of_block = counts[start : start + len(labels)]
             # batches are converted together only if each begins at an aligned address, as kernels round by alignment
-            full = all(min(of_step) == size for of_step in counts[start : start + block])
-            at_once = full and raw[0].numel() * 4 % 64 == 0 and not self.training.augment
+            full = all(min(of_step) == size for of_step in of_block)
+            aligned = all(leaf[0].numel() * 4 % 64 == 0 for leaf in leaves(raw))
+            at_once = full and aligned and not self.training.augment
             inputs = self.samples.inputs(raw) if at_once else None
-            for j, of_step in enumerate(counts[start : start + block], start):
+            for j, of_step in enumerate(of_block, start):
                 width = max(of_step)
-                x = self._inputs(raw[j - start, :, :width], of_step, j) if inputs is None else inputs[j - start]
+                x = (
+                    self._inputs(_step(raw, j - start, width), of_step, j)
+                    if inputs is None
+                    else _step(inputs, j - start, size)
+                )
                 real = [max(1, count) for count in of_step] if min(of_step) < width else None
                 yield Batch(x, labels[j - start, :, :width], j, real)
 
-    def _inputs(self, stored: Tensor, counts: Sequence[int], j: int) -> Tensor:
+    def _blocks(self, chosen: Indices) -> Iterator[tuple[int, Any, Tensor]]:
+        """Yields the samples ``chosen [J, C, b]`` of some steps at a time: the first step, and their stored inputs and
+        their targets, ``[steps, C, b, ...]``."""
+        _, clients, size = chosen.shape
+        block = max(1, GATHERED_BYTES // max(1, self.samples.bytes_each * clients * size))
+        for start in range(0, len(chosen), block):
+            draws = Draws(self.round, self.ids, start, size)
+            yield start, *self.samples.raw(chosen[start : start + block], draws)
+
+    def _inputs(self, stored: Any, counts: Sequence[int], j: int) -> Any:
         if self.training.augment:
             stored = crop_flip(stored, counts, self.ids, self.training.seed, self.round, j)
         return self.samples.inputs(stored)
@@ -158,3 +143,8 @@ class LocalData:
             chosen[:, row] = own[0]
             chosen[:made, row, :width] = own[plan.order]
         return chosen, list(zip_longest(*(plan.counts for plan in schedules), fillvalue=0))
+
+
+def _step(block: Any, step: int, width: int) -> Any:
+    """Returns the samples of one step of a block ``[steps, C, b, ...]``, the first ``width`` of each client."""
+    return map_leaves(lambda x: x[step, :, :width], block)

@@ -11,47 +11,45 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
 from fedray.core.clock import Clock
+from fedray.core.structure import arguments, map_leaves
+from fedray.core.task import Task, mean_loss
 from fedray.core.vectors import Layout, Model
 
 
 class Outputs(NamedTuple):
     """What a forward pass returns.
 
-    ``logits`` are ``[b, classes]``. ``features [b, d]`` are the inputs of the Linear layer that was called last.
-    ``prediction [b, d]`` is what the head's predictor makes of the features. An algorithm that needs the latter two
-    declares it by ``needs_head``. They are None for a model that does not have them.
+    ``logits`` are what the module returned, ``[b, classes]`` for a classification. ``features [b, d]`` are the inputs
+    of the Linear layer that was called last. ``prediction [b, d]`` is what the head's predictor makes of the features.
+    An algorithm that needs the latter two declares it by ``needs_head``. They are None for a model that does not have
+    them.
     """
 
-    logits: Tensor
+    logits: Any
     features: Tensor = None  # type: ignore[assignment]
     prediction: Tensor = None  # type: ignore[assignment]
 
 
-Loss = Callable[..., Tensor]
-"""``loss(logits [b, classes], targets [b]) -> [b]``: the loss of each sample."""
-
 RuleLoss = Callable[..., Tensor]
 """``loss(outputs, task_losses [b], *extras) -> [b]``: an algorithm's own loss of each sample of one client."""
 
+Followed = tuple[Tensor, Tensor | None]
+"""The two sums ``[C]`` over each client's batch of the metric that the task follows. None stands for the number of
+samples."""
+
 
 class Gradient(NamedTuple):
-    """The gradient ``value [C, width]``, and for each client's batch the task loss and the number of right answers,
-    ``[C]``."""
+    """The gradient ``value [C, width]``, and for each client's batch the task loss ``[C]`` and the metric that the task
+    follows, None if there is none."""
 
     value: Tensor
     task_loss: Tensor
-    correct: Tensor
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the cross-entropy of each sample."""
-    return F.cross_entropy(logits, targets, reduction="none")
+    followed: Followed | None
 
 
 class Predicting(nn.Module):
@@ -79,43 +77,73 @@ def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
 class TrainingPass:
     """A forward pass of a stack in training mode. Its gradient is taken later, when its loss is known.
 
-    ``features [C, b, d]`` are detached. ``task_loss`` and ``correct`` are those of :class:`Gradient`.
+    ``features [C, b, d]`` are detached. ``task_loss`` and ``followed`` are those of :class:`Gradient`.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        parameters: list[dict[str, Tensor]],
-        outputs: list[Outputs],
-        losses: list[Tensor],
-        targets: list[Tensor],
-    ) -> None:
-        self._layout, self._parameters, self._outputs, self._losses = layout, parameters, outputs, losses
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
         self.clock = Clock()
-        self.task_loss = torch.stack([loss.detach().mean() for loss in losses])
-        right = [(o.logits.detach().argmax(1) == y).sum() for o, y in zip(outputs, targets, strict=True)]
-        self.correct = torch.stack(right)
+        self._passes: list[_Pass] = []
+
+    def add(self, tensors: dict[str, Tensor], outputs: Outputs, found: _Losses) -> None:
+        """Adds the pass of the stack's next client, whose parameters are ``tensors``."""
+        self._passes.append(_Pass(tensors, outputs, found))
+
+    @property
+    def task_loss(self) -> Tensor:
+        return torch.stack([each.losses.mean().detach() for each in self._passes])
+
+    @property
+    def followed(self) -> Followed | None:
+        return _stacked([each.losses.followed for each in self._passes])
 
     @property
     def features(self) -> Tensor:
-        return torch.stack([o.features.detach() for o in self._outputs])
+        return torch.stack([each.outputs.features.detach() for each in self._passes])
 
     def gradient(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
         """Returns the gradient ``[C, width]`` of the mean of ``loss`` over the batch. It can be called once."""
-        value = self.task_loss.new_zeros(len(self._outputs), self._layout.width)
+        value = self._passes[0].losses.each.new_zeros(len(self._passes), self._layout.width)
         with self.clock.on("gradient"):
-            for row, (tensors, outputs, losses) in enumerate(
-                zip(self._parameters, self._outputs, self._losses, strict=True)
-            ):
-                each = loss(outputs, losses, *(extra[row] for extra in extras))
-                pieces = torch.autograd.grad(each.mean(), list(tensors.values()), allow_unused=True)
+            for row, (tensors, outputs, losses) in enumerate(self._passes):
+                each = loss(outputs, losses.each, *(extra[row] for extra in extras))
+                pieces = torch.autograd.grad(losses.mean(each), list(tensors.values()), allow_unused=True)
                 self._layout.gather(pieces, value[row])
         return value
+
+
+class _Losses(NamedTuple):
+    """The task losses ``each [b]`` of one client's batch, what each counts in the mean, and the followed metric."""
+
+    each: Tensor
+    weights: Tensor | None
+    followed: Followed | None
+
+    def mean(self, each: Tensor | None = None) -> Tensor:
+        return mean_loss(self.each if each is None else each, self.weights)
+
+
+class _Pass(NamedTuple):
+    tensors: dict[str, Tensor]
+    outputs: Outputs
+    losses: _Losses
+
+
+def _stacked(followed: Sequence[Followed | None]) -> Followed | None:
+    """Returns the sums of the clients of a stack as ``[C]``."""
+    found = [each for each in followed if each is not None]
+    if not found:
+        return None
+    counts = [count for _, count in found if count is not None]
+    return torch.stack([total for total, _ in found]), torch.stack(counts) if counts else None
 
 
 COPIED = 200_000
 """The most parameters of a model that is copied into the module. The module refers to a larger one where it lies, which
 costs microseconds for each tensor."""
+
+
+CLASSIFICATION = Task()
 
 
 class Network:
@@ -125,14 +153,14 @@ class Network:
     def __init__(
         self,
         module: nn.Module,
-        loss: Loss = cross_entropy,
+        task: Task = CLASSIFICATION,
         device: torch.device | str = "cpu",
         precision: str = "fp32",
         draws: bool = False,
     ) -> None:
         self.module = module.to(device=device, dtype=torch.float32)
         self.layout = Layout(self.module)
-        self.loss = loss
+        self.task = task
         self.device = torch.device(device)
         self.precision = precision
         self.draws = draws
@@ -172,18 +200,22 @@ class Network:
             self._prediction = self._head.predictor(self._features)
 
     def outputs(
-        self, x: Tensor, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
+        self, x: Any, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
     ) -> Outputs:
-        """Runs the forward pass of ``x [b, ...]`` with the loaded model, or with ``tensors``. ``features`` and
-        ``predict`` ask for these outputs beside the logits."""
+        """Runs the forward pass of the inputs ``x [b, ...]`` with the loaded model, or with ``tensors``. ``features``
+        and ``predict`` ask for these outputs beside the logits."""
         if features and not self._watched:
             self._watch()
         self._predicting = predict
         with self._autocast():
-            logits = self.module(x) if tensors is None else torch.func.functional_call(self.module, tensors, (x,))
+            args, named = arguments(x)
+            if tensors is None:
+                logits = self.module(*args, **named)
+            else:
+                logits = torch.func.functional_call(self.module, tensors, args, named)
         z, prediction = (None if found is None else found.float() for found in (self._features, self._prediction))
         self._features = self._prediction = None
-        return Outputs(logits.float(), z, prediction)  # type: ignore[arg-type]
+        return Outputs(map_leaves(_in_single_precision, logits), z, prediction)  # type: ignore[arg-type]
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision == "bf16":
@@ -218,34 +250,42 @@ class Network:
             slot.view(model.buffers).copy_(tensor)
 
     @torch.no_grad()
-    def forward(self, at: Model, x: Tensor, rng: Draws = undrawn) -> Outputs:
-        """Runs the forward pass of ``x [C, b, ...]`` at the C models ``at``, in evaluation mode. The logits are ``[C,
-        b, classes]``."""
+    def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:
+        """Runs the forward pass of the inputs ``x [C, b, ...]`` at the C models ``at``, in evaluation mode. The logits
+        are ``[C, b, ...]``."""
         self.mode(training=False)
         results = []
         for row in range(len(at.row)):
             self.load(at[row])
             with self._drawing(rng, row):
-                results.append(self.outputs(x[row]))
+                results.append(self.outputs(map_leaves(lambda whole, row=row: whole[row], x)))
         features = None if results[0].features is None else torch.stack([r.features for r in results])  # type: ignore[misc]
-        return Outputs(torch.stack([r.logits for r in results]), features)
+        logits = map_leaves(lambda *rows: torch.stack(rows), *(result.logits for result in results))
+        return Outputs(logits, features)
 
     def _drawing(self, rng: Draws, row: int) -> contextlib.AbstractContextManager[None]:
         return rng(row) if self.draws else contextlib.nullcontext()
 
-    def _begin(self, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
+    def _begin(self, batch: Batch, row: int) -> tuple[Any, Tensor]:
         """Returns the real samples of one client's batch, with the module in training mode."""
-        x, y = batch.x[row], batch.y[row]
-        if batch.counts is not None:
-            x, y = x[: batch.counts[row]], y[: batch.counts[row]]
+        x, y = batch.of(row)
         # a single sample has no variance to normalise by: running statistics are used
-        self.mode(training=True, normalise=len(x) > 1)
+        self.mode(training=True, normalise=len(y) > 1)
         return x, y
+
+    def _losses(self, outputs: Outputs, y: Tensor) -> _Losses:
+        """Returns the losses of a client's batch, from the outputs of its forward pass."""
+        followed = None
+        if self.task.followed is not None:
+            detached = map_leaves(lambda tensor: tensor.detach(), outputs.logits)
+            total, count = self.task.sums(self.task.followed, detached, y)
+            followed = total.sum(), None if count is None else count.sum()
+        return _Losses(self.task.losses(outputs.logits, y), self.task.weights(y), followed)
 
     def training_pass(self, at: Model, batch: Batch, rng: Draws = undrawn) -> TrainingPass:
         """Runs the forward pass at the C models ``at`` with all outputs. Buffers are updated as in
         :meth:`gradients`."""
-        parameters, outputs, losses, targets = [], [], [], []
+        found = TrainingPass(self.layout)
         for row in range(len(at.row)):
             x, y = self._begin(batch, row)
             # .data has a version count of its own: updating the buffers in the same row must not spoil the gradient
@@ -254,13 +294,11 @@ class Network:
             # copies, as what autograd has seen must not change under it
             buffers = {name: value.clone() for name, value in self.layout.named_buffers(at[row]).items()}
             with self._drawing(rng, row):
-                outputs.append(self.outputs(x, tensors | buffers, predict=True))
+                outputs = self.outputs(x, tensors | buffers, predict=True)
             for slot in self.layout.buffer_slots:
                 slot.view(at[row].buffers).copy_(buffers[slot.name])
-            parameters.append(tensors)
-            losses.append(self.loss(outputs[-1].logits, y))
-            targets.append(y)
-        return TrainingPass(self.layout, parameters, outputs, losses, targets)
+            found.add(tensors, outputs, self._losses(outputs, y))
+        return found
 
     def gradients(
         self,
@@ -299,22 +337,22 @@ class LoopNetwork(Network):
         value = torch.empty_like(at.parameters, memory_format=torch.contiguous_format)
         value[:, self.layout.parameters :] = 0
         own_loss = rule_loss is not None
-        losses, correct = [], []
+        task_losses, followed = [], []
         for row in range(len(value)):
             self.load(at[row])
             x, y = self._begin(batch, row)
             with self._drawing(rng, row):
                 outputs = self.outputs(x, features=own_loss, predict=own_loss)
-            each = task = self.loss(outputs.logits, y)
+            losses = self._losses(outputs, y)
+            objective = losses.mean()
+            task_losses.append(objective.detach())
             if rule_loss is not None:
-                each = rule_loss(outputs, task, *(extra[row] for extra in extras))
-            objective = each.mean()
+                objective = losses.mean(rule_loss(outputs, losses.each, *(extra[row] for extra in extras)))
             pieces = torch.autograd.grad(objective, self._trainable, allow_unused=True)
             self.layout.gather(pieces, value[row])
             self._store_buffers(at[row])
-            losses.append(objective.detach() if rule_loss is None else task.detach().mean())
-            correct.append((outputs.logits.detach().argmax(1) == y).sum())
-        return Gradient(value, torch.stack(losses), torch.stack(correct))
+            followed.append(losses.followed)
+        return Gradient(value, torch.stack(task_losses), _stacked(followed))
 
 
 class StackNetwork(Network):
@@ -322,10 +360,10 @@ class StackNetwork(Network):
     have buffers or draw random numbers."""
 
     @torch.no_grad()
-    def forward(self, at: Model, x: Tensor, rng: Draws = undrawn) -> Outputs:
+    def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:
         self.mode(training=False)
 
-        def forward(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        def forward(w: Tensor, x: Any) -> tuple[Any, ...]:
             # a model without a Linear has no features, and vmap gives tensors only
             return tuple(z for z in self.outputs(x, self.layout.unflatten(w)) if z is not None)
 
@@ -348,14 +386,28 @@ class StackNetwork(Network):
             counts = torch.tensor(batch.counts, device=device)[:, None]
             weights = (torch.arange(size, device=device) < counts) / counts
 
-        def objective(w: Tensor, x: Tensor, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
+        def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
             outputs = self.outputs(x, self.layout.unflatten(w), features=own_loss, predict=own_loss)
-            each = task = self.loss(outputs.logits, y)
+            each = task = self.task.losses(outputs.logits, y)
+            own = self.task.weights(y)
+            if own is not None:
+                real = own * (weight > 0)
+                weight = real / real.sum().clamp(min=1)
             if rule_loss is not None:
                 each = rule_loss(outputs, task, *extra)
-            right = (outputs.logits.argmax(1) == y) & (weight > 0)
-            return (each * weight).sum(), ((task * weight).sum(), right.sum())
+            return (each * weight).sum(), ((task * weight).sum(), followed(outputs.logits, y, weight > 0))
+
+        def followed(logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
+            # vmap returns tensors only, and no None
+            if self.task.followed is None:
+                return ()
+            sums = self.task.sums(self.task.followed, logits, y)
+            return tuple((each * real).sum() for each in sums if each is not None)
 
         gradient = torch.func.vmap(torch.func.grad(objective, has_aux=True), randomness="error")
-        value, (losses, correct) = gradient(at.parameters, batch.x, batch.y, weights, *extras)
-        return Gradient(value, losses.detach(), correct)
+        value, (losses, found) = gradient(at.parameters, batch.x, batch.y, weights, *extras)
+        return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)
+
+
+def _in_single_precision(output: Any) -> Any:
+    return output.float() if isinstance(output, Tensor) and output.is_floating_point() else output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from fedray.core.batches import Batch
 from fedray.core.clock import Clock
 from fedray.core.local_data import LocalData
 from fedray.core.network import Draws, Gradient, Network, Outputs, RuleLoss, TrainingPass
+from fedray.core.samples import Indices
 from fedray.core.seeds import Purpose
+from fedray.core.structure import leaves, map_leaves
 from fedray.core.vectors import Model
 
 NO_STEP = 2**63
@@ -33,8 +36,9 @@ class Objective:
     def __init__(self, network: Network, data: LocalData, clock: Clock | None = None) -> None:
         self.network, self.data, self.clock = network, data, clock or Clock()
         self._losses: list[Tensor] = []
-        self._correct: list[Tensor] = []
-        self._seen: list[list[int]] = []
+        # of each step: the two sums of the metric that the task follows
+        self._totals: list[Tensor] = []
+        self._counts: list[Tensor | list[int]] = []
         self._last_step = -1
 
     def gradient(self, at: Model, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
@@ -42,7 +46,8 @@ class Objective:
 
         ``loss(outputs, task_losses, *extras)`` replaces the task loss if an algorithm has a loss of its own. Each of
         ``extras`` is ``[C, ...]``, of which the loss gets one client's row at a time. The method may be called several
-        times on one batch, and dropout is the same each time. The loss and accuracy of a step's first call are logged.
+        times on one batch, and dropout is the same each time. The loss of a step's first
+        call is logged, and the metric that the task follows.
         """
         with self.clock.on("gradient"):
             gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step))
@@ -70,43 +75,67 @@ class Objective:
             model = at[row : row + 1]
             if model.has_buffers:
                 model = model.clone()
-            for number, part in enumerate(np.array_split(own, -(-len(own) // PART))):
+            parts = np.array_split(own, -(-len(own) // PART))
+            for number, (part, share) in enumerate(zip(parts, self._shares(own, parts), strict=True)):
                 with self.clock.on("data"):
                     x, y = self.data.samples.gather(part[None])
                 draws = self._draws(NO_STEP + number, row)
                 with self.clock.on("gradient"):
                     gradient = self.network.gradients(model, Batch(x, y, -1), rng=draws)
-                total += gradient.value[0].double() * (len(part) / len(own))
+                total += gradient.value[0].double() * share
             rows.append(total.float())
         return torch.stack(rows)
 
-    def forward(self, at: Model, x: Tensor) -> Outputs:
+    def _shares(self, own: Indices, parts: Sequence[Indices]) -> list[float]:
+        """Returns what each of the ``parts`` of a client's samples counts in its mean loss, as a fraction."""
+        weights = self.network.task.weights(self.data.samples.targets(own))
+        if weights is None:
+            return [len(part) / len(own) for part in parts]
+        whole = max(1.0, float(weights.sum()))
+        return [float(each.sum()) / whole for each in weights.split([len(part) for part in parts])]
+
+    def forward(self, at: Model, x: Any) -> Outputs:
         """Runs a forward pass at the C models ``at``, in evaluation mode. The inputs are ``x [C, b, ...]``, or ``x [b,
         ...]`` if they are the same for all clients."""
-        if x.dim() == self.data.samples.x.dim():
-            x = x.expand(len(self.data.ids), *x.shape)
+        if leaves(x)[0].dim() == leaves(self.data.samples.form)[0].dim():
+            x = map_leaves(lambda same: same.expand(len(self.data.ids), *same.shape), x)
         with self.clock.on("gradient"):
             return self.network.forward(at, x, self._draws(NO_STEP))
 
+    def class_logits(self, at: Model, x: Any) -> Tensor:
+        """Returns the logits of :meth:`forward` with the classes as the last axis, ``[C, b, ..., classes]``."""
+        logits: Tensor = self.forward(at, x).logits
+        axis = self.network.task.class_axis
+        return logits if axis == -1 else logits.movedim(axis + 1, -1)
+
     def logged(self) -> dict[str, list[float]]:
-        """Returns ``loss`` and ``accuracy`` of each client: means over the mini-batches of its local steps."""
+        """Returns the ``loss`` of each client, and the metric that the task follows, such as ``accuracy``: means over
+        the mini-batches of its local steps."""
         if not self._losses:
             return {}
         # plain numbers, because arrays would take longer for so few
-        of_steps = torch.stack(self._losses).double().tolist(), torch.stack(self._correct).tolist(), self._seen
-        columns = (zip(*rows, strict=True) for rows in of_steps)
-        found: dict[str, list[float]] = {"loss": [], "accuracy": []}
-        for steps, losses, correct, seen in zip(self.data.steps, *columns, strict=True):
-            found["loss"].append(math.fsum(losses[:steps]) / steps)
-            found["accuracy"].append(sum(correct[:steps]) / sum(seen[:steps]))
+        losses = zip(*torch.stack(self._losses).double().tolist(), strict=True)
+        steps, name = self.data.steps, self.network.task.followed
+        found = {"loss": [math.fsum(own[:count]) / count for own, count in zip(losses, steps, strict=True)]}
+        if name is not None:
+            totals = zip(*torch.stack(self._totals).tolist(), strict=True)
+            counts = zip(*(each if isinstance(each, list) else each.tolist() for each in self._counts), strict=True)
+            found[name] = [
+                self.network.task.value(name, sum(total[:made]), sum(count[:made]))
+                for total, count, made in zip(totals, counts, steps, strict=True)
+            ]
         return found
 
     def _log(self, batch: Batch, found: Gradient | TrainingPass) -> None:
         if batch.step != self._last_step:
             self._last_step = batch.step
             self._losses.append(found.task_loss)
-            self._correct.append(found.correct)
-            self._seen.append(batch.counts or [batch.y.shape[1]] * len(self.data.ids))
+            if found.followed is not None:
+                total, count = found.followed
+                self._totals.append(total)
+                self._counts.append(
+                    (batch.counts or [batch.y.shape[1]] * len(self.data.ids)) if count is None else count
+                )
 
     def _draws(self, step: int, first: int = 0) -> Draws:
         """Returns the random numbers that a module draws (dropout) in a step, for the clients from position ``first``

@@ -8,6 +8,7 @@ the lowest word, so different coordinates give streams that do not overlap for 2
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -20,6 +21,10 @@ from numpy.typing import NDArray
 SERVER = 2**63
 """The server's number where a client's is expected. Coordinates can't be negative, and the ids of clients are smaller.
 """
+
+
+_generators = threading.RLock()
+"""Held by whoever has seeded the process's global generators, because items are read in a thread beside dropout."""
 
 
 class Purpose(IntEnum):
@@ -40,6 +45,8 @@ class Purpose(IntEnum):
     EVALUATION = 11
     """Which clients are evaluated, and which test samples they share with others."""
     FINETUNE = 12
+    ITEM = 13
+    """What the transforms of an item draw that is read when it is used."""
 
 
 class _Unseeded(ISeedSequence):
@@ -85,7 +92,7 @@ def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
     import torch
 
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices):
+    with _generators, torch.random.fork_rng(devices=devices):
         # torch.manual_seed would also leave a seed behind for CUDA's first use, and takes ten times as long
         drawn = torch_seed(seed, purpose, *coordinates)
         torch.random.default_generator.manual_seed(drawn)
@@ -100,16 +107,17 @@ def global_generators(seed: int | None = None) -> Iterator[None]:
     them first. Afterwards they are as before."""
     import torch
 
-    # numpy's old generator is named because users' transforms draw from it
-    before_python, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            if seed is not None:
-                random.seed(seed)
-                np.random.seed(seed)  # noqa: NPY002
-                torch.random.default_generator.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(before_python)
-        np.random.set_state(before_numpy)  # noqa: NPY002
+    with _generators:
+        # numpy's old generator is named because users' transforms draw from it
+        before_python, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        try:
+            with torch.random.fork_rng(devices=devices):
+                if seed is not None:
+                    random.seed(seed)
+                    np.random.seed(seed % 2**32)  # noqa: NPY002
+                    torch.random.default_generator.manual_seed(seed)
+                yield
+        finally:
+            random.setstate(before_python)
+            np.random.set_state(before_numpy)  # noqa: NPY002

@@ -12,8 +12,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fedray.core.structure import leaves, outline
 from fedray.data.federated import FederatedData, array_digest
 from fedray.data.find import cache_folder
+from fedray.data.lazy import LazyItems
 from fedray.data.source import Source
 from fedray.files import write_whole
 
@@ -35,7 +37,7 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
     The parts are the arrays (:data:`PARTS`), how the inputs are scaled, and the names of classes and clients.
     """
     found = dict(_of_files(source) if source.files else _of_arrays(source))
-    found["normalisation"] = array_digest(source.scale, source.shift)
+    found["normalisation"] = _digest(source.scale, source.shift)
     if source.class_names is not None or source.client_names is not None:
         names = json.dumps([source.class_names, source.client_names])
         found["names of classes and clients"] = hashlib.sha256(names.encode()).hexdigest()
@@ -43,12 +45,31 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
     return found
 
 
+def content_key(digests: Mapping[str, str]) -> str:
+    """Returns one digest for the samples of a data set, of which ``digests`` has those of its parts."""
+    parts = {name: digests[name] for name in PARTS if name in digests and name != "client assignment"}
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
 def _of_arrays(source: Source) -> dict[str, str]:
     return {
-        part: array_digest(*(getattr(source, name) for name in names))
+        part: _digest(*(getattr(source, name) for name in names))
         for part, names in PARTS.items()
         if any(getattr(source, name) is not None for name in names)
     }
+
+
+def _digest(*trees: Any) -> str:
+    """Returns the digest of arrays, or of tuples and dicts of them."""
+    if any(isinstance(tree, LazyItems) for tree in trees):
+        parts = [tree.digest() if isinstance(tree, LazyItems) else array_digest(tree) for tree in trees]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    outlines = [outline(tree) for tree in trees]
+    if any(each != outline(None) for each in outlines):
+        return hashlib.sha256(
+            json.dumps([outlines, [array_digest(*leaves(tree)) for tree in trees]]).encode()
+        ).hexdigest()
+    return array_digest(*trees)
 
 
 def _of_files(source: Source) -> Mapping[str, str]:

@@ -30,7 +30,7 @@ def encode_labels(
     """
     first = next(iter(given))
     _refuse_mixture(where, given)
-    if not _are_names(given[first]):
+    if not are_names(given[first]):
         return {key: whole_numbers(where, key, values) for key, values in given.items()}, _texts(names)
     known = names_of(where, first, given[first]) if names is None else names
     holder = first if names is None else "class_names"
@@ -45,7 +45,7 @@ def encode_clients(
     They are numbered as labels are (:func:`encode_labels`). Test samples of clients without training samples get -1.
     """
     _refuse_mixture(where, {"client_train": train} | ({} if test is None else {"client_test": test}))
-    if _are_names(train):
+    if are_names(train):
         known = names_of(where, "client_train", train) if names is None else names
         codes = _known_codes(where, "client_train", train, known, "client_names")
         return codes, None if test is None else codes_of(where, "client_test", test, known), _texts(known)
@@ -64,7 +64,7 @@ def encode_clients(
 def _refuse_mixture(where: str, given: Mapping[str, Any]) -> None:
     """Raises :class:`UserError` if some arrays hold names and others numbers."""
     first = next(iter(given))
-    kinds = {key: "names" if _are_names(values) else "numbers" for key, values in given.items()}
+    kinds = {key: "names" if are_names(values) else "numbers" for key, values in given.items()}
     for key, kind in kinds.items():
         if kind != kinds[first]:
             raise UserError(
@@ -142,7 +142,7 @@ def _categories(values: Any) -> Any:
     return getattr(getattr(values, "dtype", None), "categories", None)
 
 
-def _are_names(values: Any) -> bool:
+def are_names(values: Any) -> bool:
     """Returns whether values have to be numbered, which is so for texts, dates, booleans and pandas' categories."""
     if _categories(values) is not None:
         return True

@@ -6,27 +6,48 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedray.config import DataConfig
 from fedray.core.seeds import Purpose, stream
+from fedray.core.structure import map_leaves
 from fedray.data.deal import Split, by_owner, indices_and_offsets
+from fedray.data.lazy import LazyItems
 from fedray.data.partition import kind_of, partition
 from fedray.data.source import Source
 from fedray.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _no_indices() -> np.ndarray:
     return np.empty(0, dtype=np.int64)
 
 
+class Labels(NamedTuple):
+    """The class of each training and test sample, int64. Where samples have no class, all have the same."""
+
+    train: np.ndarray
+    test: np.ndarray
+    classes: int
+
+    @classmethod
+    def of(cls, task: str, y: np.ndarray, y_test: np.ndarray, classes: int) -> Labels:
+        if task == "classification":
+            return cls(y, y_test, classes)
+        return cls(np.zeros(len(y), np.int64), np.zeros(len(y_test), np.int64), 1)
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """All samples, and which client holds which of them. A client takes no more memory than its samples' indices.
 
-    * ``x`` [n, ...] uint8 or float32 and ``y`` int64 [n]: all training samples. A source's own public set is at their
-      end. A model's input is float32(x) * ``scale`` + ``shift`` along axis 1; both are float32 [channels], or None.
+    * ``x``, ``y``, ``x_test``, ``y_test``, ``scale``, ``shift``, ``classes``, ``task``: as in
+      :class:`~fedray.data.source.Source`, of all training and test samples. A source's own public set is at the end of
+      ``x`` and ``y``.
     * ``indices`` and ``offsets``: client i holds the samples ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted).
     * ``public``, ``validation``: indices into x of samples that no client holds. ``train_subset``: indices of the
       samples on which train_accuracy is evaluated.
@@ -36,13 +57,13 @@ class FederatedData:
     * ``notes``: lines about the partition that the user should know.
     """
 
-    x: np.ndarray
+    x: Any
     y: np.ndarray
-    x_test: np.ndarray
+    x_test: Any
     y_test: np.ndarray
     classes: int
-    scale: np.ndarray | None
-    shift: np.ndarray | None
+    scale: Any
+    shift: Any
     indices: np.ndarray
     offsets: np.ndarray
     public: np.ndarray
@@ -54,6 +75,22 @@ class FederatedData:
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] | None = None
     client_names: tuple[str, ...] | None = None
+    task: str = "classification"
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape of one sample's inputs, or a tuple or dict of shapes."""
+        return map_leaves(lambda x: tuple(x.shape[1:]), self.x.first if isinstance(self.x, LazyItems) else self.x)
+
+    @property
+    def own_classes(self) -> list[type]:
+        """The classes of data sets that are read item by item, which may be the user's own."""
+        return [type(x.dataset) for x in (self.x, self.x_test) if isinstance(x, LazyItems)]
+
+    @cached_property
+    def labels(self) -> Labels:
+        """The classes by which samples are dealt out to clients."""
+        return Labels.of(self.task, self.y, self.y_test, self.classes)
 
     @property
     def clients(self) -> int:
@@ -86,17 +123,19 @@ class FederatedData:
             raise ValueError("these data have no test shares; call fedray.data.test_shares.with_test_shares first")
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
-    def examples(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ``count`` training samples, evenly spaced, in the form in which models get them.
+    def examples(self, count: int) -> tuple[Any, Tensor]:
+        """Returns ``count`` training samples, evenly spaced: the inputs that a model gets of them, and the targets."""
+        import torch
 
-        They are ``x [count, ...]`` float32 and ``y [count]`` int64.
-        """
+        from fedray.core.samples import Samples
+
+        def tensor(array: np.ndarray | None) -> Tensor | None:
+            return None if array is None else torch.from_numpy(array)
+
         chosen = np.linspace(0, len(self.y) - 1, count).astype(np.int64)
-        x = self.x[chosen].astype(np.float32)
-        if self.scale is not None and self.shift is not None:
-            channels = (-1,) + (1,) * (x.ndim - 2)
-            x = x * self.scale.reshape(channels) + self.shift.reshape(channels)
-        return x, self.y[chosen]
+        x = self.x.chosen(chosen) if isinstance(self.x, LazyItems) else map_leaves(lambda x: x[chosen], self.x)
+        stored, scale, shift = (map_leaves(tensor, each) for each in (x, self.scale, self.shift))
+        return Samples(stored, torch.from_numpy(self.y[chosen]), scale, shift).gather(np.arange(count))
 
     @cached_property
     def partition_hash(self) -> str:
@@ -141,12 +180,16 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         assert source.x_public is not None
         assert source.y_public is not None
         public = total + _own_public(source, data, seed)
-        x, y = np.concatenate([x, source.x_public]), np.concatenate([y, source.y_public])
+        x = map_leaves(lambda own, more: np.concatenate([own, more]), x, source.x_public)
+        y = np.concatenate([y, source.y_public])
     else:
         public = np.sort(order[:public_samples])
     rest = np.setdiff1d(np.arange(total), np.concatenate([public, validation]), assume_unique=True)
     owners = None if source.client_train is None else source.client_train[rest]
-    split, notes = partition(y[rest], source.classes, data, stream(seed, Purpose.PARTITION), owners)
+    has_classes = source.kind == "classification"
+    labels = Labels.of(source.kind, y, source.y_test, source.classes)
+    rng = stream(seed, Purpose.PARTITION)
+    split, notes = partition(labels.train[rest], labels.classes, data, rng, owners, has_classes)
     places, offsets = indices_and_offsets(split)
     federated = FederatedData(
         x=x,
@@ -161,10 +204,11 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         public=public,
         validation=validation,
         ids=np.arange(len(split)),
-        notes=notes,
+        notes=(*source.notes, *notes),
         class_names=source.class_names,
+        task=source.kind,
     )
-    if owners is not None and kind_of(data, True) == "natural":
+    if owners is not None and kind_of(data, True, has_classes) == "natural":
         return _with_own_clients(federated, source, owners, places)
     return federated
 

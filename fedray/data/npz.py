@@ -10,18 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from fedray.config import IGNORED
 from fedray.data.find import file_stamp
 from fedray.data.source import Source, from_fields
+from fedray.data.targets import AUTO
 from fedray.errors import UserError
 
 ARRAYS = [field.name for field in fields(Source) if "_" in field.name]
 
 
-def npz(root: str | None) -> Source:
+def npz(root: str | None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
     """Reads the arrays of :class:`Source` from the file ``root``, but neither ``scale`` nor ``shift``.
 
-    The classes are 0 to the largest label of train, test and public, or the labels' names. Features of type uint8 are
-    scaled to 0..1. Other arrays in the file are ignored.
+    ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``. The classes are 0 to the largest label of
+    train, test and public, or the labels' names. Features of type uint8 are scaled to 0..1. Other arrays in the file
+    are ignored.
 
     Raises :class:`UserError`, which names the file, if it can't be read or something in it is wrong.
     """
@@ -30,7 +33,7 @@ def npz(root: str | None) -> Source:
     path = Path(root).expanduser()
     files = (file_stamp(path),) if path.is_file() else ()
     given = _read(path)
-    return replace(from_fields(path.stem, given, where=str(path)), files=files)
+    return replace(from_fields(path.stem, given, str(path), kind, ignored), files=files)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedray.config import IGNORED
 from fedray.core.seeds import global_generators
-from fedray.data.source import DEFAULT, Source, from_fields, stack_samples, validate
+from fedray.data.features import stack_samples
+from fedray.data.lazy import LazyItems, random_item, read_item, stack_targets, targets_of
+from fedray.data.machine import memory_of_machine
+from fedray.data.source import DEFAULT, Source, from_fields, validate
+from fedray.data.targets import AUTO
 from fedray.errors import UserError, closest, near_miss
-from fedray.importing import as_user_error
 
 CLIENT = "client"
 """The column that holds the clients, unless the user names another one."""
 
-READ_TWICE = 16
-"""The number of items of a Dataset that are read two more times, to find out whether its transforms are random."""
+MUCH = 0.25
+"""The part of the machine's memory beyond which a Dataset is read item by item under ``data.access: auto``."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,15 @@ def own_source(
     client_column: str | None = None,
     label_column: str = "label",
     normalization: str = DEFAULT,
+    kind: str = AUTO,
+    ignored: int = IGNORED,
+    access: str = "auto",
 ) -> Source:
     """Returns a checked :class:`Source` of ``data`` (the training set) and ``test``, in any form that simulate() takes.
 
     Labels, and the clients that come with the samples (a third array, or a column), may have any names, which are
-    numbered and kept. Raises :class:`UserError` if something is wrong with the data.
+    numbered and kept. ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``, and ``access`` is
+    ``data.access``. Raises :class:`UserError` if something is wrong with the data.
     """
     if normalization != DEFAULT:
         raise UserError(
@@ -49,22 +57,22 @@ def own_source(
         if test is not None:
             raise UserError("test=... must not be given with a Source, which has its own test set")
         # the user may have changed what was read from the files, so that the files say nothing about it any more
-        return validate(replace(data, files=()))
+        return validate(replace(data, files=()), None, kind, ignored)
     if test is None:
         raise UserError("data=... needs test=... in the same form")
     columns = Columns(label_column, client_column)
     if columns != Columns() and not isinstance(data, pd.DataFrame):
         raise UserError("client_column and label_column name columns of a DataFrame, but data is none")
-    given = _read_fields(data, "data", "train", columns)
+    given = _read_fields(data, "data", "train", columns, access)
     if isinstance(data, pd.DataFrame) and isinstance(test, pd.DataFrame):
         _require(test, "test", columns.label, "label_column")
         test = _in_order_of(data, test, others=(columns.label, columns.client or CLIENT))
     elif _is_arrays(data) and _is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
         test = (_in_order_of(data[0], test[0]), *test[1:])
-    return from_fields("own", given | _read_fields(test, "test", "test", columns), where="data")
+    return from_fields("own", given | _read_fields(test, "test", "test", columns, access), "data", kind, ignored)
 
 
-def _read_fields(data: Any, name: str, part: str, columns: Columns) -> dict[str, Any]:
+def _read_fields(data: Any, name: str, part: str, columns: Columns, access: str) -> dict[str, Any]:
     """Returns fields of a :class:`Source` from ``data``, not yet checked.
 
     They are ``x_<part>``, ``y_<part>`` and, if there are clients, ``client_<part>``.
@@ -74,7 +82,7 @@ def _read_fields(data: Any, name: str, part: str, columns: Columns) -> dict[str,
     elif _is_arrays(data):
         found = tuple(data)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        found = _read_dataset(data, name)
+        found = _read_dataset(data, name, access)
     else:
         raise UserError(f"{name}=... must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}")
     return dict(zip((f"x_{part}", f"y_{part}", f"client_{part}"), found, strict=False))
@@ -144,43 +152,26 @@ def _in_order_of(data: pd.DataFrame, test: pd.DataFrame, others: tuple[str, ...]
     return test[[*wanted, *(column for column in others if column in test.columns)]]
 
 
-def _read_dataset(dataset: Sequence[Any], name: str) -> tuple[Any, ...]:
-    """Reads all items of a Dataset. The global random generators, which its transforms may use, are restored
-    afterwards."""
+def _read_dataset(dataset: Sequence[Any], name: str, access: str) -> tuple[Any, ...]:
+    """Returns the inputs and targets of a Dataset, and the clients if it has an attribute ``clients``.
+
+    The inputs are arrays, or :class:`LazyItems` if ``access`` is lazy; under ``auto`` they are lazy if items are random
+    or take much memory.
+    """
     if len(dataset) == 0:
         raise UserError(f"{name} is an empty data set")
-    with global_generators():
-        items = [_read_item(dataset, name, i) for i in range(len(dataset))]
-    _refuse_random(dataset, name, items)
-    labels = np.empty(len(items), dtype=object)
-    labels[:] = [label for _, label in items]
-    return stack_samples("item", name, [x for x, _ in items]), labels
-
-
-def _read_item(dataset: Sequence[Any], name: str, i: int) -> tuple[np.ndarray, Any]:
-    with as_user_error(f"item {i} of {name} can't be read"):
-        item = dataset[i]
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise UserError(f"item {i} of {name} is no pair (x, y), but {type(item).__name__}")
-        x, label = np.asarray(item[0]), np.asarray(item[1])
-    if label.size != 1:
+    item, lazy = random_item(dataset, name), LazyItems(dataset, name)
+    if item is not None and access in ("memory", "mapped"):
         raise UserError(
-            f"item {i} of {name} has a label of shape {list(label.shape)}; labels must be one number or name"
+            f"item {item} of {name} differs when it is read again, as with random transforms; with "
+            f"data.access={access} it would stay as first read in all rounds: use data.access=lazy, or give it without "
+            "them, and data.augment=crop_flip for images"
         )
-    return x, label.reshape(()).item()
-
-
-def _refuse_random(dataset: Sequence[Any], name: str, items: Sequence[tuple[np.ndarray, Any]]) -> None:
-    """Raises :class:`UserError` if the items of a Dataset are random, because they are read only once for all rounds.
-
-    To find out, some items are read again with other states of the global random generators.
-    """
-    for seed in (1, 2):
-        with global_generators(seed):
-            for i in np.unique(np.linspace(0, len(items) - 1, READ_TWICE).astype(int)).tolist():
-                (x, label), (again, label_again) = items[i], _read_item(dataset, name, i)
-                if not np.array_equal(x, again, equal_nan=x.dtype.kind == "f") or str(label) != str(label_again):
-                    raise UserError(
-                        f"item {i} of {name} differs when it is read again, as with random transforms; it would stay "
-                        "as first read in all rounds: give it without them, and data.augment=crop_flip for images"
-                    )
+    clients = getattr(dataset, "clients", None)
+    owners = () if clients is None else (clients,)
+    if access == "lazy" or item is not None or lazy.bytes_each * len(lazy) > MUCH * memory_of_machine():
+        return lazy, targets_of(dataset, name), *owners
+    with global_generators():
+        items = [read_item(dataset, name, i) for i in range(len(dataset))]
+    x, targets = (list(column) for column in zip(*items, strict=True))
+    return stack_samples("item", name, x), stack_targets(name, targets), *owners

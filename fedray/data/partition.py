@@ -16,10 +16,14 @@ from fedray.errors import UserError, near_miss
 
 
 class Partitioner(NamedTuple):
-    """A kind of partition: its function, and a line about it. Its options are the function's keyword arguments."""
+    """A kind of partition: its function, and a line about it. Its options are the function's keyword arguments.
+
+    ``by_class`` says that it deals by the samples' classes, which not every task has.
+    """
 
     split: Callable[..., Split]
     about: str
+    by_class: bool = True
 
     @property
     def arguments(self) -> set[str]:
@@ -33,9 +37,11 @@ class Partitioner(NamedTuple):
 
 
 PARTITIONERS = {
-    "iid": Partitioner(iid, "shuffled and cut into equal parts"),
+    "iid": Partitioner(iid, "shuffled and cut into equal parts", by_class=False),
     "label_skew": Partitioner(label_skew, "classes_per_client classes each, equally many samples (pFedMo)"),
-    "quantity_skew": Partitioner(quantity_skew, "sizes[i] samples each, in the class proportions of the set (pFedMo)"),
+    "quantity_skew": Partitioner(
+        quantity_skew, "sizes[i] samples each, in the class proportions of the set (pFedMo)", False
+    ),
     "dirichlet": Partitioner(dirichlet, "each class cut among the clients by Dir(alpha); sizes vary (pFedMo, MOON)"),
     "dirichlet_fixed": Partitioner(
         dirichlet_fixed,
@@ -43,10 +49,10 @@ PARTITIONERS = {
     ),
     "shards": Partitioner(shards, "sorted by label, cut into shards, shards_per_client each (McMahan et al. 2017)"),
     "orthogonal": Partitioner(orthogonal, "clusters of clients with classes of their own (FedTrip)"),
-    "natural": Partitioner(natural, "the data's own clients, as the source says; data.clients is ignored"),
+    "natural": Partitioner(natural, "the data's own clients, as the source says; data.clients is ignored", False),
 }
 AUTO = "auto"
-"""The kind that stands for ``natural`` or ``dirichlet``, whichever fits the data (:func:`kind_of`)."""
+"""The kind that stands for ``natural``, ``dirichlet`` or ``iid``, whichever fits the data (:func:`kind_of`)."""
 
 _OPTIONS = ["samples_per_client", *(name for name in PartitionConfig.model_fields if name != "kind")]
 
@@ -56,17 +62,26 @@ def _key(name: str) -> str:
 
 
 def partition(
-    labels: np.ndarray, classes: int, data: DataConfig, rng: np.random.Generator, owners: np.ndarray | None = None
+    labels: np.ndarray,
+    classes: int,
+    data: DataConfig,
+    rng: np.random.Generator,
+    owners: np.ndarray | None = None,
+    has_classes: bool = True,
 ) -> tuple[Split, tuple[str, ...]]:
     """Returns the split that ``data`` asks for of samples with ``labels`` int64 [n], and lines for the user about it.
 
-    ``owners`` int64 [n] are the data's own clients; None if the data have none.
+    ``owners`` int64 [n] are the data's own clients; None if the data have none. ``has_classes`` says whether the task
+    has classes; otherwise all labels are the same.
 
-    Raises :class:`UserError` for an unknown kind, for options that the kind does not take, and for clients with fewer
-    than ``min_samples`` samples.
+    Raises :class:`UserError` for an unknown kind, for options that the kind does not take, for a kind that deals by
+    classes where there are none, and for clients with fewer than ``min_samples`` samples.
     """
-    kind = kind_of(data, owners is not None)
+    kind = kind_of(data, owners is not None, has_classes)
     chosen = PARTITIONERS[kind]
+    if chosen.by_class and not has_classes:
+        takers = ", ".join(name for name, entry in PARTITIONERS.items() if not entry.by_class)
+        raise UserError(f"data.partition.kind={kind} deals by classes, and the targets are none: use {takers}")
     notes: list[str] = []
     if owners is not None and kind != "natural":
         notes.append(
@@ -82,11 +97,14 @@ def partition(
     return split, tuple(notes)
 
 
-def kind_of(data: DataConfig, has_owners: bool) -> str:
-    """Returns the kind of partition that ``data`` asks for; ``auto`` is natural if the data have their own clients."""
+def kind_of(data: DataConfig, has_owners: bool, has_classes: bool) -> str:
+    """Returns the kind of partition that ``data`` asks for.
+
+    ``auto`` is natural if the data have their own clients, else dirichlet if samples have classes, else iid.
+    """
     kind = data.partition.kind
     if kind == AUTO:
-        return "natural" if has_owners else "dirichlet"
+        return "natural" if has_owners else "dirichlet" if has_classes else "iid"
     if kind not in PARTITIONERS:
         known = [AUTO, *PARTITIONERS]
         raise UserError(f"data.partition.kind: there is no partition {kind!r}{near_miss(kind, known)}")

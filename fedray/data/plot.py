@@ -25,10 +25,12 @@ LONGEST = 20
 
 
 def label_counts(data: FederatedData) -> np.ndarray:
-    """Returns the number of samples of each class that each client holds, int64 [N, classes]."""
+    """Returns the number of samples of each class that each client holds, int64 [N, classes]. Where samples have no
+    classes, all count as one."""
+    labels = data.labels
     client = np.repeat(np.arange(data.clients), data.sizes())
-    cells = client * data.classes + data.y[data.indices]
-    return np.bincount(cells, minlength=data.clients * data.classes).reshape(data.clients, data.classes)
+    cells = client * labels.classes + labels.train[data.indices]
+    return np.bincount(cells, minlength=data.clients * labels.classes).reshape(data.clients, labels.classes)
 
 
 def plot_labels(data: FederatedData, path: str | Path) -> None:
@@ -39,7 +41,8 @@ def plot_labels(data: FederatedData, path: str | Path) -> None:
     skew is visible. Classes and clients have the names that the data give them, where there is room.
     """
     counts = label_counts(data)
-    classes = data.class_names or tuple(map(str, range(data.classes)))
+    names = data.class_names if data.task == "classification" else None
+    classes = names or tuple(map(str, range(counts.shape[1])))
     bars = len(counts) <= STACKED
     figure = Figure(figsize=(min(4 + 0.25 * len(counts), 11), 4.2) if bars else (10, 5), layout="constrained")
     # not through pyplot, which needs a display and has global state
@@ -47,7 +50,7 @@ def plot_labels(data: FederatedData, path: str | Path) -> None:
     if bars:
         _bars(figure, counts, classes, data.client_names)
     else:
-        _heat_map(figure, counts, classes if data.class_names else None)
+        _heat_map(figure, counts, classes if names else None)
     figure.savefig(path, dpi=150)
 
 
@@ -70,9 +73,9 @@ def _bars(figure: Figure, counts: np.ndarray, class_names: Sequence[str], client
         shown = [_short(name) for name in client_names]
         axes.set_xticks(range(clients), shown, rotation=90 if max(map(len, shown)) > 2 else 0)
     axes.spines[["top", "right"]].set_visible(False)
-    if classes <= LEGEND:
+    if 1 < classes <= LEGEND:
         figure.legend(title="label", loc="outside right upper", frameon=False, reverse=True)
-    else:
+    elif classes > 1:
         figure.colorbar(ScalarMappable(Normalize(0, classes - 1), "turbo"), ax=axes, label="label")
 
 

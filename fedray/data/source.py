@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedray.data.encode import encode_clients, encode_labels
+from fedray.config import IGNORED, DataConfig, TaskConfig
+from fedray.core.structure import leaves, map_leaves
+from fedray.data.encode import encode_clients
+from fedray.data.features import alike, count_samples, form_of, read_features
+from fedray.data.targets import AUTO, read_targets
 from fedray.errors import UserError, near_miss
 from fedray.importing import FORMS, as_user_error, import_object, is_own
 
@@ -20,9 +24,12 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Training and test samples with labels 0..classes-1.
+    """Training and test samples.
 
-    * ``x_*`` [n, ...] uint8 or float32, where images are [n, channels, height, width]; ``y_*`` int64 [n].
+    * ``x_*``: the inputs, as an array [n, ...] or a tuple or dict of arrays. Images are [n, channels, height, width].
+    * ``y_*``: the targets. Of a classification they are int64 [n], 0..classes-1; :mod:`fedray.core.task` says what they
+      are in other tasks. ``task`` is the kind of task; ``auto`` lets it follow from the targets.
+    * ``classes``: the number of classes of a sample or token; in other tasks the numbers in a target.
     * ``scale``, ``shift`` float32 [channels], or None: a model's input is float32(x) * scale + shift along axis 1,
       which for images is (x/255 - mean) / deviation.
     * ``client_*`` int64 [n]: the client that a sample belongs to, for the partition ``natural``; -1 in the test set
@@ -31,27 +38,34 @@ class Source:
     * ``class_names`` in the order of the labels, and ``client_names`` in the order of the clients' numbers; None where
       there are only numbers.
     * ``files``: for a source that comes with fedray, :func:`fedray.data.find.file_stamp` of each file that it was read
-      from.
+      from. ``notes``: lines that the user should know.
 
     A user may set labels and clients to names (texts, booleans, pandas' categories), which :func:`validate` numbers.
     Labels that are floats must be whole.
     """
 
     name: str
-    x_train: np.ndarray
+    x_train: Any
     y_train: np.ndarray
-    x_test: np.ndarray
+    x_test: Any
     y_test: np.ndarray
     classes: int
-    scale: np.ndarray | None = None
-    shift: np.ndarray | None = None
+    scale: Any = None
+    shift: Any = None
     client_train: np.ndarray | None = None
     client_test: np.ndarray | None = None
-    x_public: np.ndarray | None = None
+    x_public: Any = None
     y_public: np.ndarray | None = None
     class_names: tuple[str, ...] | None = None
     client_names: tuple[str, ...] | None = None
     files: tuple[tuple[str, int, int, int, int], ...] = ()
+    task: str = AUTO
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The kind of task; a source that nobody has checked is taken for a classification."""
+        return "classification" if self.task == AUTO else self.task
 
     @property
     def public_by_default(self) -> int:
@@ -98,6 +112,26 @@ SOURCES = {
             "ghbm": "the deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables",
         },
     ),
+    "image_folder": SourceEntry(
+        "fedray.data.image_folder:image_folder",
+        "image files of your own in data.root: train/CLASS/..., test/CLASS/...; data.image_size scales them",
+        "yours",
+    ),
+    "federated_csv": SourceEntry(
+        "fedray.data.federated_csv:federated_csv",
+        "photographs of users: train.csv (user_id,image_id,class), test.csv, images (data.root); data.image_size",
+        "yours",
+    ),
+    "gldv2": SourceEntry(
+        "fedray.data.federated_csv:gldv2",
+        "Landmarks-User-160k of Google Landmarks v2, as federated_csv: 1,262 users, 164,172 photographs, 2,028 classes",
+        "Google: annotations CC BY 4.0, photographs under their authors' licences",
+    ),
+    "inaturalist": SourceEntry(
+        "fedray.data.federated_csv:inaturalist",
+        "iNaturalist-User-120k, as federated_csv: 9,275 users, 120,300 photographs, 1,203 classes",
+        "iNaturalist 2017: non-commercial research",
+    ),
     "npz": SourceEntry(
         "fedray.data.npz:npz",
         "a file of your own (data.root): x_train, y_train, x_test, y_test, optional client_train, x_public, ...",
@@ -106,13 +140,21 @@ SOURCES = {
 }
 
 
-def load_source(name: str, root: str | None = None, normalization: str = DEFAULT) -> Source:
+def load_source(
+    name: str,
+    root: str | None = None,
+    normalization: str = DEFAULT,
+    kind: str = AUTO,
+    ignored: int = IGNORED,
+    image_size: int | None = None,
+) -> Source:
     """Loads and checks the source ``name``: one of :data:`SOURCES`, or the user's own function.
 
     The user's function is named as ``file.py:function`` or ``module:function``. It is called with ``root`` if it takes
     an argument, and with ``normalization`` if it has an argument of that name, which it needs to take other values than
     "default". It returns a :class:`Source` or a dict of its fields, in which ``classes`` may be missing and is then the
-    largest label + 1.
+    largest label + 1. ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``,
+    and ``image_size`` is ``data.image_size``.
 
     Raises :class:`UserError` for unknown names, failing imports and bad data.
     """
@@ -126,18 +168,25 @@ def load_source(name: str, root: str | None = None, normalization: str = DEFAULT
         close = near_miss(name, SOURCES)
         raise UserError(f"data.source: there is no source {name!r}{close}; your own is given as {FORMS}")
     with as_user_error(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
-        loaded = _call(name, loader, root, normalization)
+        own = {"kind": kind, "ignored": ignored, "image_size": image_size}
+        loaded = _call(name, loader, root, normalization, own)
     if isinstance(loaded, Source):
         # a user's function may have changed what it read from files
-        return validate(loaded if name in SOURCES else replace(loaded, files=()))
+        return validate(loaded if name in SOURCES else replace(loaded, files=()), None, kind, ignored)
     if isinstance(loaded, Mapping):
-        return from_fields(name, loaded)
+        return from_fields(name, loaded, None, kind, ignored)
     kind = type(loaded).__name__
     raise UserError(f"data.source {name} must return a Source or a dict of its fields, not {kind}")
 
 
-def _call(name: str, loader: Any, root: str | None, normalization: str) -> Any:
-    """Calls a loader with ``root`` and ``normalization`` as far as it takes them, and returns what it returns."""
+def source_of(data: DataConfig, task: TaskConfig) -> Source:
+    """Loads and checks the source that a configuration names, as :func:`load_source` does."""
+    return load_source(data.source, data.root, data.normalization, task.kind, task.ignore_index, data.image_size)
+
+
+def _call(name: str, loader: Any, root: str | None, normalization: str, own: Mapping[str, Any]) -> Any:
+    """Calls a loader with ``root`` and ``normalization`` as far as it takes them, and returns what it returns. fedray's
+    own loaders may also take what is in ``own``."""
     taken = set(inspect.signature(loader).parameters)
     entry = SOURCES.get(name)
     if entry is not None and normalization not in entry.normalizations:
@@ -146,69 +195,74 @@ def _call(name: str, loader: Any, root: str | None, normalization: str) -> Any:
     if normalization != DEFAULT and "normalization" not in taken:
         raise UserError(f"data.normalization={normalization}: the source {name} takes no argument normalization")
     places = (root,) if taken - {"normalization"} else ()
-    return loader(*places, **({"normalization": normalization} if "normalization" in taken else {}))
+    named = {"normalization": normalization, **(own if entry is not None else {})}
+    return loader(*places, **{key: value for key, value in named.items() if key in taken})
 
 
-def from_fields(name: str, given: Mapping[str, Any], where: str | None = None) -> Source:
-    """Returns a checked :class:`Source` from a mapping of its fields.
+def from_fields(
+    name: str, given: Mapping[str, Any], where: str | None = None, kind: str = AUTO, ignored: int = IGNORED
+) -> Source:
+    """Returns a checked :class:`Source` from a mapping of its fields, for the task ``kind`` (``task.kind``).
 
     Features of type uint8 are scaled to 0..1, because they are images as a rule, unless there is a ``scale`` or
     ``shift``. Raises :class:`UserError` for whatever is wrong; its messages begin with ``where``, a file, or else with
     ``name``.
     """
     where = where or name
-    known = [field.name for field in fields(Source) if field.name != "files"]
+    known = [field.name for field in fields(Source) if field.name not in ("files", "notes")]
     for key in given:
         if key not in known:
             raise UserError(f"{where}: unknown field {key!r}{near_miss(str(key), known)}")
     missing = [key for key in ("x_train", "y_train", "x_test", "y_test") if given.get(key) is None]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}")
-    source = _make_source(where, {"name": name, **given})
-    shape = source.x_train.shape[1:]
-    if source.x_train.dtype == np.uint8 and source.scale is None and source.shift is None:
-        return replace(source, **_normalisation(where, {"scale": np.full(shape[0], 1 / 255)}, shape))
+    source = _make_source(where, {"name": name, **given}, _agreed(where, given.get("task"), kind), ignored)
+    x = form_of(source.x_train)
+    if isinstance(x, np.ndarray) and x.dtype == np.uint8 and source.scale is None and source.shift is None:
+        return replace(source, **_normalisation(where, {"scale": np.full(x.shape[1], 1 / 255)}, x))
     return source
 
 
-def validate(source: Source, where: str | None = None) -> Source:
-    """Returns ``source`` with its arrays in the dtypes that :class:`Source` promises.
+def _agreed(where: str, of_data: str | None, asked: str) -> str:
+    """Returns the kind of task on which the data and the configuration agree."""
+    if of_data is None or of_data == AUTO or asked in (AUTO, of_data):
+        return of_data if asked == AUTO and of_data is not None else asked
+    raise UserError(f"task.kind={asked}, but the data are for task.kind={of_data} ({where})")
+
+
+def validate(source: Source, where: str | None = None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
+    """Returns ``source`` with its arrays in the dtypes that :class:`Source` promises, for the task ``kind``.
 
     Raises :class:`UserError`, which names array and row, for whatever is wrong. ``where`` begins the messages.
     """
-    return _make_source(where or source.name, {field.name: getattr(source, field.name) for field in fields(Source)})
+    where = where or source.name
+    given = {field.name: getattr(source, field.name) for field in fields(Source)}
+    return _make_source(where, given, _agreed(where, source.task, kind), ignored)
 
 
-def _make_source(where: str, given: dict[str, Any]) -> Source:
+def _make_source(where: str, given: dict[str, Any], kind: str, ignored: int) -> Source:
     """Checks the fields ``given`` and makes a Source of them.
 
-    Labels and clients that are names are numbered. Without ``classes``, their number follows from the labels.
+    Labels and clients that are names are numbered. Without ``classes``, their number follows from the targets.
     """
     parts = [part for part in ("train", "test", "public") if _has_part(where, given, part)]
-    given = {**given, **_encode(where, given, parts)}
-    if given.get("classes") is None:
-        labels = {f"y_{part}": given[f"y_{part}"] for part in parts}
-        given["classes"] = len(given["class_names"]) if given["class_names"] else _count_classes(where, labels)
-    classes = given["classes"]
-    if isinstance(classes, bool) or not isinstance(classes, (int, np.integer)) or classes < 1:
-        raise UserError(f"{where}: classes must be a whole number of at least 1, not {classes!r}")
-    if given["class_names"] is not None and len(given["class_names"]) != classes:
-        raise UserError(f"{where}: the classes have {len(given['class_names'])} names, but classes is {classes}")
-    x_train = given["x_train"] = _features(where, "x_train", given["x_train"])
+    names = {key: _names(where, key, given.get(key)) for key in ("class_names", "client_names")}
+    given_targets = {f"y_{part}": given[f"y_{part}"] for part in parts}
+    targets = read_targets(where, given_targets, kind, given.get("classes"), names["class_names"], ignored)
+    found: dict[str, Any] = {**targets.arrays, **_clients(where, given, names["client_names"])}
+    found |= {"task": targets.kind, "classes": targets.classes, "class_names": targets.class_names}
     for part in parts:
-        x = given[f"x_{part}"] = _features(where, f"x_{part}", given[f"x_{part}"])
-        if x.shape[1:] != x_train.shape[1:]:
-            raise UserError(
-                f"{where}: samples of x_{part} have shape {list(x.shape[1:])}, those of x_train "
-                f"{list(x_train.shape[1:])}"
-            )
-        if x.dtype != x_train.dtype:
-            raise UserError(f"{where}: x_{part} is {x.dtype}, x_train {x_train.dtype}; they must be alike")
+        name, samples = f"x_{part}", len(found[f"y_{part}"])
+        found[name] = read_features(where, name, given[name], samples)
+        found[name] = alike(where, name, found[name], found["x_train"])
+        count = count_samples(where, name, found[name])
         for key in (f"y_{part}", f"client_{part}"):
-            if given.get(key) is not None:
-                _same_length(where, f"x_{part}", x, key, given[key])
-        _in_range(where, f"y_{part}", given[f"y_{part}"], int(classes))
-    return Source(**{**given, "classes": int(classes), **_normalisation(where, given, x_train.shape[1:])})
+            if found.get(key) is not None and len(found[key]) != count:
+                raise UserError(
+                    f"{where}: {name} has {count} samples and {key} {len(found[key])}; they must be equally many"
+                )
+    notes = (*(given.get("notes") or ()), *targets.notes)
+    return Source(**{**given, **found, **_normalisation(where, given, form_of(found["x_train"])), "notes": notes})
 
 
 def _has_part(where: str, given: Mapping[str, Any], part: str) -> bool:
@@ -218,20 +272,16 @@ def _has_part(where: str, given: Mapping[str, Any], part: str) -> bool:
     return x is not None
 
 
-def _encode(where: str, given: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
-    """Returns the fields of labels, clients and their names, with labels and clients as numbers."""
-    names = {key: _names(where, key, given.get(key)) for key in ("class_names", "client_names")}
-    found: dict[str, Any]
-    found, class_names = encode_labels(where, {f"y_{part}": given[f"y_{part}"] for part in parts}, names["class_names"])
-    train, test, client_names = given.get("client_train"), given.get("client_test"), names["client_names"]
-    if train is None:
+def _clients(where: str, given: Mapping[str, Any], names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Returns the fields of clients and their names, with clients as numbers."""
+    train, test = given.get("client_train"), given.get("client_test")
+    if train is not None:
+        train, test, names = encode_clients(where, train, test, names)
+    else:
         for key in ("client_test", "client_names"):
             if given.get(key) is not None:
                 raise UserError(f"{where} has {key} but lacks client_train")
-    else:
-        train, test, client_names = encode_clients(where, train, test, client_names)
-    clients = {"client_train": train, "client_test": test, "client_names": client_names}
-    return {**found, **clients, "class_names": class_names}
+    return {"client_train": train, "client_test": test, "client_names": names}
 
 
 def _names(where: str, key: str, given: Any) -> tuple[str, ...] | None:
@@ -243,94 +293,27 @@ def _names(where: str, key: str, given: Any) -> tuple[str, ...] | None:
     return names
 
 
-def _count_classes(where: str, labels: Mapping[str, np.ndarray]) -> int:
-    """Returns the number of classes, which is the largest label + 1.
-
-    Raises :class:`UserError` where that is a mistake, so that the model would have too many outputs: for a label that
-    is larger than the number of samples, and for labels that begin at 1.
-    """
-    for key, y in labels.items():
-        _in_range(where, key, y)
-    name = max(labels, key=lambda key: int(labels[key].max(initial=0)))
-    largest, samples = int(labels[name].max(initial=0)), sum(map(len, labels.values()))
-    if largest >= max(samples, 2):
-        raise UserError(
-            f"{where}: {name} has label {largest} in row {int(labels[name].argmax())}, but there are {samples} samples "
-            "in all; labels must be 0..classes-1"
-        )
-    if largest > 1 and min(int(y.min(initial=largest)) for y in labels.values()) == 1:
-        raise UserError(
-            f"{where}: the labels of {' and '.join(labels)} start at 1: subtract 1, so that they are 0..{largest - 1}"
-        )
-    return largest + 1
-
-
-def _in_range(where: str, name: str, y: np.ndarray, classes: int | None = None) -> None:
-    bad = (y < 0) | (y >= classes) if classes is not None else y < 0
-    if bad.any():
-        row = int(np.argmax(bad))
-        known = f"0..{classes - 1}" if classes is not None else "0, 1, 2, ..."
-        hint = " (they start at 1: subtract 1)" if y.min() == 1 and y.max() == classes else ""
-        raise UserError(f"{where}: {name} has label {y[row]} in row {row}; labels must be {known}{hint}")
-
-
-def stack_samples(unit: str, name: str, samples: Iterable[Any]) -> np.ndarray:
-    """Returns the samples as one array.
-
-    Raises :class:`UserError`, which names the first sample that is unlike sample 0, as ``unit`` (item, row) of
-    ``name``.
-    """
-    arrays = [np.asarray(sample) for sample in samples]
-    first = arrays[0]
-    for number, array in enumerate(arrays):
-        if array.shape != first.shape:
-            raise UserError(
-                f"{unit} {number} of {name} has shape {list(array.shape)}, the first one {list(first.shape)}; all "
-                "must be equally large"
-            )
-        if array.dtype != first.dtype:
-            raise UserError(f"{unit} {number} of {name} is {array.dtype}, the first one {first.dtype}; make them alike")
-    return np.stack(arrays)
-
-
-def _same_length(where: str, first: str, a: np.ndarray, second: str, b: np.ndarray) -> None:
-    if len(a) != len(b):
-        raise UserError(f"{where}: {first} has {len(a)} samples and {second} {len(b)}; they must be equally many")
-
-
-def _features(where: str, name: str, x: Any) -> np.ndarray:
-    with as_user_error(f"{where}: {name} can't be read as an array"):
-        try:
-            x = np.asarray(x)
-        except ValueError:  # samples of unequal shapes
-            x = stack_samples(f"{where}: row", name, x)
-    if x.dtype == np.float64 or x.dtype == np.float16:
-        # a number that is too large for float32 becomes infinite, which is refused below
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
-    if x.dtype not in (np.uint8, np.float32):
-        raise UserError(f"{where}: {name} is of type {x.dtype}; features must be float32 or uint8")
-    if x.ndim < 2:
-        raise UserError(f"{where}: {name} has shape {list(x.shape)}; features must be [samples, ...]")
-    if not x.size:
-        raise UserError(f"{where}: {name} is empty (shape {list(x.shape)})")
-    if x.dtype == np.float32:
-        finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
-        if not finite.all():
-            row = int(np.argmin(finite))
-            what = "NaN" if np.isnan(x[row]).any() else "an infinite number"
-            raise UserError(f"{where}: {name} has {what} in row {row} ({int((~finite).sum())} such rows)")
-    return np.ascontiguousarray(x)
-
-
-def _normalisation(where: str, fields: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+def _normalisation(where: str, fields: Mapping[str, Any], x: Any) -> dict[str, Any]:
+    """Returns ``scale`` and ``shift`` as float32, checked. Without them, uint8 inputs of a tuple or dict are scaled to
+    0..1."""
     if fields.get("scale") is None and fields.get("shift") is None:
-        return {}
+        if not isinstance(x, (tuple, Mapping)) or all(leaf.dtype != np.uint8 for leaf in leaves(x)):
+            return {}
+        return {
+            key: map_leaves(lambda leaf, value=value: _channels(leaf, value) if leaf.dtype == np.uint8 else None, x)
+            for key, value in (("scale", 1 / 255), ("shift", 0.0))
+        }
+    if isinstance(x, (tuple, Mapping)):
+        raise UserError(f"{where}: scale and shift are for data of one input; scale those of a tuple or dict yourself")
     given: dict[str, Any] = {}
     for key, default in (("scale", 1.0), ("shift", 0.0)):
         value = fields.get(key)
-        array = np.full(shape[0], default) if value is None else np.asarray(value)
-        if array.shape != (shape[0],) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-            raise UserError(f"{where}: {key} must be {shape[0]} finite numbers, one per channel (axis 1 of x)")
+        array = _channels(x, default) if value is None else np.asarray(value)
+        if array.shape != (x.shape[1],) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise UserError(f"{where}: {key} must be {x.shape[1]} finite numbers, one per channel (axis 1 of x)")
         given[key] = array.astype(np.float32)
     return given
+
+
+def _channels(x: np.ndarray, value: float) -> np.ndarray:
+    return np.full(x.shape[1], value, np.float32)

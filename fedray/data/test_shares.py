@@ -16,9 +16,9 @@ from fedray.errors import UserError
 def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> FederatedData:
     """Returns ``data`` with a test share for each client: the one that the source has, or else a share by class.
 
-    The test samples of a class go to the clients in proportion to their training samples of that class (by largest
-    remainder, ties at random). Those of a class that no client has go to nobody. Therefore no two clients share a test
-    sample, and with many clients the shares are small.
+    Where samples have no classes, all count as one class. The test samples of a class go to the clients in proportion
+    to their training samples of that class (by largest remainder, ties at random). Those of a class that no client has
+    go to nobody. Therefore no two clients share a test sample, and with many clients the shares are small.
 
     A client with training samples whose share is smaller than ``least`` gets another share of exactly that size. It is
     drawn without replacement from the test samples of the client's classes, in proportion to its training samples, and
@@ -30,7 +30,7 @@ def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> Federate
         _check_given(data, least)
         return data
     split = _deal_by_class(data, seed)
-    pools = class_pools(data.y_test, data.classes)
+    pools = class_pools(data.labels.test, data.labels.classes)
     for client in np.flatnonzero(data.sizes()).tolist():
         if len(split[client]) < least:
             split[client] = _draw_share(data, client, pools, seed, least)
@@ -53,9 +53,10 @@ def _deal_by_class(data: FederatedData, seed: int) -> Split:
     rng = stream(seed, Purpose.PARTITION, 1)
     clients = data.clients
     holder = np.repeat(np.arange(clients), data.sizes())
-    held = class_pools(data.y[data.indices], data.classes)
-    owner = np.full(len(data.y_test), -1)
-    for samples, tests in zip(held, class_pools(data.y_test, data.classes), strict=True):
+    labels = data.labels
+    held = class_pools(labels.train[data.indices], labels.classes)
+    owner = np.full(len(labels.test), -1)
+    for samples, tests in zip(held, class_pools(labels.test, labels.classes), strict=True):
         counts = np.bincount(holder[samples], minlength=clients)
         if len(samples) and len(tests):
             order = rng.permutation(clients)
@@ -67,7 +68,8 @@ def _deal_by_class(data: FederatedData, seed: int) -> Split:
 def _draw_share(data: FederatedData, client: int, pools: Split, seed: int, size: int) -> np.ndarray:
     """Draws a share of ``size`` test samples for a client; ``pools`` are the test samples of each class."""
     rng = stream(seed, Purpose.EVALUATION, 1, client)
-    counts = np.bincount(data.y[data.client(client)], minlength=data.classes)
+    labels = data.labels
+    counts = np.bincount(labels.train[data.client(client)], minlength=labels.classes)
     classes = rng.permutation(np.flatnonzero(counts))
     supply = np.array([len(pools[c]) for c in classes])
     if supply.sum() < size:

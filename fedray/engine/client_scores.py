@@ -1,9 +1,10 @@
-"""Scores models on single clients: their accuracies on the clients' own test shares, at the end of a round.
+"""Scores models on single clients: how good they are on the clients' own test shares, by the
+task's main metric.
 
 Every model is scored on the same shares, so that the numbers can be compared. The models are the global model, the
 algorithm's further models, its personal models, and the global model after some steps of local training on each client.
-The first two are the same for all clients, so the evaluation of the whole test set has told already which samples they
-get right. Only the models that each client has of its own need work of their own.
+The first two are the same for all clients, so the evaluation of the whole test set has told already how good they are
+on each sample. Only the models that each client has of its own need work of their own.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from fedray.engine.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
 from fedray.experiment import Experiment
 
-OWN_COLUMNS = {"personal": "personalized_accuracy", "finetuned": "finetuned_accuracy"}
-"""Columns of metrics.csv for the models of which each client has its own. A model that all clients share has the column
-``<model>_on_shares_accuracy``."""
+OWN_COLUMNS = {"personal": "personalized", "finetuned": "finetuned"}
+"""The beginnings of columns of metrics.csv for the models of which each client has its own. A model that all clients
+share has the column ``<model>_on_shares_<metric>``."""
 
-OF_CHOSEN = (
-    "clients_accuracy_mean", "clients_accuracy_worst_tenth", "clients_accuracy_std", "clients_with_shares",
-    "clients_least_share",
-)  # fmt: skip
-"""Columns of metrics.csv about the clients that ``run.eval_clients`` chose."""
+
+def of_chosen(metric: str) -> tuple[str, ...]:
+    """Returns the columns of metrics.csv about the clients that ``run.eval_clients`` chose."""
+    of_values = (f"clients_{metric}_{what}" for what in ("mean", "worst_tenth", "std"))
+    return (*of_values, "clients_with_shares", "clients_least_share")
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ class Scoring:
     """Says which clients are scored at each evaluation of a run, and by which models.
 
     The cohort is scored if there are ``personal`` models or ``finetune_steps``. The clients ``chosen`` by
-    ``run.eval_clients`` are always scored, whether they are in the cohort or not.
+    ``run.eval_clients`` are always scored, whether they are in the cohort or not. ``metric`` is the task's main metric,
+    which is their score.
     """
 
+    metric: str = "accuracy"
     personal: bool = False
     finetune_steps: int = 0
     chosen: tuple[int, ...] = ()
@@ -53,9 +56,10 @@ class Scoring:
         """Returns what the configuration asks for. Where the test set is left alone, no client is scored."""
         run = experiment.config.run
         if not run.eval_test:
-            return cls()
+            return cls(experiment.task.main)
         chosen = draw_eval_clients(data, experiment.config.data.seed or 0, run.eval_clients)
-        return cls(experiment.algorithm.has_personal_model(), run.finetune_steps, tuple(chosen.tolist()))
+        personal = experiment.algorithm.has_personal_model()
+        return cls(experiment.task.main, personal, run.finetune_steps, tuple(chosen.tolist()))
 
     @property
     def wanted(self) -> bool:
@@ -74,15 +78,16 @@ class Scoring:
 
     def columns(self, further: Sequence[str]) -> list[str]:
         """Returns the columns that scoring adds to metrics.csv."""
-        of_cohort = [_column(name) for name in self.models(further)] + ["cohort_with_shares", "cohort_least_share"]
-        return [*(of_cohort if self.of_cohort else ()), *(OF_CHOSEN if self.chosen else ())]
+        of_cohort = [_column(name, self.metric) for name in self.models(further)]
+        of_cohort += ["cohort_with_shares", "cohort_least_share"]
+        return [*(of_cohort if self.of_cohort else ()), *(of_chosen(self.metric) if self.chosen else ())]
 
 
 class ClientScores:
     """The scores of one round.
 
     They are complete, as ``row`` and ``rows``, when :meth:`take` has had the result of each of the ``tasks``, and
-    :meth:`take_right` has had every model that was evaluated on the whole test set.
+    :meth:`take_each` has had every model that was evaluated on the whole test set.
     """
 
     def __init__(
@@ -102,7 +107,7 @@ class ClientScores:
         self.broadcast = Broadcast({})
         if scoring.personal and self.members.ids:
             self.broadcast = experiment.algorithm.personal_broadcast(replace(server, cohort=self.members))
-        self.accuracies: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
+        self.scores: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
 
     def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
         """Returns the tasks of scoring, for ``slots`` workers; ``handle`` names the broadcast that they need."""
@@ -135,35 +140,40 @@ class ClientScores:
             )
         return tasks
 
-    def take_right(self, model: str, right: NDArray[np.bool_]) -> None:
-        """Takes which samples of the whole test set a model gets right. The model is the same for all clients."""
-        self.accuracies[model] = {
-            client: float(right[self.data.client_test(client)].mean()) for client in self.members.ids
-        }
+    def take_each(self, model: str, each: NDArray[np.float64]) -> None:
+        """Takes the two numbers ``[n, 2]`` of each sample of the whole test set under a model. The model is the same
+        for all clients."""
+        for client in self.members.ids:
+            total, count = each[self.data.client_test(client)].sum(0)
+            self._note(model, client, float(total), float(count))
 
     def take(self, task: ScoreTask, result: ScoreResult) -> None:
         """Takes the result of a task."""
-        for model, correct in result.correct.items():
-            found = self.accuracies[model]
-            for client, right in zip(task.ids, correct, strict=True):
-                found[client] = right / self.shares[client]
+        for model, found in result.sums.items():
+            for client, (total, count) in zip(task.ids, found, strict=True):
+                self._note(model, client, total, count)
+
+    def _note(self, model: str, client: int, total: float, count: float) -> None:
+        self.scores[model][client] = self.experiment.task.value(self.scoring.metric, total, count)
 
     def row(self) -> dict[str, float]:
         """Returns the columns of metrics.csv: means over the clients that have a test share, NaN if none has one."""
         row: dict[str, float] = {}
         if self.scoring.of_cohort:
             scored = [client for client in self.members.ids if client in self.cohort]
-            for model, accuracies in self.accuracies.items():
-                row[_column(model)] = _mean([accuracies[client] for client in scored])
+            for model, scores in self.scores.items():
+                row[_column(model, self.scoring.metric)] = _mean([scores[client] for client in scored])
             row["cohort_with_shares"] = len(scored)
             row["cohort_least_share"] = min((self.shares[client] for client in scored), default=math.nan)
         if self.scoring.chosen:
             scored = [client for client in self.scoring.chosen if self.shares[client]]
-            found = sorted(self.accuracies[GLOBAL][client] for client in scored)
+            worst_last = self.experiment.task.mode == "min"
+            found = sorted((self.scores[GLOBAL][client] for client in scored), reverse=worst_last)
             least = min((self.shares[client] for client in scored), default=math.nan)
             spread = float(np.std(found)) if found else math.nan
             worst = _mean(found[: math.ceil(len(found) / 10)])
-            row |= dict(zip(OF_CHOSEN, (_mean(found), worst, spread, len(scored), least), strict=True))
+            values = (_mean(found), worst, spread, len(scored), least)
+            row |= dict(zip(of_chosen(self.scoring.metric), values, strict=True))
         return row
 
     def rows(self) -> dict[str, Any]:
@@ -178,8 +188,8 @@ class ClientScores:
             "in_eval_clients": [client in chosen for client in self.shares],
             "test_samples": list(self.shares.values()),
         } | {
-            f"{model}_accuracy": [accuracies.get(client, math.nan) for client in self.shares]
-            for model, accuracies in self.accuracies.items()
+            f"{model}_{self.scoring.metric}": [scores.get(client, math.nan) for client in self.shares]
+            for model, scores in self.scores.items()
         }
 
 
@@ -199,8 +209,8 @@ def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort
     )
 
 
-def _column(model: str) -> str:
-    return OWN_COLUMNS.get(model, f"{model}_on_shares_accuracy")
+def _column(model: str, metric: str) -> str:
+    return f"{OWN_COLUMNS.get(model, f'{model}_on_shares')}_{metric}"
 
 
 def _mean(values: Sequence[float]) -> float:

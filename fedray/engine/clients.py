@@ -10,11 +10,13 @@ from torch import Tensor
 
 from fedray.core.client import ClientPhase, Stack
 from fedray.core.clock import Clock
-from fedray.core.local_data import Samples
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import LoopNetwork, Network, StackNetwork
+from fedray.core.samples import ReadSamples, Samples
+from fedray.core.structure import map_leaves
 from fedray.core.vectors import Layout, Model, Vector
 from fedray.data.federated import FederatedData
+from fedray.data.lazy import LazyItems
 from fedray.engine.packing import tensor_over
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import Blocks, Handle
@@ -43,17 +45,20 @@ class Clients:
         self.clock = Clock(torch.cuda.synchronize) if on_gpu else Clock()
         kind = StackNetwork if experiment.vectorize else LoopNetwork
         self.network: Network = kind(
-            experiment.build_model(), experiment.loss, self.device, experiment.precision, experiment.draws
+            experiment.build_model(), experiment.task, self.device, experiment.precision, experiment.draws
         )
         self.train = self._samples(data.x, data.y)
         self.test = self._samples(data.x_test, data.y_test)
         self._last_broadcast: tuple[Handle, dict[str, Vector]] | None = None
 
     def _samples(self, x: Any, y: Any) -> Samples:
-        scale, shift = (
-            None if a is None else torch.tensor(a, device=self.device) for a in (self.data.scale, self.data.shift)
-        )
-        return Samples(tensor_over(x).to(self.device), tensor_over(y).to(self.device), scale, shift)
+        def here(array: Any) -> Tensor | None:
+            return None if array is None else tensor_over(array).to(self.device)
+
+        scale, shift = (map_leaves(here, tree) for tree in (self.data.scale, self.data.shift))
+        if isinstance(x, LazyItems):
+            return ReadSamples(x, map_leaves(here, y), scale, shift, self.experiment.training.seed)
+        return Samples(map_leaves(here, x), map_leaves(here, y), scale, shift)
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
         """Returns the models and tensors of a broadcast, in this process's own, aligned memory.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedray.core.task import Task
 from fedray.data.federated import FederatedData
 from fedray.engine.client_scores import ClientScores, Scoring
 from fedray.engine.observers import Observer
@@ -61,6 +62,7 @@ class Evaluation:
         round: RoundResult,
     ) -> None:
         self.round, server, algorithm = round, state.server, experiment.algorithm
+        self.task = experiment.task
         further = algorithm.further_models(server)
         models = {GLOBAL: algorithm.eval_model(server), **further}
         self.splits = {
@@ -99,20 +101,30 @@ class Evaluation:
             if not samples:
                 continue
             found = [self.found[split, start] for start in range(0, samples, EVAL_BLOCK)]
-            blocks = [result.sums for result in found]
             for position, name in enumerate(names):
                 if split == "test" and self.scores.scoring.wanted:
-                    self.scores.take_right(name, np.concatenate([result.right[position] for result in found]))
-                means = {
-                    key: math.fsum(block[position][key] for block in blocks) / samples for key in blocks[0][position]
-                }
+                    self.scores.take_each(name, np.concatenate([result.each[position] for result in found]))
                 label = split if name == GLOBAL else name
-                row[f"{label}_accuracy"] = means.pop("correct")
-                loss = means.pop("loss")
-                if label == "test":
-                    row["test_loss"] = loss
-                    row |= {f"test_{metric}": value for metric, value in means.items()}
+                values = self._values([result.sums[position] for result in found])
+                row |= {f"{label}_{metric}": values[metric] for metric in recorded_metrics(self.task, label)}
         return row | self.scores.row()
+
+    def _values(self, blocks: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+        """Returns the loss and the metrics of a model from the sums of its blocks."""
+        return {
+            name: self.task.value(name, *(math.fsum(block[name][place] for block in blocks) for place in (0, 1)))
+            for name in blocks[0]
+        }
+
+
+def recorded_metrics(task: Task, label: str) -> list[str]:
+    """Returns the metrics that are recorded of ``label``: all of the evaluated model on the test set, and otherwise
+    the main one and the accuracy."""
+    if label == "test":
+        return ["loss", *task.metrics]
+    # train_loss is the loss of local training
+    known = task.metrics if label == "train" else ("loss", *task.metrics)
+    return [name for name in known if name in (task.main, "accuracy")]
 
 
 def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[str]) -> list[str]:
@@ -127,8 +139,11 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
                 f"algorithm.name={experiment.config.algorithm.name}: a further model can't be called {name!r}, "
                 "as fedray has columns of that name; call it otherwise"
             )
-    wanted = [f"test_{name}" for name in experiment.metrics]
-    wanted += [f"{name}_accuracy" for name in further] + scoring.columns(further)
+    config = experiment.config
+    splits = {"test": True, "validation": config.data.validation_samples, "train": config.run.eval_train_samples}
+    labels = [*(label for label, there in splits.items() if there), *further]
+    wanted = [f"{label}_{metric}" for label in labels for metric in recorded_metrics(experiment.task, label)]
+    wanted += scoring.columns(further)
     return [name for name in wanted if name not in METRICS]
 
 

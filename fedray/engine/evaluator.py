@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fedray.core.client import ClientPhase, Stack
 from fedray.core.clock import Clock
-from fedray.core.local_data import Samples
 from fedray.core.objective import NO_STEP
 from fedray.core.optimizer import Carry
+from fedray.core.samples import Samples
 from fedray.core.seeds import SERVER, Purpose, torch_rng
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
@@ -25,6 +25,9 @@ EVAL_BATCH = {"cpu": 50, "cuda": 250}
 """Samples in a forward pass of an evaluation, by kind of device. With more samples, the activations of a convolutional
 network no longer fit into a core's cache: with 250 on a CPU, pfl-research's CNN takes 2.2 times as long and ResNet-20
 1.4 times (LeNet-5 0.9 times). The number for GPUs has not been measured."""
+
+Sums = tuple[float, float]
+"""The two sums from which a metric follows (:meth:`fedray.core.task.Task.sums`)."""
 
 
 class Evaluator:
@@ -44,7 +47,7 @@ class Evaluator:
             samples, indices = self.clients.train, own[task.start : task.stop]
         with self._draws(0, SERVER, task.start):
             found = [self._evaluate(models[name], samples, indices) for name in task.models]
-        return EvalResult([sums for sums, _ in found], [right for _, right in found] if task.each else [])
+        return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
 
     def _draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
         """A context that seeds torch's random numbers for a module that draws even in evaluation mode."""
@@ -53,28 +56,32 @@ class Evaluator:
         return torch_rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
-    def _evaluate(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, float], NDArray[np.bool_]]:
-        """Returns the sums over some samples, and which of them the model gets right."""
+    def _evaluate(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
+        """Returns the two sums of the loss and of each metric over some samples, and those of each sample for the main
+        metric, ``[n, 2]``."""
         self.network.mode(training=False)
         self.network.load(model)
-        sums = dict.fromkeys(("loss", "correct", *self.experiment.metrics), 0.0)
-        found = np.empty(len(indices), np.bool_)
+        task = self.experiment.task
+        found = {name: [0.0, 0.0] for name in ("loss", *task.metrics)}
+        each = np.ones((len(indices), 2))
         size = EVAL_BATCH[self.clients.device.type]
         for start in range(0, len(indices), size):
             x, y = samples.gather(indices[start : start + size])
-            logits = self.network.outputs(x, features=False).logits
-            right = logits.argmax(1) == y
-            found[start : start + size] = right.cpu().numpy()
-            sums["loss"] += float(self.experiment.loss(logits, y).double().sum())
-            sums["correct"] += float(right.sum())
-            for name, metric in self.experiment.metrics.items():
-                sums[name] += float(metric(logits, y).double().sum())
-        return sums, found
+            outputs = self.network.outputs(x, features=False).logits
+            for name, sums in found.items():
+                total, count = task.sums(name, outputs, y)
+                sums[0] += float(total.double().sum())
+                sums[1] += len(y) if count is None else float(count.double().sum())
+                if name == task.main:
+                    each[start : start + size, 0] = total.double().cpu().numpy()
+                    if count is not None:
+                        each[start : start + size, 1] = count.double().cpu().numpy()
+        return {name: (total, count) for name, (total, count) in found.items()}, each
 
     def score(self, task: ScoreTask) -> ScoreResult:
-        """Counts how many samples of its own test share each client's own models get right."""
+        """Evaluates each client's own models on its own test share."""
         shared = self.clients.broadcast(task.broadcast)
-        correct: dict[str, list[float]] = {}
+        found: dict[str, list[Sums]] = {}
         row = 0
         for _, size in self.clients.stacks(task.blocks):
             rows = slice(row, row + size)
@@ -89,8 +96,8 @@ class Evaluator:
                 for name, models in made.items():
                     with self._draws(task.round, client, NO_STEP):
                         sums, _ = self._evaluate(models[place], self.clients.test, own)
-                    correct.setdefault(name, []).append(sums["correct"])
-        return ScoreResult(correct)
+                    found.setdefault(name, []).append(sums[self.experiment.task.main])
+        return ScoreResult(found)
 
     def _client(
         self, task: ScoreTask, rows: slice, shared: Mapping[str, Vector], steps: int, **rest: Any

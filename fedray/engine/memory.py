@@ -8,15 +8,17 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedray.core.batches import Batch
-from fedray.core.local_data import Indices
 from fedray.core.network import Network
 from fedray.core.rounding import whole
+from fedray.core.samples import Indices
+from fedray.core.structure import leaves, map_leaves
 from fedray.engine.clients import Clients
 from fedray.errors import UserError, first_line
 
@@ -41,8 +43,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
-def activations(network: Network, x: Tensor) -> int:
-    """Returns the bytes that a forward pass of ``x [b, ...]`` keeps for its gradient, without the parameters."""
+def activations(network: Network, x: Any) -> int:
+    """Returns the bytes that a forward pass of the inputs ``x [b, ...]`` keeps for its gradient, without the
+    parameters."""
     own = {parameter.untyped_storage().data_ptr() for parameter in network.module.parameters()}
     kept: dict[int, int] = {}
 
@@ -52,7 +55,7 @@ def activations(network: Network, x: Tensor) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    network.mode(training=True, normalise=len(x) > 1)
+    network.mode(training=True, normalise=len(leaves(x)[0]) > 1)
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         logits = network.outputs(x, features=False).logits
     del logits
@@ -76,7 +79,7 @@ def available(device: torch.device) -> int:
     return max(0, min(left))
 
 
-def too_large(network: Network, clients: int, batch: Tensor, state_width: int, reason: str) -> str:
+def too_large(network: Network, clients: int, batch: Any, state_width: int, reason: str) -> str:
     """Returns the message for a user whose stack of ``clients``, with mini-batches like ``batch [b, ...]``, did not fit
     into memory."""
     vectors = 4 * (VECTORS * network.layout.width + state_width)
@@ -89,7 +92,7 @@ def too_large(network: Network, clients: int, batch: Tensor, state_width: int, r
     fits = min(fits, clients // 2)
     remedy = f"engine.chunk={fits}" if fits else "a smaller train.batch_size or model"
     at_once = f"{clients} client{'s' if clients > 1 else ''} at once"
-    parts = f"vectors {_size(vectors)}, activations of {len(batch)} samples {_size(each)}"
+    parts = f"vectors {_size(vectors)}, activations of {len(leaves(batch)[0])} samples {_size(each)}"
     return (
         f"out of memory on {_device_name(network.device)}: {at_once} x about {_size(vectors + each)} ({parts}) = "
         f"{_size(whole)}, and {_size(there)} are free ({reason}); {remedy} may fit"
@@ -142,8 +145,9 @@ def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
     making one step with ``batch [C, b, ...]``. ``state_width`` is how many floats of state each client keeps."""
     free, total = torch.cuda.mem_get_info(network.device)
     data = torch.cuda.memory_reserved(network.device)
-    vectors = [torch.zeros(len(batch.x), VECTORS * network.layout.width + state_width, device=network.device)]
-    at = network.layout.model(network.initial.row.expand(len(batch.x), -1).clone())
+    clients = len(batch.y)
+    vectors = [torch.zeros(clients, VECTORS * network.layout.width + state_width, device=network.device)]
+    at = network.layout.model(network.initial.row.expand(clients, -1).clone())
     network.gradients(at, batch)
     torch.cuda.synchronize(network.device)
     chunk = torch.cuda.max_memory_reserved(network.device) - data
@@ -174,7 +178,9 @@ def footprint_of(clients: Clients) -> Footprint:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        found = too_large(clients.network, size, x[0], clients.state_width(), first_line(error))
+        found = too_large(
+            clients.network, size, map_leaves(lambda each: each[0], x), clients.state_width(), first_line(error)
+        )
         raise UserError(f"{found}, and engine.device=cpu does without a GPU") from None
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedray.core.structure import map_leaves
 from fedray.core.vectors import Model, Vector
 
 
 @dataclass(frozen=True)
 class Packed:
     """Models and vectors by name as plain ``arrays``. ``widths`` holds the number of parameters of those that are
-    models."""
+    models. A batch of inputs may be a tuple or dict of arrays."""
 
     arrays: dict[str, Any]
     widths: dict[str, int]
@@ -29,12 +30,12 @@ class Packed:
 
     def numpy(self) -> Packed:
         """Returns the same as numpy arrays."""
-        return Packed({name: value.cpu().numpy() for name, value in self.arrays.items()}, self.widths)
+        return Packed(map_leaves(lambda value: value.cpu().numpy(), self.arrays), self.widths)
 
     def own(self, device: torch.device) -> dict[str, Vector]:
         """Returns the models and vectors in fresh memory of this process, because the memory in which they arrived may
         be shared, read-only or unaligned."""
-        tensors = {name: _own(value, device) for name, value in self.arrays.items()}
+        tensors = map_leaves(lambda value: _own(value, device), self.arrays)
         return {
             name: Model(tensor, self.widths[name]) if name in self.widths else tensor
             for name, tensor in tensors.items()

@@ -130,7 +130,7 @@ def simulate(experiment: Experiment, data: FederatedData, driver: Driver, start:
     experiment = _with_run_settings(experiment, output)
     started_here = start.ready()
     check_resources(experiment, 1, started_here)
-    own = [type(experiment.algorithm), experiment.loss, *experiment.metrics.values(), *experiment.module.code]
+    own = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *data.own_classes]
     ship_own_code(own)
     stored = store(data)
     experiment = shared_gpus(experiment, stored, driver.say)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import ray
 
+from fedray.core.structure import map_leaves
 from fedray.data.federated import FederatedData
+from fedray.data.mapped import received, shipped
 from fedray.data.source import Source
 
 SAMPLES = ("x", "y", "x_test", "y_test")
@@ -28,16 +30,17 @@ class StoredData:
     rest: Any
 
     def get(self) -> FederatedData:
-        """Returns the data; the arrays are read-only views into the store of this node."""
+        """Returns the data; the arrays are read-only views into the store of this node, or into files on it."""
         rest: FederatedData = ray.get(self.rest)
-        return replace(rest, **dict(zip(SAMPLES, ray.get(self.samples), strict=True)))
+        arrays = [map_leaves(received, tree) for tree in ray.get(self.samples)]
+        return replace(rest, **dict(zip(SAMPLES, arrays, strict=True)))
 
 
 def store(data: FederatedData) -> StoredData:
     """Stores ``data``. Samples that came out of the store are not stored again."""
     arrays = tuple(getattr(data, name) for name in SAMPLES)
     known = _fetched.get(tuple(map(id, arrays)))
-    samples = known[0] if known else ray.put(arrays)
+    samples = known[0] if known else ray.put(tuple(map_leaves(shipped, tree) for tree in arrays))
     return StoredData(samples, ray.put(replace(data, x=_NONE, y=_NONE, x_test=_NONE, y_test=_NONE)))
 
 
@@ -50,7 +53,7 @@ class StoredSource:
 
     def get(self) -> Source:
         """Returns the source; what :func:`store` puts into the store of it is nothing new."""
-        arrays = ray.get(self.samples)
+        arrays = tuple(map_leaves(received, tree) for tree in ray.get(self.samples))
         _fetched[tuple(map(id, arrays))] = self.samples, arrays
         x, y, x_test, y_test = arrays
         return replace(self.rest, x_train=x, y_train=y, x_test=x_test, y_test=y_test)
@@ -58,5 +61,6 @@ class StoredSource:
 
 def store_source(source: Source) -> StoredSource:
     """Stores the samples of ``source``."""
-    samples = ray.put((source.x_train, source.y_train, source.x_test, source.y_test))
+    arrays = (source.x_train, source.y_train, source.x_test, source.y_test)
+    samples = ray.put(tuple(map_leaves(shipped, tree) for tree in arrays))
     return StoredSource(samples, replace(source, x_train=_NONE, y_train=_NONE, x_test=_NONE, y_test=_NONE))

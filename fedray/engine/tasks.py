@@ -100,7 +100,7 @@ class PhaseResult:
 class EvalTask:
     """A task: evaluate ``models`` on the samples start .. stop - 1 of the split ``split``.
 
-    ``broadcast`` holds the models by name. With ``each`` the result also says which samples each model gets right.
+    ``broadcast`` holds the models by name. With ``each`` the result also says how good each model is on each sample.
     """
 
     broadcast: Handle
@@ -121,12 +121,14 @@ a name."""
 
 @dataclass
 class EvalResult:
-    """What an evaluation found. For each model, ``sums`` are the sums over the samples of the loss, of the right
-    answers (``correct``) and of the user's metrics. ``right`` says of each sample whether the model gets it right, if
-    the task asked for it."""
+    """What an evaluation found.
 
-    sums: list[dict[str, float]]
-    right: list[NDArray[np.bool_]] = field(default_factory=list)
+    For each model, ``sums`` has the two sums over the samples of the loss and of each metric (:meth:`Task.sums`). If
+    the task asked for it, ``each [n, 2]`` has the two numbers of each sample for the main metric.
+    """
+
+    sums: list[dict[str, tuple[float, float]]]
+    each: list[NDArray[np.float64]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     nondeterministic: tuple[str, ...] = ()
 
@@ -159,10 +161,10 @@ class ScoreTask:
 
 @dataclass
 class ScoreResult:
-    """For each kind of model by name, how many samples of its own test share it gets right, for each client of the
-    task."""
+    """For each kind of model by name, the two sums of the main metric over the client's own test share, for each client
+    of the task."""
 
-    correct: dict[str, list[float]]
+    sums: dict[str, list[tuple[float, float]]]
     seconds: dict[str, float] = field(default_factory=dict)
     nondeterministic: tuple[str, ...] = ()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedray.algorithms.server_state import ServerState
 from fedray.core.client import ClientPhase, Stack
@@ -39,7 +39,7 @@ class Worker:
         result.seconds, result.nondeterministic = clock.take(), nondeterministic_operations()
         return result
 
-    def draw_inputs(self, server: ServerState, size: int, source: str) -> Tensor:
+    def draw_inputs(self, server: ServerState, size: int, source: str) -> Any:
         """Returns a batch of ``size`` inputs of the set ``source`` (public or test), drawn anew each round.
 
         A set that is smaller is taken whole.

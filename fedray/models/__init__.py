@@ -54,7 +54,7 @@ def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
 
 
 def build(
-    model: Callable[..., nn.Module], name: str, input_shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+    model: Callable[..., nn.Module], name: str, input_shape: Any, classes: int, options: Mapping[str, Any]
 ) -> nn.Module:
     """Makes a module of ``model`` and checks it.
 
@@ -62,10 +62,14 @@ def build(
     """
     offered = {"input_shape": input_shape, "classes": classes}
     asked = {key: value for key, value in offered.items() if key in inspect.signature(model).parameters}
-    with as_user_error(f"model {name} can't be made for inputs {list(input_shape)} and {classes} classes"):
+    with as_user_error(f"model {name} can't be made for inputs {_as_text(input_shape)} and {classes} classes"):
         module = model(**asked, **options)
     if not isinstance(module, nn.Module):
         raise UserError(f"model {name} must be a torch.nn.Module, not {type(module).__name__}")
     if any(nn.parameter.is_lazy(value) for value in module.state_dict().values()):
         raise UserError(f"model {name} has lazy layers, whose sizes are unknown: give them their input sizes")
     return module
+
+
+def _as_text(shape: Any) -> str:
+    return str(shape if isinstance(shape, Mapping) else list(shape))

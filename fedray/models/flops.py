@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedray.core.structure import arguments, leaves, map_leaves
+
 Shape = Sequence[int]
 
 NO_PRODUCTS = {
@@ -39,8 +41,8 @@ class ForwardCount:
     uncounted: tuple[str, ...]
 
 
-def count_forward_pass(module: nn.Module, example: Tensor) -> tuple[Any, ForwardCount]:
-    """Runs ``module`` in its present mode on the batch ``example [b, ...]``; returns its output and a sample's FLOPs.
+def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCount]:
+    """Runs ``module`` in its present mode on the inputs ``example [b, ...]``; returns its output and a sample's FLOPs.
 
     The module is run on the batch, and then on a batch that holds it twice. The difference of FLOPs is that of b
     samples, without what is computed once for a batch of any size.
@@ -50,12 +52,12 @@ def count_forward_pass(module: nn.Module, example: Tensor) -> tuple[Any, Forward
     after = torch.random.get_rng_state()
     # a module that skips layers at random skips the same ones again
     torch.random.set_rng_state(before)
-    _, of_both, _ = _pass(module, torch.cat([example, example]))
+    _, of_both, _ = _pass(module, map_leaves(lambda x: torch.cat([x, x]), example))
     torch.random.set_rng_state(after)
-    return output, ForwardCount((of_both - flops) / len(example), uncounted)
+    return output, ForwardCount((of_both - flops) / len(leaves(example)[0]), uncounted)
 
 
-def forward_flops(module: nn.Module, example: Tensor) -> float:
+def forward_flops(module: nn.Module, example: Any) -> float:
     """Returns the FLOPs of one sample's forward pass in the module's present mode.
 
     ``example [b, ...]`` is a batch of inputs with which the module is run.
@@ -63,12 +65,13 @@ def forward_flops(module: nn.Module, example: Tensor) -> float:
     return count_forward_pass(module, example)[1].flops
 
 
-def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
+def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
     """Runs a forward pass without gradients; returns its output, its FLOPs, and the layers that could not be
     counted."""
     # imported here, as it imports a compiler, which the processes that train do not need
     from torch.utils.flop_counter import FlopCounterMode
 
+    args, named = arguments(batch)
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     by_layer: dict[str, int] = {}
     calls: list[list[int]] = []
@@ -81,7 +84,7 @@ def _pass(module: nn.Module, batch: Tensor) -> tuple[Any, int, tuple[str, ...]]:
     ]
     try:
         with torch.no_grad(), _plain_encoders(), counter, _Products() as products:
-            output = module(batch)
+            output = module(*args, **named)
     finally:
         for hook in hooks:
             hook.remove()

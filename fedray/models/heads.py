@@ -7,11 +7,14 @@ the user's own subclasses :class:`Head` and is named by ``model.head=file.py:Cla
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray.core.network import Predicting
+from fedray.core.structure import arguments, leaves
 from fedray.errors import UserError, near_miss
 from fedray.importing import FORMS, as_user_error, import_object, is_own
 
@@ -80,7 +83,7 @@ def serves(name: str, need: str) -> bool:
     return need != "prediction" or issubclass(head, Predicting)
 
 
-def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: str, example: Tensor) -> None:
+def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: str, example: Any) -> None:
     """Replaces the Linear layer that ``module`` calls last by a ``head``.
 
     ``kind`` and ``name`` are the names of head and model in messages; ``example [b, ...]`` are inputs to try. Raises
@@ -104,7 +107,7 @@ def add_head(module: nn.Module, head: type[Head], kind: str, width: int, name: s
             setattr(module.get_submodule(parent), child, new)
 
 
-def _last_call(module: nn.Module, name: str, example: Tensor) -> tuple[nn.Linear | None, torch.Size]:
+def _last_call(module: nn.Module, name: str, example: Any) -> tuple[nn.Linear | None, torch.Size]:
     """Returns the Linear layer that is called last in a forward pass, and the shape of its input."""
     calls: list[tuple[nn.Linear, torch.Size]] = []
 
@@ -116,9 +119,14 @@ def _last_call(module: nn.Module, name: str, example: Tensor) -> tuple[nn.Linear
         for layer in module.modules()
         if isinstance(layer, nn.Linear)
     ]
-    takes = as_user_error(f"model {name} can't take inputs of shape {list(example.shape[1:])}")
-    with takes, torch.random.fork_rng(devices=[]), torch.no_grad():
-        module.eval()(example)
+    args, named = arguments(example)
+    shapes = ", ".join(str(list(leaf.shape[1:])) for leaf in leaves(example))
+    with (
+        as_user_error(f"model {name} can't take inputs of shape {shapes}"),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+    ):
+        module.eval()(*args, **named)
     module.train()
     for hook in hooks:
         hook.remove()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
-from fedray.core.network import LoopNetwork, Loss, Network, StackNetwork
+from fedray.core.network import LoopNetwork, Network, StackNetwork
 from fedray.core.seeds import Purpose, stream, torch_rng
+from fedray.core.structure import map_leaves
+from fedray.core.task import Task
 from fedray.core.vectors import Layout, Model
 from fedray.errors import first_sentence
 
@@ -41,22 +44,23 @@ def samples_of_trial(batch_size: int) -> int:
     return CLIENTS * min(batch_size, LARGEST)
 
 
-def stacking_obstacle(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
+def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor) -> str | None:
     """Returns the reason why clients of ``module`` can't be trained in one batched stack, or None if they can.
 
     A stack pads the batches of smaller clients with samples whose losses are left out. That is right as long as no
     sample's logits depend on the other samples of its batch. So the gradients of a padded stack are compared with those
     of its clients one by one.
 
-    ``x [n, ...]`` and ``y [n]`` are samples of the data, because not every model takes random numbers as inputs; n is
-    :func:`samples_of_trial`. It takes a second, because it imports torch's compiler.
+    ``x [n, ...]`` and ``y [n, ...]`` are samples of the data, because not every model takes random numbers as inputs; n
+    is :func:`samples_of_trial`. It takes a second, because it imports torch's compiler.
     """
     if Layout(module).buffers:
         return "it has buffers, such as BatchNorm's running statistics"
-    clients, size = CLIENTS, len(x) // CLIENTS
+    clients, size = CLIENTS, len(y) // CLIENTS
     real = [size, *(max(1, each) for each in (size - 1, size * 2 // 3 - 1, size // 2 - 3))]
-    batch = Batch(x.view(clients, size, *x.shape[1:]), y.view(clients, size), 0, real)
-    stack, loop = (kind(copy.deepcopy(module), loss) for kind in (StackNetwork, LoopNetwork))
+    inputs, targets = (map_leaves(lambda each: each.view(clients, size, *each.shape[1:]), part) for part in (x, y))
+    batch = Batch(inputs, targets, 0, real)
+    stack, loop = (kind(copy.deepcopy(module), task) for kind in (StackNetwork, LoopNetwork))
     at = _models_near_the_initial_one(stack, clients)
     # the generator is restored even if a pass fails
     with torch_rng(0, Purpose.DROPOUT):

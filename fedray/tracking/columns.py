@@ -31,7 +31,12 @@ METRICS = {
 """The columns of every metrics.csv, in their order. A cell is empty where nothing was evaluated."""
 
 FURTHER_METRICS = {
-    "test_<metric>": "mean over the test set of a metric that was given to simulate(metrics=...)",
+    "test_<metric>": "the evaluated model's metric on the whole test set: of the task (`f1`, `mean_squared_error`, "
+    "`mean_absolute_error`, `perplexity`), or one that was given to simulate(metrics=...)",
+    "validation_<metric>": "the task's main metric of the evaluated model on the validation samples, where that is not "
+    "the accuracy",
+    "train_<metric>": "the same on run.eval_train_samples training samples",
+    "<what>_<metric>": "any column below or above whose name has `accuracy`, in a task with another main metric",
     "<model>_accuracy": "accuracy on the whole test set of a further model of the algorithm, such as `averaged` (the "
     "mean of the clients' models of FedDyn and AdaBest) or `server`",
     "global_on_shares_accuracy": "mean over the cohort's clients, each counting the same, of the accuracy of the "
@@ -60,7 +65,8 @@ CLIENT_FACTS = {
 
 CLIENT_SCORES = {
     "loss": "mean task loss of the client's mini-batches over its local steps",
-    "accuracy": "accuracy on the client's mini-batches over its local steps",
+    "accuracy": "accuracy on the client's mini-batches over its local steps; of tasks that have one",
+    "mean_squared_error": "the same error on these mini-batches; of regressions",
     "score": "pFedMo: the client's score 1 - l / u, by which its momentum is weighted; 0 to 1",
     "similarity": "FedSiam-DA: cosine similarity of the client's model and the mean model, at least 0",
 }
@@ -77,18 +83,24 @@ EVALUATION = {
     "global_accuracy": "accuracy of the evaluated model on the client's own test share; NaN if the share is empty",
     "<model>_accuracy": "the same of a further model of the algorithm",
     "personal_accuracy": "the same of the client's personal model; of algorithms that have personal models",
+    "<model>_<metric>": "any column here whose name has `accuracy`, in a task with another main metric",
     "finetuned_accuracy": "the same of the evaluated model after run.finetune_steps steps of plain SGD on the client",
 }
 """The columns of evaluation.parquet."""
 
 SUMMARY = {
     "status": "completed, diverged (the loss or the model is not finite any more) or interrupted",
+    "metric": "the task's main metric, by which models are compared",
+    "mode": "max if more of it is better, min if less is",
+    "final": "the main metric on the test set at the last evaluation; null if there was none, or it is not finite",
+    "best": "the best of all evaluations",
+    "last10": "the mean over the last ten evaluations",
     "final_accuracy": "test accuracy of the last evaluation; null if there was none, or it is not finite",
     "best_accuracy": "the highest test accuracy of all evaluations",
     "last10_accuracy": "mean test accuracy of the last ten evaluations",
     "rounds": "rounds that the run has made",
-    "targets": "for each accuracy of run.targets, the first round that reached it, with the `bytes` (down and up), "
-    "`flops` and `seconds` (of the wall clock) up to its end; null if no round did",
+    "targets": "for each value of run.targets, the first round whose main metric reached it, with the `bytes` (down "
+    "and up), `flops` and `seconds` (of the wall clock) up to its end; null if no round did",
     "parameters": "trainable parameters of the model",
     "model_sha256": "sha256 over the evaluated model's trainable parameters, then its buffers, as float32 bytes in the "
     "module's order",
@@ -106,7 +118,7 @@ PURPOSES = {
     "gradient": "forward and backward passes",
     "algorithm": "the algorithm's arithmetic and the sums over clients",
     "transport": "broadcasts and clients' states, read and written",
-    "evaluation": "accuracies",
+    "evaluation": "losses and metrics of evaluated models",
     "waiting": "actors without work: Ray's own time, the first task and the last of a phase",
     "server": "the server's rule, broadcasts and records, while actors have nothing to do",
     "checkpoint": "checkpoints",
@@ -131,13 +143,13 @@ TAGS = {
 """The TensorBoard tags of columns of METRICS: each scalar is the column's number, its step the round."""
 
 FURTHER_TAGS = {
-    "metrics/test_<metric>": "the column test_<metric>",
+    "metrics/<column>": "a column of another metric than the accuracy",
     "accuracy/<model>": "the column <model>_accuracy, also of names that end in _on_shares, and of finetuned",
     "clients/<column>": "the columns of metrics.csv that begin with clients_ or cohort_",
     "clients/<score>": "histogram over the cohort's clients of a score of clients.parquet, in evaluated rounds",
     "profile/<purpose>": "a column of profile.csv, in seconds",
-    "final/final_accuracy": "the final_accuracy of summary.json; of the HParams table",
-    "final/best_accuracy": "the best_accuracy of summary.json; of the HParams table",
+    "final/final_<metric>": "the `final` of summary.json; of the HParams table",
+    "final/best_<metric>": "the `best` of summary.json; of the HParams table",
 }
 """All other tags."""
 
@@ -149,4 +161,4 @@ def tag(column: str) -> str:
         return TAGS.get(column, f"metrics/{column}")
     if column.startswith(("clients_", "cohort_")):
         return f"clients/{column}"
-    return f"accuracy/{column.removesuffix('_accuracy')}"
+    return f"accuracy/{column.removesuffix('_accuracy')}" if column.endswith("_accuracy") else f"metrics/{column}"

@@ -18,6 +18,7 @@ from fedray.algorithms import Algorithm, Cohort, ServerState, Traffic, Work
 from fedray.algorithms.mime import Mime
 from fedray.core.batches import steps_of
 from fedray.core.local_training import LocalTraining
+from fedray.core.structure import arguments
 from fedray.models.inspection import ModelFacts
 
 BYTES_PER_NUMBER = 4
@@ -135,8 +136,9 @@ def server_of_mean_clients(
     )
 
 
-def fedtrip_forward(module: nn.Module, facts: ModelFacts, shape: Iterable[int]) -> float:
-    """Returns FedTrip's F: the operations of one sample's forward pass, for inputs of ``shape``.
+def fedtrip_forward(module: nn.Module, facts: ModelFacts, example: Any) -> float:
+    """Returns FedTrip's F: the operations of one sample's forward pass, for the inputs
+    ``example [b, ...]``.
 
     They are the multiply-adds, and an addition for each output of a convolution with bias; biases of linear layers do
     not count. No other way of counting leads to the numbers of the paper's Table V.
@@ -151,7 +153,8 @@ def fedtrip_forward(module: nn.Module, facts: ModelFacts, shape: Iterable[int]) 
     hooks = [layer.register_forward_hook(count) for layer in biased]
     with torch.no_grad():
         # some normalisation layers need two samples
-        module.eval()(torch.zeros(2, *shape))
+        args, named = arguments(example)
+        module.eval()(*args, **named)
     for hook in hooks:
         hook.remove()
     return facts.flops / 2 + biases

@@ -34,7 +34,7 @@ RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "vectorize")
 IGNORED = (
     "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds",
     # the data, model and weights that these lead to are compared themselves
-    "run.given", "data.root", "model.weights",
+    "run.given", "data.root", "data.access", "model.weights",
 )  # fmt: skip
 
 INPUTS = "inputs.json"

@@ -24,13 +24,15 @@ class Display:
         self._clients = 0
         self._rounds = 0
         self._first = 0
+        self._metric = "accuracy"
 
     def say(self, line: str) -> None:
         if not self.quiet:
             (self._bar.console if self._bar else self.console).print(line, markup=False)
 
-    def start(self, rounds: int, done: int) -> None:
-        """Says that the rounds begin, of which ``done`` were made before."""
+    def start(self, rounds: int, done: int, metric: str = "accuracy") -> None:
+        """Says that the rounds begin, of which ``done`` were made before. ``metric`` is the task's main metric."""
+        self._metric = metric
         self._rounds, self._first, self._began = rounds, done, time.monotonic()
         if self.quiet or not self.console.is_terminal:
             return
@@ -46,7 +48,7 @@ class Display:
         number, now = int(metrics["round"]), time.monotonic()
         self._clients += int(metrics["cohort_size"])
         speed = self._clients / max(now - self._began, 1e-9)
-        status = f"{_status(metrics)}  {speed:,.0f} clients/s"
+        status = f"{_status(metrics, self._metric)}  {speed:,.0f} clients/s"
         if self._bar:
             self._bar.update(self._task, completed=number, status=status)
         elif number in (self._first + 1, self._rounds) or now - self._shown >= PLAIN_SECONDS:
@@ -60,17 +62,23 @@ class Display:
             self._bar = None
 
 
-def _status(metrics: Mapping[str, Any]) -> str:
-    shown = [
-        ("train_loss", "loss", ".4f"),
-        ("test_accuracy", "accuracy", ".4f"),
-        ("validation_accuracy", "validation", ".4f"),
-        ("personalized_accuracy", "personal", ".4f"),
-        ("representation_accuracy", "representation", ".4f"),
-        ("finetuned_accuracy", "fine-tuned", ".4f"),
-        ("clients_accuracy_mean", "clients", ".4f"),
-    ]
-    return "  ".join(f"{word} {metrics[key]:{form}}" for key, word, form in shown if metrics.get(key) is not None)
+def _status(metrics: Mapping[str, Any], metric: str) -> str:
+    """Returns what is shown of a round: its loss, and the main metric of whatever was evaluated."""
+    shown = {
+        "train_loss": "loss",
+        f"test_{metric}": metric.replace("_", " "),
+        f"validation_{metric}": "validation",
+        f"personalized_{metric}": "personal",
+        f"representation_{metric}": "representation",
+        f"finetuned_{metric}": "fine-tuned",
+        f"clients_{metric}_mean": "clients",
+    }
+    return "  ".join(f"{word} {figure(metrics[key])}" for key, word in shown.items() if metrics.get(key) is not None)
+
+
+def figure(value: float) -> str:
+    """Returns a loss or metric as text, with four digits after the point, or three digits if it is smaller."""
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
 
 
 def clock(seconds: float) -> str:

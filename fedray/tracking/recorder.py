@@ -79,7 +79,7 @@ class Recorder:
         if self._clients:
             self._clients.append(clients)
         scores = {name: values for name, values in clients.items() if name not in CLIENT_FACTS}
-        self._events.round(row, scores, histograms="test_accuracy" in row)
+        self._events.round(row, scores, histograms="test_loss" in row)
 
     def scores(self, rows: Mapping[str, Any]) -> None:
         """Records the rows of evaluation.parquet, as a list for each column. Does nothing if clients are not scored."""
@@ -108,11 +108,14 @@ class Recorder:
         """Writes summary.json, which is the last thing that a run does. ``facts`` are further keys of the file."""
         self.sync()
         metrics = read_metrics(self.folder.path)
-        summary = summarize(metrics, status, self.folder.config.run.targets) | facts
+        config = self.folder.config
+        summary = (
+            summarize(metrics, status, config.run.targets, config.task.metric or "accuracy", config.task.mode) | facts
+        )
         summary |= {"versions": versions(), "machine": self.machine}
         self._events.hyper_parameters(
             self.hyper_parameters,
-            {f"final/{key}": summary[key] for key in ("final_accuracy", "best_accuracy") if summary[key] is not None},
+            {f"final/{key}_{summary['metric']}": summary[key] for key in ("final", "best") if summary[key] is not None},
         )
         self._events.flush()
         self.note(f"{status} after round {summary['rounds']}")
@@ -126,12 +129,17 @@ class Recorder:
         self._log.close()
 
 
-def summarize(metrics: pd.DataFrame, status: str, targets: Sequence[float]) -> dict[str, Any]:
-    """Returns the keys of summary.json that follow from metrics.csv (see :data:`fedray.tracking.columns.SUMMARY`)."""
-    accuracy = metrics["test_accuracy"].dropna()
+def summarize(
+    metrics: pd.DataFrame, status: str, targets: Sequence[float], metric: str = "accuracy", mode: str = "max"
+) -> dict[str, Any]:
+    """Returns the keys of summary.json that follow from metrics.csv (see :data:`fedray.tracking.columns.SUMMARY`).
+
+    ``metric`` is the main metric, and ``mode`` says whether more or less of it is better: max or min.
+    """
+    values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}
     for target in targets:
-        rows = metrics[metrics["test_accuracy"] >= target]
+        rows = metrics[values <= target if mode == "min" else values >= target]
         first = None if rows.empty else rows.iloc[0]
         reached[f"{target:g}"] = None if first is None else {
             "round": int(first["round"]),
@@ -139,13 +147,26 @@ def summarize(metrics: pd.DataFrame, status: str, targets: Sequence[float]) -> d
             "flops": float(first["flops"]),
             "seconds": float(first["wall_seconds"]),
         }  # fmt: skip
+    accuracy = _figures(metrics["test_accuracy"], "max")
     return {
         "status": status,
-        "final_accuracy": _number(accuracy.iloc[-1]) if len(accuracy) else None,
-        "best_accuracy": _number(accuracy.max()) if len(accuracy) else None,
-        "last10_accuracy": _number(accuracy.tail(10).mean()) if len(accuracy) else None,
+        "metric": metric,
+        "mode": "min" if mode == "min" else "max",
+        **_figures(values, mode),
+        **{f"{name}_accuracy": value for name, value in accuracy.items()},
         "rounds": int(metrics["round"].max()) if len(metrics) else 0,
         "targets": reached,
+    }
+
+
+def _figures(column: pd.Series[float], mode: str) -> dict[str, float | None]:
+    """Returns the last, the best and the mean of the last ten values of a column; None where there are none."""
+    there = column.dropna()
+    if there.empty:
+        return dict.fromkeys(("final", "best", "last10"))
+    best = there.min() if mode == "min" else there.max()
+    return {
+        name: _number(x) for name, x in (("final", there.iloc[-1]), ("best", best), ("last10", there.tail(10).mean()))
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedray.files import move_whole
-from fedray.tracking.columns import TAGS, tag
+from fedray.tracking.columns import tag
 
 BOTH_WAYS = ("bytes_down", "bytes_up")
 
@@ -31,7 +31,7 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
     from torch.utils.tensorboard.writer import FileWriter
 
-    tags = [TAGS[name] for column in columns for name in (BOTH_WAYS if column == "bytes" else (column,))]
+    tags = [tag(name) for column in columns for name in (BOTH_WAYS if column == "bytes" else (column,))]
     experiment = api_pb2.Experiment(
         hparam_infos=[api_pb2.HParamInfo(name=key) for key in keys],
         metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in tags],

@@ -67,11 +67,11 @@ def _public(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[int, st
 
     The second value says why, and is empty for 0.
     """
-    from fedray.data.source import load_source
+    from fedray.data.source import source_of
 
     needing = [label for label, each in algorithms.items() if each.needs_public]
     if not needing:
         return 0, ""
-    data = load(specs[0].base).data
-    public = load_source(data.source, data.root).public_by_default
+    config = load(specs[0].base)
+    public = source_of(config.data, config.task).public_by_default
     return public, f"held out of the clients' samples because the server of {' and '.join(needing)} trains on them"

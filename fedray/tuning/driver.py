@@ -110,16 +110,19 @@ def load_own(
     Raises :class:`UserError` if ``test`` comes without ``data``, or if the data can't be loaded.
     """
     from fedray.data.own import own_source
-    from fedray.data.source import load_source
+    from fedray.data.source import source_of
     from fedray.experiment import Own
 
+    config = load(spec.base)
+    of_task = config.task.kind, config.task.ignore_index
     if data is not None:
-        source = own_source(data, test, client_column, label_column, load(spec.base).data.normalization)
+        source = own_source(
+            data, test, client_column, label_column, config.data.normalization, *of_task, config.data.access
+        )
     elif test is not None:
         raise UserError("tune(test=...) needs data=... too")
     else:
-        config = load(spec.base).data
-        source = load_source(config.source, config.root, config.normalization)
+        source = source_of(config.data, config.task)
     return Own(source, model, loss, metrics or {}, preloaded=data is None)
 
 

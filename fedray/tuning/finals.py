@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.errors import last_line
+from fedray.tracking.progress import figure
 from fedray.tuning.spec import SweepSpec, first_seed, merge_settings
 from fedray.tuning.study import sampled_values
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
@@ -94,8 +95,9 @@ class FinalRuns:
 
     def report(self, key: str, message: Message) -> bool:
         if isinstance(message, RunEnd):
-            accuracy = message.row.get("test_accuracy", math.nan)
-            self._say(f"winner on seed {key}: {message.status}, accuracy {accuracy:.4f}")
+            metric = self.sweep.study.base.get("task.metric") or "accuracy"
+            value = message.row.get(f"test_{metric}", math.nan)
+            self._say(f"winner on seed {key}: {message.status}, {metric.replace('_', ' ')} {figure(value)}")
         elif isinstance(message, TrialEnd) and message.error is not None:
             self.trial_failed(key, message.error)
         return False

@@ -12,6 +12,7 @@ from optuna.storages import BaseStorage
 
 from fedray.config import dump_yaml, flat, load
 from fedray.data.federated import FederatedData
+from fedray.engine.evaluation import recorded_metrics
 from fedray.errors import UserError, near_miss
 from fedray.experiment import Experiment, Own
 from fedray.files import write_whole
@@ -21,6 +22,7 @@ from fedray.tuning.axis import RoundCost, budget_of, cost_of_a_round
 from fedray.tuning.equal_work import choose_axis
 from fedray.tuning.pruning import make_pruner
 from fedray.tuning.recorded import list_keys, record_keys_that_differ
+from fedray.tuning.settings import COSTS
 from fedray.tuning.space import Values
 from fedray.tuning.spec import RECORD, SweepSpec, merge_settings, read_record
 from fedray.tuning.storage import JOURNAL, has_study, hold_study, open_storage, storage_of, study_name
@@ -48,7 +50,7 @@ def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda li
     base = {**BASE, **spec.base}
     experiment, data = resolve(load(base), own)
     resolved = flat(experiment.config.model_dump(mode="json"))
-    _check_objectives(spec, data)
+    spec = _with_objective(spec, experiment, data)
     _check_conditions(spec, resolved)
     costs, models = _check_values(spec, base, own)
     _check_seeds(spec, experiment.config.run.seed)
@@ -116,13 +118,25 @@ def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Va
     return found, notes if spec.sampler != "grid" else []
 
 
-def _check_objectives(spec: SweepSpec, data: FederatedData) -> None:
-    if "virtual_seconds" in spec.tune.objective:
+def _with_objective(spec: SweepSpec, experiment: Experiment, data: FederatedData) -> SweepSpec:
+    """Returns ``spec`` with an objective: unless it has one, the task's main metric on the validation set.
+
+    Raises :class:`UserError` for an objective that no trial would record.
+    """
+    task = experiment.task
+    asked: Mapping[str, str] = spec.tune.objective or {f"validation_{task.main}": task.mode}
+    if "virtual_seconds" in asked:
         raise UserError("tune.objective: virtual_seconds is not recorded without a virtual clock; use bytes or flops")
-    if "train_accuracy" in spec.tune.objective and not len(data.train_subset):
-        raise UserError("tune.objective: train_accuracy needs run.eval_train_samples, the samples to evaluate it on")
-    if "validation_accuracy" in spec.tune.objective and not len(data.validation):
-        raise UserError("tune.objective: validation_accuracy needs data.validation_samples, a tenth of all unless set")
+    of = {split: [f"{split}_{name}" for name in recorded_metrics(task, split)] for split in ("validation", "train")}
+    known = [*of["validation"], *of["train"], "train_loss", *COSTS]
+    for name in asked:
+        if name not in known:
+            raise UserError(f"tune.objective: there is no column {name!r} in this task{near_miss(name, known)}")
+        if name in of["train"] and not len(data.train_subset):
+            raise UserError(f"tune.objective: {name} needs run.eval_train_samples, the samples to evaluate it on")
+        if name in of["validation"] and not len(data.validation):
+            raise UserError(f"tune.objective: {name} needs data.validation_samples, a tenth of all unless set")
+    return replace(spec, tune=spec.tune.model_copy(update={"objective": asked}))
 
 
 def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:

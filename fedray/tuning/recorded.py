@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedray.config import expand
@@ -27,6 +28,7 @@ def check_record(spec: SweepSpec) -> None:
     # these keys are added to a sweep's base when it is opened
     added = {key: old["base"][key] for key in ("data.validation_samples", "run.given") if key in old["base"]}
     new["base"] = added | new["base"]
+    new["tune"]["objective"] = new["tune"]["objective"] or old["tune"].get("objective")
     if new["tune"]["pruner"]["axis"] == "auto":
         new["tune"]["pruner"]["axis"] = old["tune"].get("pruner", {}).get("axis")
     if differ := record_keys_that_differ(old, {**new, "inputs": old.get("inputs", {})}):
@@ -34,6 +36,19 @@ def check_record(spec: SweepSpec) -> None:
             f"{spec.folder} holds another sweep ({list_keys(differ)}): a report is of what was run; ask for what was "
             "asked for then, or use another tune.name"
         )
+
+
+def with_recorded_objective(spec: SweepSpec) -> SweepSpec:
+    """Returns ``spec`` with the objective that its sweep had, where the space file leaves it to the task."""
+    if spec.tune.objective or not (spec.folder / RECORD).exists():
+        return spec
+    recorded = read_record(spec.folder)["tune"].get("objective") or {}
+    return replace(spec, tune=spec.tune.model_copy(update={"objective": recorded}))
+
+
+def objective_of(spec: SweepSpec) -> str | None:
+    """Returns the first objective of a sweep; None if that is left to the task, and the sweep has not begun."""
+    return next(iter(with_recorded_objective(spec).tune.objective), None)
 
 
 def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from fedray.errors import last_line
 from fedray.files import replacement_of, write_whole
 from fedray.tuning.axis import value_of
 from fedray.tuning.curves import learning_curves, runs_of
+from fedray.tuning.recorded import with_recorded_objective
 from fedray.tuning.spec import SweepSpec, read_record, read_sweeps
 from fedray.tuning.storage import study_of
 from fedray.tuning.study import ERROR, VALUES, best_trials, is_finite, sampled_values
@@ -42,7 +43,7 @@ def trial_table(folder: Path) -> pd.DataFrame:
     each objective; the sampled value of each searched key; and ``seconds``, the sum over the trial's runs. The
     following are means over its runs: ``rounds``, ``bytes`` (both ways) and ``flops`` of the whole run; for the first
     objective, ``best`` (its best value in any round), ``best_round`` and ``mean`` (over the rounds, that is the area
-    under its curve); and ``bytes_to_<target>`` for each of run.targets, the bytes until the validation accuracy reached
+    under its curve); and ``bytes_to_<target>`` for each of run.targets, the bytes until the validation metric reached
     it, empty if it did not. ``error`` is the last line of the error of a trial that failed.
     """
     (spec,) = read_sweeps(folder)
@@ -89,8 +90,10 @@ def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, float]:
     if not np.isnan(values).all():
         best = np.nanargmax(values) if mode == "max" else np.nanargmin(values)
         found |= {"best": values[best], "best_round": float(numbers[best]), "mean": float(np.nanmean(values))}
+    validated = next((name for name in spec.tune.objective if name.startswith("validation_")), "validation_accuracy")
+    measured, mode = rows[validated].to_numpy(), spec.tune.objective.get(validated, "max")
     for target in spec.base.get("run.targets") or []:
-        reached = total[rows["validation_accuracy"].to_numpy() >= target]
+        reached = total[measured <= target if mode == "min" else measured >= target]
         found[f"bytes_to_{target:g}"] = reached[0] if len(reached) else math.nan
     return found
 
@@ -103,6 +106,7 @@ def write_report(spec: SweepSpec) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
+    spec = with_recorded_objective(spec)
     study = study_of(spec)
     folder = spec.folder / "report"
     folder.mkdir(exist_ok=True)

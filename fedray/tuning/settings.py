@@ -12,18 +12,24 @@ from pydantic import Field, field_validator
 from fedray.config import Auto, Section, Whole, check, expand, flat
 from fedray.errors import UserError, near_miss
 
-OBJECTIVES = (
-    "validation_accuracy", "train_loss", "train_accuracy", "bytes", "bytes_down", "bytes_up", "flops",
-    "virtual_seconds", "wall_seconds",
-)  # fmt: skip
-"""The names that ``tune.objective`` may have: columns of metrics.csv, and ``bytes``, which is bytes_down + bytes_up."""
+COSTS = ("bytes", "bytes_down", "bytes_up", "flops", "virtual_seconds", "wall_seconds")
+"""The costs that ``tune.objective`` may name: columns of metrics.csv, and ``bytes``, which is bytes_down + bytes_up."""
+
+KNOWN = ("validation_accuracy", "train_loss", "train_accuracy", *COSTS)
+"""The names that ``tune.objective`` may have in any task. A task with another main metric has that one's too."""
 
 OF_THE_TEST_SET = (
-    "test_accuracy", "test_loss", "personalized_accuracy", "representation_accuracy", "global_on_shares_accuracy",
-    "representation_on_shares_accuracy", "finetuned_accuracy", "averaged_accuracy", "server_accuracy",
-    "clients_accuracy_mean", "clients_accuracy_worst_tenth", "clients_accuracy_std",
-)  # fmt: skip
-"""Columns of metrics.csv that a sweep must not optimise, because only the winners of a suite may see the test set."""
+    "test_",
+    "personalized_",
+    "representation_",
+    "finetuned_",
+    "averaged_",
+    "server_",
+    "clients_",
+    "global_",
+)
+"""The beginnings of columns of metrics.csv that a sweep must not optimise, because only the winners of a suite may see
+the test set."""
 
 
 class PrunerConfig(Section):
@@ -52,8 +58,9 @@ class TuneConfig(Section):
     output: str = Field("sweeps/", description="folder in which the sweep's folder is made")
     space: str | None = Field(None, description="which of the file's spaces; unless set, the only one, else wide")
     objective: dict[str, Literal["max", "min"]] = Field(
-        {"validation_accuracy": "max"},
-        description="columns of metrics.csv, or bytes, each max or min; several give a Pareto front",
+        {},
+        description="columns of metrics.csv, or bytes, each max or min; several give a Pareto front; unless set, the "
+        "task's main metric on the validation set, as in {validation_accuracy: max}",
     )
     trials: Whole | None = Field(
         None, ge=1, le=10**6, description="number of trials; 30, or the whole grid, unless set"
@@ -107,13 +114,13 @@ def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any
 def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneConfig:
     """Returns the section ``tune`` of a file (``of_file``), checked. Keys in ``overrides`` replace those of the file.
 
-    An objective that is a name alone is maximised if it is an accuracy, and minimised otherwise. Raises
+    An objective that is a name alone is maximised if it is an accuracy or an F1, and minimised otherwise. Raises
     :class:`UserError` for a wrong key or value; it begins with ``where``, which names the file.
     """
     written = expand(section({"tune": of_file}, "tune", where))
     objective = overrides.get("objective", written.get("objective"))
     if isinstance(objective, str):
-        objective = {objective: "max" if objective.endswith("accuracy") else "min"}
+        objective = {objective: "max" if objective.endswith(("accuracy", "f1")) else "min"}
     both = expand(flat(_without(written, "objective")) | flat(_without(overrides, "objective")))
     if objective is not None:
         both["objective"] = objective
@@ -121,20 +128,18 @@ def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneCon
     if tune.storage is not None:
         tune = tune.model_copy(update={"storage": _permanent_url(tune.storage)})
     for name in tune.objective:
-        if name in OF_THE_TEST_SET:
+        if name.startswith(OF_THE_TEST_SET) or name.endswith("_on_shares_accuracy"):
             raise UserError(
                 f"tune.objective: {name} is measured on the test set, which no trial may see; use validation_accuracy"
             )
-        if name not in OBJECTIVES:
-            raise UserError(f"tune.objective: there is no column {name!r}{near_miss(name, OBJECTIVES)}")
+        if name not in KNOWN and not name.startswith(("validation_", "train_")):
+            raise UserError(f"tune.objective: there is no column {name!r}{near_miss(name, KNOWN)}")
     if len(tune.objective) > 1 and tune.pruner.kind != "none":
         raise UserError(
             f"tune.pruner.kind={tune.pruner.kind} goes with one objective, not with {len(tune.objective)}; use none"
         )
     if len(tune.objective) > 1 and tune.sampler == "cmaes":
         raise UserError("tune.sampler=cmaes goes with one objective; use tpe or nsga2")
-    if not tune.objective:
-        raise UserError("tune.objective must name at least one column, as in {validation_accuracy: max}")
     return tune
 
 

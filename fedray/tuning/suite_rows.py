@@ -21,17 +21,52 @@ from fedray.tuning.intervals import holm, mean_and_margin, median_to_reach, pair
 
 
 @dataclass(frozen=True)
+class Measure:
+    """The number by which the rows of a table are compared: a column of metrics.csv on the test set.
+
+    ``mode`` says whether more (max) or less (min) of it is better. ``column`` is ``test_<metric>`` unless it is given.
+    """
+
+    metric: str = "accuracy"
+    mode: str = "max"
+    of: str = "test"
+
+    @property
+    def column(self) -> str:
+        return f"{self.of}_{self.metric}"
+
+    @property
+    def sign(self) -> int:
+        """1 if more is better, else -1."""
+        return -1 if self.mode == "min" else 1
+
+    @property
+    def percent(self) -> bool:
+        """Whether it is a fraction of 1 that is shown in percent."""
+        return self.metric in ("accuracy", "f1")
+
+    @property
+    def scale(self) -> float:
+        return 100 if self.percent else 1
+
+    @property
+    def words(self) -> str:
+        """Its name in a text."""
+        return {"f1": "F1"}.get(self.metric, self.metric.replace("_", " "))
+
+
+@dataclass(frozen=True)
 class Row:
     """One row of the table: an algorithm with fixed hyper-parameters, run once for each of several seeds.
 
     ``folders`` has the run folder of each seed. Runs of two rows are a pair if their folders have the same name, as
-    ``seed-3``. ``accuracy`` is the column of metrics.csv that counts as the row's accuracy. ``facts`` are further
-    columns of the table; a fact with the name of a computed column replaces it.
+    ``seed-3``. ``measure`` is the number by which the row is compared; the table's columns call it ``accuracy``.
+    ``facts`` are further columns of the table; a fact with the name of a computed column replaces it.
     """
 
     label: str
     folders: Sequence[Path]
-    accuracy: str = "test_accuracy"
+    measure: Measure = Measure()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -49,6 +84,7 @@ class Run:
     iterations: np.ndarray
     accuracies: np.ndarray
     bytes: np.ndarray
+    sign: int = 1
 
     @property
     def final(self) -> float:
@@ -57,30 +93,32 @@ class Run:
         return float(evaluated[-1]) if len(evaluated) else math.nan
 
     def to_reach(self, target: float) -> tuple[float, float]:
-        """Returns the first round whose accuracy was ``target`` or more, and the bytes up to it.
+        """Returns the first round whose accuracy was ``target`` or better, and the bytes up to it.
 
         Both are infinite if there is no such round. They are also infinite for a run that diverged later, because its
         model is lost.
         """
         # by rounding, a target that is the mean of equal accuracies may be a little larger than these
-        places = np.flatnonzero((self.accuracies >= target - 1e-9) & (not self.diverged))
+        there = self.sign * self.accuracies >= self.sign * target - 1e-9
+        places = np.flatnonzero(there & (not self.diverged))
         return (float(self.rounds[places[0]]), float(self.bytes[places[0]])) if len(places) else (math.inf, math.inf)
 
 
 def read_runs(row: Row) -> list[Run]:
     """Reads the runs of a row from its run folders, and returns them in the order of ``row.folders``."""
-    return [_read_run(folder, row.accuracy) for folder in row.folders]
+    return [_read_run(folder, row.measure) for folder in row.folders]
 
 
-def _read_run(folder: Path, accuracy: str) -> Run:
+def _read_run(folder: Path, measure: Measure) -> Run:
     rows = read_metrics(folder)
     return Run(
         seed=folder.name,
         diverged=json.loads((folder / "summary.json").read_text())["status"] == "diverged",
         rounds=rows["round"].to_numpy(float),
         iterations=rows["iterations"].to_numpy(float),
-        accuracies=rows[accuracy].to_numpy(float),
+        accuracies=rows[measure.column].to_numpy(float),
         bytes=(rows["bytes_down"] + rows["bytes_up"]).to_numpy(float),
+        sign=measure.sign,
     )
 
 
@@ -88,7 +126,7 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     """Returns a table with a line for each row, the best first.
 
     ``baseline`` is the label of the row with which the others are compared. If ``target`` is None, the target is the
-    mean accuracy of the baseline, or the lowest mean of all rows if the baseline has none.
+    mean accuracy of the baseline, or the worst mean of all rows if the baseline has none.
 
     Runs that diverged have no final accuracy and no cost of a whole run: they are counted, but are in no mean. Columns,
     beside the facts of each row:
@@ -108,8 +146,9 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     """
     runs = {row.label: read_runs(row) for row in rows}
     finals = {label: {run.seed: run.final for run in each if not run.diverged} for label, each in runs.items()}
+    sign = rows[0].measure.sign if rows else 1
     if target is None:
-        target = _target(finals, baseline)
+        target = _target(finals, baseline, sign)
     table = pd.DataFrame(
         [
             {"algorithm": row.label}
@@ -122,12 +161,14 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     if "p" in table:
         tested = table["p"].notna()
         table.loc[tested, "p_holm"] = holm(table.loc[tested, "p"].tolist())
-    return _sorted(table)
+    return _sorted(table, rows[0].measure if rows else Measure())
 
 
-def _target(finals: Mapping[str, Mapping[str, float]], baseline: str | None) -> float:
+def _target(finals: Mapping[str, Mapping[str, float]], baseline: str | None, sign: int) -> float:
     means = {label: mean_and_margin(list(each.values()))[0] for label, each in finals.items() if each}
-    return means[baseline] if baseline in means else min(means.values(), default=math.nan)
+    return (
+        means[baseline] if baseline in means else sign * min((sign * mean for mean in means.values()), default=math.nan)
+    )
 
 
 def _outcome(runs: Sequence[Run], target: float) -> dict[str, Any]:
@@ -168,8 +209,9 @@ def _difference(label: str, finals: Mapping[str, Mapping[str, float]], baseline:
     }
 
 
-def _sorted(table: pd.DataFrame) -> pd.DataFrame:
+def _sorted(table: pd.DataFrame, measure: Measure) -> pd.DataFrame:
     if "accuracy" not in table:
         return table
-    order = pd.DataFrame({"accuracy": -table["accuracy"].round(4), "diverged": table["seeds_diverged"]})
+    shown = table["accuracy"].round(4) if measure.percent else table["accuracy"]
+    order = pd.DataFrame({"accuracy": -measure.sign * shown, "diverged": table["seeds_diverged"]})
     return table.loc[order.sort_values(["accuracy", "diverged"], kind="stable").index].reset_index(drop=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,15 @@ from fedray.files import write_whole
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
 from fedray.tuning.intervals import with_interval
+from fedray.tuning.recorded import objective_of
 from fedray.tuning.report import STATES, markdown, save_figure, state_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.storage import study_of
 from fedray.tuning.study import best_trials, sampled_values
 from fedray.tuning.suite import OF_OPTIMIZERS, Suite
 from fedray.tuning.suite_facts import facts_of
-from fedray.tuning.suite_rows import Row, Run, compare_rows, read_runs
+from fedray.tuning.suite_rows import Measure, Row, Run, compare_rows, read_runs
 from fedray.tuning.view import format_values
-
-REPRESENTATION = "representation_accuracy"
-"""The column of metrics.csv with the accuracy of the model that an algorithm's server trains alone."""
 
 NOTES = (
     "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and `> R` "
@@ -33,8 +33,6 @@ NOTES = (
     "Public samples used are the labelled ones on which the server trained, or the clients to whom they were dealt; "
     "there are none if they were only held out. A representation model alone is evaluated in the same runs as the row "
     "of its algorithm, and has their cost.",
-    "Rows are sorted by mean accuracy over the runs that ended; of two with the same, the one with fewer diverged runs "
-    "comes first.",
 )
 """The sentences that stand under every table."""
 
@@ -77,24 +75,37 @@ def suite_rows(suite: Suite) -> list[Row]:
             own = {key: final.spec.base[key] for key in differ if key in final.spec.base}
             facts |= {"winner": best.number, "with": format_values(own | sampled_values(best))}
         tuned = {"validation": best.value} if best is not None and not final.changed else {}
-        rows.append(Row(final.label, folders, facts=facts | tuned))
-        if any(read_metrics(folder)[REPRESENTATION].notna().any() for folder in folders):
-            rows.append(Row(f"{final.label}, representation model alone", folders, REPRESENTATION, facts))
-    return rows
+        measure = _measure_of(folders)
+        rows.append(Row(final.label, folders, measure, facts | tuned))
+        alone = replace(measure, of="representation")
+        if any(read_metrics(folder).get(alone.column, pd.Series()).notna().any() for folder in folders):
+            rows.append(Row(f"{final.label}, representation model alone", folders, alone, facts))
+    # a row without runs is compared as the others are
+    known = next((row.measure for row in rows if row.folders), Measure())
+    return [row if row.folders else replace(row, measure=known) for row in rows]
+
+
+def _measure_of(folders: Sequence[Path]) -> Measure:
+    """Returns the main metric of runs on the test set, as their summaries name it."""
+    if not folders:
+        return Measure()
+    summary = json.loads((folders[0] / "summary.json").read_text())
+    return Measure(summary.get("metric", "accuracy"), summary.get("mode", "max"))
 
 
 def write_suite(suite: Suite) -> list[Path]:
     """Writes suite.csv, suite.md and curves.png in the suite's folder, and returns their paths."""
-    table = suite_table(suite)
+    rows, table = suite_rows(suite), suite_table(suite)
+    measure = rows[0].measure
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
     lists = [column for column in ("accuracies", "differences") if column in table]
     write_whole(paths[0], table.assign(**{name: table[name].map(_spaced) for name in lists}).to_csv(index=False))
-    (objective,) = suite.specs[0].tune.objective
+    objective = objective_of(suite.specs[0])
     baseline = baseline_of(suite)
     is_target_given = bool(suite.specs[0].base.get("run.targets"))
-    notes = _notes(table, baseline, is_target_given) if "accuracy" in table else ""
-    write_whole(paths[1], markdown(_for_people(table, objective, baseline)) + notes)
-    draw_curves(suite_rows(suite), suite.name, paths[2])
+    notes = _notes(table, baseline, is_target_given, measure) if "accuracy" in table else ""
+    write_whole(paths[1], markdown(_for_people(table, objective, baseline, measure)) + notes)
+    draw_curves(rows, suite.name, paths[2])
     return paths
 
 
@@ -102,26 +113,31 @@ def _spaced(values: Any) -> str:
     return " ".join(map(str, values)) if isinstance(values, tuple) else ""
 
 
-def _for_people(table: pd.DataFrame, objective: str, baseline: str) -> pd.DataFrame:
+def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measure: Measure) -> pd.DataFrame:
     """Returns the table as it is shown to people.
 
-    Accuracies are in percent and bytes in megabytes, intervals stand beside the means, and ``> R`` stands where the
-    target was not reached in the R rounds or megabytes of a whole run.
+    ``objective`` is what trials were compared by, None if no sweep has begun. Accuracies are in percent and bytes in
+    megabytes, intervals stand beside the means, and ``> R`` stands where the target was not reached in the R rounds or
+    megabytes of a whole run.
     """
     shown = table[["algorithm", "trials", "complete", "pruned", "diverged", "failed"]].copy()
     if "accuracy" not in table:
         return shown
     records: list[Any] = table.to_dict("records")
-    if objective == "validation_accuracy":
-        shown["validation, %"] = 100 * table["validation"]
-    else:
+    unit, points = (", %", ", points") if measure.percent else ("", "")
+    if objective == f"validation_{measure.metric}":
+        shown[f"validation{unit}"] = measure.scale * table["validation"]
+    elif objective is not None:
         shown[objective] = table["validation"]
-    shown["test accuracy, % (± 95 % interval)"] = [_accuracy(row) for row in records]
+    shown[f"test {measure.words}{unit} (± 95 % interval)"] = [_accuracy(row, measure.scale) for row in records]
     if "difference" in table:
-        shown[f"difference to {baseline}, points (± 95 % interval)"] = [_difference(row, baseline) for row in records]
+        shown[f"difference to {baseline}{points} (± 95 % interval)"] = [
+            _difference(row, baseline, measure.scale) for row in records
+        ]
     if "p_holm" in table:
         shown["p (Holm)"] = ["" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}" for p in table["p_holm"]]
-    shown[f"reached {100 * table['target'].max():.2f} %"] = [
+    target = table["target"].max()
+    shown[f"reached {100 * target:.2f} %" if measure.percent else f"reached {target:.4g}"] = [
         "" if math.isnan(row["seeds"]) else f"{row['reached']:.0f} of {row['seeds']:.0f}" for row in records
     ]
     shown["rounds to it (median)"] = [_amount(row["rounds_to"], row["rounds"]) for row in records]
@@ -134,22 +150,22 @@ def _for_people(table: pd.DataFrame, objective: str, baseline: str) -> pd.DataFr
     return shown
 
 
-def _accuracy(row: dict[str, Any]) -> str:
+def _accuracy(row: dict[str, Any], scale: float) -> str:
     if not isinstance(row["accuracies"], tuple):
         return ""
-    text = with_interval([100 * value for value in row["accuracies"]])
+    text = with_interval([scale * value for value in row["accuracies"]])
     ended = row["seeds"] - row["seeds_diverged"]
     lost = {"diverged": row["seeds_diverged"], "missing": row["seeds_asked"] - row["seeds"]}
     counts = "".join(f", {number:.0f} {how}" for how, number in lost.items() if number)
     return f"{text} ({ended:.0f} of {row['seeds_asked']:.0f}{counts})".strip() if counts else text
 
 
-def _difference(row: dict[str, Any], baseline: str) -> str:
+def _difference(row: dict[str, Any], baseline: str, scale: float) -> str:
     if row["algorithm"] == baseline:
         return "baseline"
     if not isinstance(row["differences"], tuple):
         return ""
-    text = with_interval([100 * value for value in row["differences"]], sign="+")
+    text = with_interval([scale * value for value in row["differences"]], sign="+")
     pairs = len(row["differences"])
     return f"{text} ({pairs} pair{'s' if pairs > 1 else ''})" if pairs < row["seeds"] else text
 
@@ -168,17 +184,18 @@ def _amount(median: float, whole: float) -> str:
     return "never" if math.isnan(whole) else f"> {whole:.4g}"
 
 
-def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool) -> str:
+def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool, measure: Measure) -> str:
     """Returns the paragraph under the table, which explains its numbers."""
     has_baseline = bool(table.loc[table["algorithm"] == baseline, "accuracy"].notna().any())
     tests = int(table["p"].notna().sum()) if "p" in table else 0
     lines = [
         "`±` is half the width of the 95 % confidence interval of the mean (Student's t) over seeds; of two seeds both "
         "values are shown, and of one its value.",
-        "A run that diverged is counted, is in no mean of accuracy or MB, and has not reached the target.",
+        f"A run that diverged is counted, is in no mean of {measure.words} or MB, and has not reached the target.",
     ]
     if has_baseline:
-        lines.append(f"Differences are those to {baseline} on the same seeds, in percentage points.")
+        points = ", in percentage points" if measure.percent else ""
+        lines.append(f"Differences are those to {baseline} on the same seeds{points}.")
     else:
         lines.append(f"There are no differences to {baseline}, because none of its runs ended.")
     if tests:
@@ -188,8 +205,12 @@ def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool) -> str:
         )
     if not is_target_given:
         of_whom = f"of {baseline}" if has_baseline else f"of the worst row, because {baseline} has none"
-        lines.append(f"The target is the mean accuracy {of_whom}; run.targets sets another.")
-    return "\n" + " ".join([*lines, *NOTES]) + "\n"
+        lines.append(f"The target is the mean {measure.words} {of_whom}; run.targets sets another.")
+    order = (
+        f"Rows are sorted by mean {measure.words} over the runs that ended; of two with the same, the one with fewer "
+        "diverged runs comes first."
+    )
+    return "\n" + " ".join([*lines, *NOTES, order]) + "\n"
 
 
 def _winner(spec: SweepSpec) -> FrozenTrial | None:
@@ -209,7 +230,8 @@ def _folders(final: Final, best: FrozenTrial | None, seeds: int) -> list[Path]:
 
 
 def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draws the mean accuracy of each row over its iterations, with a band from the lowest to the highest of its seeds.
+    """Draws the mean accuracy (or other main metric) of each row over its iterations, with a band from the lowest to
+    the highest of its seeds.
 
     The picture, with ``title``, is written to ``path``. Runs that diverged are left out; the legend counts them.
     """
@@ -223,7 +245,7 @@ def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
         figure, axes = plt.subplots(figsize=(9, 5.5))
         # rows beyond the number of colours are told apart by their dashes
         axes.set_prop_cycle(plt.cycler(linestyle=["-", "--", ":"]) * plt.rcParams["axes.prop_cycle"])
-        seeds = 0
+        seeds, measure = 0, rows[0].measure if rows else Measure()
         for row in rows:
             runs = read_runs(row)
             ended = [run for run in runs if not run.diverged]
@@ -234,11 +256,12 @@ def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
             mean = together.mean(axis=1)
             lost = len(runs) - len(ended)
             label = f"{row.label} ({lost} of {len(runs)} diverged)" if lost else row.label
-            (line,) = axes.plot(mean.index, 100 * mean, label=label)
-            low, high = together.min(axis=1), together.max(axis=1)
-            axes.fill_between(mean.index, 100 * low, 100 * high, color=line.get_color(), alpha=0.15, linewidth=0)
+            (line,) = axes.plot(mean.index, measure.scale * mean, label=label)
+            band_of = (measure.scale * together.min(axis=1), measure.scale * together.max(axis=1))
+            axes.fill_between(mean.index, *band_of, color=line.get_color(), alpha=0.15, linewidth=0)
         band = f"line: mean; band: lowest to highest of {seeds} seeds" if seeds > 1 else "one seed"
-        axes.set(xlabel="local iterations", ylabel="test accuracy, %", title=f"{title} ({band})")
+        unit = ", %" if measure.percent else ""
+        axes.set(xlabel="local iterations", ylabel=f"test {measure.words}{unit}", title=f"{title} ({band})")
         if axes.lines:
             axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
         save_figure(figure, path)

@@ -1,0 +1,151 @@
+"""A data set on the device where models are trained, and the inputs that models get of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedray.core.seeds import SERVER, Purpose, global_generators, torch_seed
+from fedray.core.structure import leaves, map_leaves
+
+Indices = NDArray[np.int64]
+
+
+class Draws(NamedTuple):
+    """Tells the draws of samples ``[steps, C, b]`` from each other: those of the clients ``ids`` in a round, from local
+    step ``start`` on, with ``size`` = b."""
+
+    round: int
+    ids: Sequence[int]
+    start: int
+    size: int
+
+    def of(self, place: int) -> tuple[int, int, int]:
+        """Returns round, client, and the number of the draw in the client's round, for the sample at ``place``."""
+        step, rest = divmod(place, len(self.ids) * self.size)
+        row, position = divmod(rest, self.size)
+        return self.round, self.ids[row], (self.start + step) * self.size + position
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a data set: ``x`` as they are stored, and their targets ``y [n, ...]``.
+
+    ``x`` is a tensor ``[n, ...]``, or a tuple or dict of such tensors. A model gets float32(x) * ``scale`` + ``shift``
+    of numbers with a fraction and of uint8, with one factor for each channel (axis 1); ``scale`` and ``shift`` have the
+    structure of ``x``, or are None. Other whole numbers reach it as int64, and booleans as they are.
+    """
+
+    x: Any
+    y: Tensor
+    scale: Any = None
+    shift: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which inputs and targets are given out."""
+        return self.y.device
+
+    @property
+    def slow(self) -> bool:
+        """Whether samples are worth reading in a thread, while others are trained on."""
+        return False
+
+    @property
+    def form(self) -> Any:
+        """Stored inputs of the data set, in tensors ``[n, ...]``, which tell shapes and types."""
+        return self.x
+
+    @cached_property
+    def bytes_each(self) -> int:
+        """The number of bytes in the stored inputs of one sample."""
+        return sum(leaf[0].nbytes for leaf in leaves(self.form))
+
+    def gather(self, indices: Indices) -> tuple[Any, Tensor]:
+        """Returns the inputs ``[*indices.shape, ...]`` and the targets of some samples. They are in fresh memory, which
+        is aligned."""
+        raw, y = self.raw(indices)
+        return self.inputs(raw), y
+
+    def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
+        """Does the same as :meth:`gather`, but leaves ``x`` as it is stored. ``draws`` is for samples that are read
+        anew each time (:class:`ReadSamples`)."""
+        flat = torch.from_numpy(indices.reshape(-1)).to(self.device)
+
+        def chosen(stored: Tensor) -> Tensor:
+            return stored.index_select(0, flat).view(*indices.shape, *stored.shape[1:])
+
+        return map_leaves(chosen, self.x), chosen(self.y)
+
+    def targets(self, indices: Indices) -> Tensor:
+        """Returns the targets of some samples."""
+        return self.y[torch.from_numpy(indices).to(self.device)]
+
+    def inputs(self, raw: Any) -> Any:
+        """Returns the inputs of samples as stored ``[..., *sample]``. Those of type float32 are in fresh memory."""
+        if self.scale is None or self.shift is None:
+            return map_leaves(_as_input, raw)
+
+        def scaled(stored: Tensor, whole: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+            if scale is None or shift is None:
+                return _as_input(stored)
+            shape = (-1,) + (1,) * (whole.dim() - 2)
+            return stored.to(torch.float32, copy=True).mul_(scale.view(shape)).add_(shift.view(shape))
+
+        return map_leaves(scaled, raw, self.form, self.scale, self.shift)
+
+
+class Items(Protocol):
+    """A data set that is read item by item: ``first`` is the input of item 0, and ``read(i)`` that of item i, as arrays
+    ``[1, ...]`` or a tuple or dict of them."""
+
+    first: Any
+
+    def read(self, i: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ReadSamples(Samples):
+    """Samples whose inputs are read when they are asked for: ``x`` are :class:`Items`.
+
+    Before an item is read, the global random generators are seeded by (``seed``, round, client, draw), so that random
+    transforms differ from draw to draw, and are the same whoever reads. In an evaluation an item always draws the same.
+    """
+
+    seed: int = 0
+
+    @property
+    def form(self) -> Any:
+        return map_leaves(torch.from_numpy, self.x.first)
+
+    @property
+    def slow(self) -> bool:
+        return True
+
+    def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
+        flat = indices.reshape(-1)
+        read = []
+        for place, i in enumerate(flat.tolist()):
+            coordinates = (0, SERVER, i) if draws is None else draws.of(place)
+            with global_generators(torch_seed(self.seed, Purpose.ITEM, *coordinates)):
+                read.append(self.x.read(i))
+
+        def together(*parts: NDArray[Any]) -> Tensor:
+            whole = torch.from_numpy(np.concatenate(parts)).to(self.device)
+            return whole.view(*indices.shape, *whole.shape[1:])
+
+        y = self.y.index_select(0, torch.from_numpy(flat).to(self.device))
+        return map_leaves(together, *read), y.view(*indices.shape, *y.shape[1:])
+
+
+def _as_input(stored: Tensor) -> Tensor:
+    if stored.is_floating_point() or stored.dtype == torch.uint8:
+        return stored.to(torch.float32, copy=True)
+    return stored if stored.dtype == torch.bool or stored.is_complex() else stored.to(torch.int64)

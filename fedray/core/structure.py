@@ -1,0 +1,44 @@
+"""Inputs and outputs of models that consist of several tensors: tuples and dicts of tensors, also within each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Returns a structure like ``tree`` with ``function(leaf, *others)`` in the place of each leaf.
+
+    A leaf is whatever is neither a tuple nor a dict. ``others`` have the same structure as ``tree``.
+    """
+    if isinstance(tree, tuple):
+        return tuple(map_leaves(function, *parts) for parts in zip(tree, *others, strict=True))
+    if isinstance(tree, Mapping):
+        return {name: map_leaves(function, part, *(other[name] for other in others)) for name, part in tree.items()}
+    return function(tree, *others)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Returns the leaves of a structure, from left to right."""
+    if isinstance(tree, tuple):
+        return [leaf for part in tree for leaf in leaves(part)]
+    if isinstance(tree, Mapping):
+        return [leaf for part in tree.values() for leaf in leaves(part)]
+    return [tree]
+
+
+def outline(tree: Any) -> str:
+    """Returns a structure as text, without its leaves. Equal structures have equal outlines."""
+    if isinstance(tree, tuple):
+        return f"({', '.join(map(outline, tree))})"
+    if isinstance(tree, Mapping):
+        return f"{{{', '.join(f'{name}: {outline(tree[name])}' for name in sorted(tree))}}}"
+    return "one array"
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the positional and the named arguments with which a module is called: a tuple of inputs are the first, a
+    dict the second, and a tensor is the only argument."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}

@@ -1,0 +1,184 @@
+"""What a model is trained for: how its outputs are compared with targets, by a loss and by metrics.
+
+There are four kinds of tasks with a loss and metrics of their own, and the kind ``other``, whose loss is the user's:
+
+* ``classification``: targets ``[b]`` are class numbers, outputs are logits ``[b, classes]``.
+* ``multilabel``: targets ``[b, ...]`` are 0 or 1, outputs are logits of the same shape.
+* ``regression``: targets ``[b, ...]`` are numbers, outputs have the same shape.
+* ``tokens``: targets ``[b, ...]`` are class numbers of tokens, outputs are logits ``[b, ..., classes]`` or ``[b,
+  classes, ...]``. A token whose target is the ignored number does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Loss = Callable[..., Any]
+"""``loss(outputs, targets)``: one value for each sample, ``[b]``, or for each entry of the targets, ``[b, ...]``."""
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the cross-entropy ``[b]`` of each sample, for logits ``[b, classes]``."""
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns which samples are classified rightly, bool ``[b]``, for logits ``[b, classes]``."""
+    return logits.argmax(1) == targets
+
+
+def token_cross_entropy(logits: Tensor, targets: Tensor, axis: int, ignored: int) -> Tensor:
+    """Returns the cross-entropy of each token, shaped as ``targets``; ``axis`` of the logits has the classes."""
+    return F.cross_entropy(logits.movedim(axis, 1), targets, reduction="none", ignore_index=ignored)
+
+
+def token_accuracy(logits: Tensor, targets: Tensor, axis: int) -> Tensor:
+    """Returns which tokens are classified rightly, bool, shaped as ``targets``."""
+    return logits.argmax(axis) == targets
+
+
+def label_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the binary cross-entropy of each label, shaped as ``targets``."""
+    return F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
+
+
+def label_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns which labels are predicted rightly, bool, shaped as ``targets``."""
+    return (logits > 0) == (targets > 0.5)
+
+
+def f1(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the two sums of the micro-averaged F1 of labels, both ``[b]``: 2 TP, and 2 TP + FP + FN."""
+    found, real = (logits > 0).flatten(1), (targets > 0.5).flatten(1)
+    return 2 * (found & real).sum(1), found.sum(1) + real.sum(1)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Returns the squared error of each entry of ``targets``. Outputs ``[b, 1]`` fit targets ``[b]``."""
+    return (outputs.view(targets.shape) - targets).square()
+
+
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Returns the absolute error of each entry of ``targets``. Outputs ``[b, 1]`` fit targets ``[b]``."""
+    return (outputs.view(targets.shape) - targets).abs()
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how good outputs are: ``finish`` of a mean over samples, or over tokens.
+
+    ``values(outputs, targets)`` returns what the mean is taken of: a value for each sample ``[b]``, or for each entry
+    of the targets ``[b, ...]``. If it returns two tensors ``[b]``, the mean is the sum of the first over that of the
+    second. ``mode`` says which values are better: ``max`` for large ones, or ``min``.
+    """
+
+    values: Loss
+    mode: str
+    finish: Callable[[float], float] = float
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is trained for.
+
+    ``kind`` is one of those that the module describes. ``metrics`` are evaluated on the test set, by name. ``main`` is
+    the name of the metric by which models are compared, or ``loss``. ``followed`` is the metric that is also recorded
+    of each client's mini-batches, None if there is none. ``ignored`` is the target of tokens that do not count, None
+    where all count; ``loss_per_entry`` says whether the loss gives a value for each token. ``class_axis`` is the axis
+    of the logits ``[b, ...]`` that has the classes.
+    """
+
+    kind: str = "classification"
+    loss: Loss = cross_entropy
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": Metric(accuracy, "max")})
+    main: str = "accuracy"
+    mode: str = "max"
+    followed: str | None = "accuracy"
+    ignored: int | None = None
+    loss_per_entry: bool = False
+    class_axis: int = -1
+
+    @property
+    def functions(self) -> list[Loss]:
+        """The loss and the functions of the metrics, which may be the user's own."""
+        return [self.loss, *(metric.values for metric in self.metrics.values())]
+
+    def losses(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Returns the loss of each sample, ``[b]``: the mean over its tokens, if there is a loss for each token."""
+        total, count = self._totals(self.loss(outputs, targets), targets)
+        return total if count is None else total / count.clamp(min=1)
+
+    def weights(self, targets: Tensor) -> Tensor | None:
+        """Returns what each sample's loss counts in a mean, float32 ``[b]``: its tokens. None if all count the same."""
+        if not self.loss_per_entry or self.ignored is None:
+            return None
+        return (targets != self.ignored).flatten(1).sum(1).float()
+
+    def sums(self, name: str, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns for each sample the two numbers of the metric ``name`` that are added up over samples, both ``[b]``.
+
+        The metric is the sum of the first over the sum of the second; None stands for ones. ``loss`` is a metric too.
+        """
+        if name == "loss":
+            each, weights = self.losses(outputs, targets), self.weights(targets)
+            return (each, None) if weights is None else (each * weights, weights)
+        found = self.metrics[name].values(outputs, targets)
+        return found if isinstance(found, tuple) else self._totals(found, targets)
+
+    def _totals(self, found: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns for values ``[b]`` or ``[b, ...]`` their sums over each sample's tokens that count, and how many
+        these are, both ``[b]``. Where all entries count, it returns their means instead, and None."""
+        if found.dim() == 1:
+            return found, None
+        if self.ignored is None or found.shape != targets.shape:
+            return found.flatten(1).to(torch.float32).mean(1), None
+        real = targets != self.ignored
+        return torch.where(real, found, 0).flatten(1).sum(1, dtype=torch.float32), real.flatten(1).sum(1).float()
+
+    def value(self, name: str, total: float, count: float) -> float:
+        """Returns the metric ``name`` from its two sums, NaN if the second is zero."""
+        mean = total / count if count else math.nan
+        return mean if name == "loss" else self.metrics[name].finish(mean)
+
+
+def mean_loss(each: Tensor, weights: Tensor | None) -> Tensor:
+    """Returns the mean of the losses ``[b]`` of a batch, in which a sample counts as ``weights`` says."""
+    return each.mean() if weights is None else (each * weights).sum() / weights.sum().clamp(min=1)
+
+
+def exponential(mean: float) -> float:
+    """Returns e to the power of ``mean``; infinity where that is too large for a float."""
+    try:
+        return math.exp(mean)
+    except OverflowError:
+        return math.inf
+
+
+def task_of(kind: str, axis: int, ignored: int) -> Task:
+    """Returns the task ``kind`` with its own loss and metrics. ``axis`` and ``ignored`` are for ``tokens``: the axis of
+    the logits that has the classes, and the target of tokens that do not count."""
+    if kind == "multilabel":
+        metrics = {"f1": Metric(f1, "max"), "accuracy": Metric(label_accuracy, "max")}
+        return Task(kind, label_cross_entropy, metrics, "f1", "max", "accuracy")
+    if kind == "regression":
+        metrics = {
+            "mean_squared_error": Metric(squared_error, "min"),
+            "mean_absolute_error": Metric(absolute_error, "min"),
+        }
+        return Task(kind, squared_error, metrics, "mean_squared_error", "min", "mean_squared_error")
+    if kind == "tokens":
+        loss = partial(token_cross_entropy, axis=axis, ignored=ignored)
+        metrics = {
+            "perplexity": Metric(loss, "min", exponential),
+            "accuracy": Metric(partial(token_accuracy, axis=axis), "max"),
+        }
+        return Task(kind, loss, metrics, "perplexity", "min", "accuracy", ignored, True, axis)
+    return Task() if kind == "classification" else Task(kind, cross_entropy, {}, "loss", "min", None)

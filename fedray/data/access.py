@@ -1,0 +1,46 @@
+"""Decides where the samples of a run are read from (``data.access``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedray.core.structure import leaves, map_leaves
+from fedray.data.federated import FederatedData
+from fedray.data.lazy import LazyItems
+from fedray.data.machine import memory_of_machine
+from fedray.data.mapped import is_mapped, map_arrays
+from fedray.errors import UserError
+
+LARGE = 0.5
+"""The part of a machine's memory beyond which ``data.access: auto`` maps samples from files."""
+
+
+def with_access(data: FederatedData, asked: str, key: str) -> tuple[FederatedData, str, tuple[str, ...]]:
+    """Returns ``data`` with its samples where ``data.access`` says, where that is, and lines for the user.
+
+    ``asked`` is ``data.access``, and ``key`` a digest of the samples. Raises :class:`UserError` if samples can't be
+    read or written.
+    """
+    arrays = {name: getattr(data, name) for name in ("x", "y", "x_test", "y_test")}
+    lazy = any(isinstance(tree, LazyItems) for tree in arrays.values())
+    if lazy and asked in ("auto", "lazy"):
+        return data, "lazy", (f"data.access=lazy: {len(data.x):,} items are read when they are used",)
+    if asked == "lazy":
+        raise UserError("data.access=lazy is for a torch Dataset, or a source of image files; use mapped or memory")
+    every = [] if lazy else [leaf for tree in arrays.values() for leaf in leaves(tree)]
+    mapped = bool(every) and all(map(is_mapped, every))
+    if not mapped and (lazy or asked == "mapped" or (asked == "auto" and _is_large(every))):
+        data, mapped = replace(data, **map_arrays(arrays, key)), True
+    if mapped and asked == "memory":
+        data = replace(data, **{name: map_leaves(np.array, getattr(data, name)) for name in arrays})
+    if not mapped or asked == "memory":
+        return data, "memory", ()
+    size = sum(leaf.nbytes for name in arrays for leaf in leaves(getattr(data, name))) / 1e9
+    return data, "mapped", (f"data.access=mapped: {size:.3g} GB of samples are read from files",)
+
+
+def _is_large(arrays: list[Any]) -> bool:
+    return sum(leaf.nbytes for leaf in arrays) > LARGE * memory_of_machine()

@@ -1,0 +1,54 @@
+"""Image files, which are read when they are used."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from fedray.errors import UserError, first_sentence
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".JPEG", ".JPG")
+"""The endings of file names that count as images."""
+
+
+class ImageFiles:
+    """A Dataset of image files ``paths`` below the folder ``root``, with a target for each.
+
+    An item's input is uint8 ``[3, size, size]``: the image as red, green and blue, scaled so that it just covers the
+    square, and cropped in the middle.
+    """
+
+    def __init__(self, root: Path, paths: Sequence[str], targets: np.ndarray, size: int) -> None:
+        self.root, self.paths, self.targets, self.size = root, np.array(paths, dtype=np.str_), targets, size
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return read_image(self.root / str(self.paths[i]), self.size), int(self.targets[i])
+
+
+def read_image(path: Path, size: int) -> np.ndarray:
+    """Returns an image as uint8 ``[3, size, size]``.
+
+    Raises :class:`UserError`, which names the file, if it is missing, cut short, no image, or an image of so many
+    pixels that it would fill the memory (Pillow's limit).
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                # a JPEG is decoded at a half, a quarter or an eighth of its size if that is enough
+                image.draft("RGB", (size, size))
+                fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except Image.UnidentifiedImageError:
+        raise UserError(f"{path} is not an image that Pillow knows") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise UserError(f"{path} can't be read as an image: {first_sentence(error)}") from None
+    return np.ascontiguousarray(np.asarray(fitted).transpose(2, 0, 1))

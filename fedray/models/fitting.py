@@ -1,0 +1,209 @@
+"""Fits a task to a model: finds out by trials whether outputs, loss and metrics are what the task needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedray.config import TaskConfig
+from fedray.core.seeds import Purpose, stream
+from fedray.core.structure import arguments, leaves, map_leaves
+from fedray.core.task import Loss, Metric, Task, task_of
+from fedray.errors import UserError, near_miss
+from fedray.importing import as_user_error
+from fedray.models.inspection import without_traces
+
+TRIALS, LARGEST, SIZES = 3, 250, (2, 7, 50, 120)
+"""A loss or a metric is tried on ``TRIALS`` batches of ``LARGEST`` samples, and on their first ``SIZES`` samples."""
+
+MOST_NUMBERS = 20_000_000
+"""The most numbers in the outputs on which a loss or metric is tried; there are fewer samples if they have more."""
+
+
+def fit_task(
+    section: TaskConfig,
+    kind: str,
+    name: str,
+    module: nn.Module,
+    x: Any,
+    y: Tensor,
+    classes: int,
+    loss: Loss | None,
+    metrics: Mapping[str, Loss],
+) -> tuple[Task, list[str]]:
+    """Returns the task of a run, and lines for the user about it.
+
+    ``kind`` is what the data are for. ``module``, called ``name`` in messages, is tried on some samples of them, ``x
+    [b, ...]`` and ``y [b, ...]``. ``loss`` and ``metrics`` are the user's own; a loss of None is the kind's.
+
+    Raises :class:`UserError` if the model's outputs do not fit the targets, or a loss or metric can't be used.
+    """
+    notes: list[str] = []
+    with as_user_error(f"model {name} can't take inputs of {_shapes(x)}"):
+        outputs = outputs_of(module, x, training=False)
+    obstacle = _misfit(kind, outputs, y, classes)
+    if obstacle and loss is not None and section.kind == "auto":
+        notes.append(f"task.kind=other, because model {name} {obstacle}: models are compared by the loss")
+        kind, obstacle = "other", None
+    if obstacle:
+        raise UserError(f"model {name} {obstacle}")
+    if kind == "other" and loss is None:
+        raise UserError("task.kind=other needs a loss of your own: simulate(..., loss=...)")
+    task = task_of(kind, _axis(kind, outputs, y), section.ignore_index)
+    trial = _Trial(task, outputs, y, classes)
+    if loss is not None:
+        per_entry = trial.check("the loss", loss, "use reduction='none'")
+        task = replace(task, loss=loss, loss_per_entry=per_entry)
+        if trial.depends_on_batch("the loss", loss):
+            notes.append(
+                "warning: the loss of a sample depends on the other samples of its batch, so test_loss depends on the "
+                "size of evaluation batches, and train_loss on train.batch_size"
+            )
+    task = _with_metrics(task, trial, section, metrics)
+    with as_user_error(f"model {name} failed in training mode"):
+        outputs = outputs_of(module, x, training=True)
+    if obstacle := _misfit(kind, outputs, y, classes):
+        raise UserError(f"model {name}, in training mode, {obstacle}")
+    return task, notes
+
+
+def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
+    """Returns what ``module`` makes of the inputs ``x [b, ...]``. It is left as it was."""
+    args, named = arguments(x)
+    with without_traces(module):
+        return module.train(training)(*args, **named)
+
+
+def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:
+    """Returns why outputs do not fit targets ``y [b, ...]``, as the rest of a sentence; None if they fit."""
+    if kind == "other":
+        return None
+    wanted = {
+        "classification": [(len(y), classes)],
+        "tokens": [(*y.shape, classes), (len(y), classes, *y.shape[1:])],
+        "multilabel": [tuple(y.shape)],
+        "regression": [tuple(y.shape)] + ([(len(y), 1)] if y.dim() == 1 else []),
+    }[kind]
+    needs = " or ".join(_shape(shape, len(y)) for shape in wanted)
+    what = "give predictions" if kind == "regression" else "give logits"
+    if not isinstance(outputs, Tensor):
+        return f"must {what} {needs}, a tensor, not {type(outputs).__name__}"
+    if tuple(outputs.shape) not in wanted:
+        return f"must {what} {needs}, not {_shape(tuple(outputs.shape), len(y))}"
+    return None
+
+
+def _axis(kind: str, outputs: Any, y: Tensor) -> int:
+    """Returns the axis of the logits of ``tokens`` that has the classes."""
+    return 1 if kind == "tokens" and outputs.shape[:-1] != y.shape else -1
+
+
+def _shape(shape: tuple[int, ...], samples: int) -> str:
+    """Returns the shape of a batch of ``samples`` samples as text, with b for their number."""
+    first = ["b"] if shape[:1] == (samples,) else [f"{size} for b = {samples}" for size in shape[:1]]
+    return f"[{', '.join([*first, *map(str, shape[1:])])}]"
+
+
+def _shapes(x: Any) -> str:
+    shapes = [str(list(leaf.shape[1:])) for leaf in leaves(x)]
+    return f"shape {shapes[0]}" if len(shapes) == 1 else f"shapes {', '.join(shapes)}"
+
+
+def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mapping[str, Loss]) -> Task:
+    """Returns ``task`` with the user's metrics, and with the main metric that ``section`` names.
+
+    A metric must return for each sample a number that does not depend on other samples, and must not have the name of
+    one of fedray's own figures.
+    """
+    known = dict(task.metrics)
+    for name, metric in metrics.items():
+        if name in known or name in ("loss", "accuracy"):
+            raise UserError(f"metric {name!r} has the name of a figure of fedray's own: choose another")
+        trial.check(f"metric {name!r}", metric, "fedray takes the mean over the test set itself")
+        if trial.depends_on_batch(f"metric {name!r}", metric):
+            raise UserError(
+                f"metric {name!r} gives a sample another value when there are other samples in its batch, so its mean "
+                "would depend on the size of evaluation batches: let it look at each sample alone"
+            )
+        known[name] = Metric(metric, section.mode)
+    main = section.metric or task.main
+    if main not in known and main != "loss":
+        raise UserError(f"task.metric: there is no metric {main!r}{near_miss(main, ['loss', *known])}")
+    of_main = "min" if main == "loss" else known[main].mode
+    if section.mode not in ("auto", of_main):
+        raise UserError(
+            f"task.mode={section.mode}, but of {main} " + ("less" if of_main == "min" else "more") + " is better"
+        )
+    if of_main == "auto":
+        raise UserError(f"task.mode: say whether more of your metric {main!r} is better: max or min")
+    return replace(task, metrics=known, main=main, mode=of_main)
+
+
+class _Trial:
+    """Batches of random outputs and of targets, shaped as those of a model, on which losses and metrics are tried."""
+
+    def __init__(self, task: Task, outputs: Any, y: Tensor, classes: int) -> None:
+        self.kind, self.outputs, self.y, self.classes = task.kind, outputs, y, classes
+        # logits of long texts and large vocabularies would fill the memory
+        each = sum(leaf[0].numel() for leaf in leaves(outputs) if isinstance(leaf, Tensor))
+        self.largest = max(SIZES[0] + 1, min(LARGEST, MOST_NUMBERS // max(1, each)))
+
+    def batch(self, size: int, draw: int = 0) -> tuple[Any, Tensor]:
+        """Returns outputs and targets of ``size`` samples. Of a classification, half of them are predicted rightly."""
+        rng = stream(0, Purpose.INIT, draw)
+
+        def drawn(like: Tensor) -> Tensor:
+            noise = torch.from_numpy(rng.standard_normal((size, *like.shape[1:]), dtype=np.float32))
+            return noise if like.is_floating_point() else noise.sign().to(like.dtype)
+
+        outputs = map_leaves(drawn, self.outputs)
+        if self.kind != "classification":
+            return outputs, self.y[torch.from_numpy(rng.integers(0, len(self.y), size))]
+        targets = torch.from_numpy(rng.integers(0, self.classes, size))
+        targets[::2] = outputs[::2].argmax(1)
+        return outputs, targets
+
+    def check(self, what: str, function: Loss, advice: str) -> bool:
+        """Returns whether ``function`` gives a value for each entry of the targets, rather than for each sample.
+
+        Raises :class:`UserError` if it gives neither.
+        """
+        per_entry = False
+        # two sizes are tried, because one of them may happen to be the number of classes
+        for size in (2, self.classes + 1 if self.kind == "classification" else 3):
+            outputs, targets = self.batch(size)
+            with as_user_error(f"{what} failed on outputs of {_shapes(outputs)} and targets [{size}]"):
+                values = function(outputs, targets)
+            if not isinstance(values, Tensor):
+                raise UserError(f"{what} must give one value per sample, a tensor [b], not {type(values).__name__}")
+            per_entry = values.dim() > 1 and values.shape == targets.shape
+            if values.shape != targets.shape[:1] and not per_entry:
+                raise UserError(
+                    f"{what} must give one value per sample, [b], not a tensor of shape {list(values.shape)}: {advice}"
+                )
+        return per_entry
+
+    def depends_on_batch(self, what: str, function: Loss) -> bool:
+        """Returns whether a sample's value of ``function`` changes with the rest of its batch.
+
+        It is called with the first samples of random batches, both with and without the rest. For a function that
+        draws random numbers nobody can tell, and the answer is False.
+        """
+        for draw in range(TRIALS):
+            outputs, targets = self.batch(self.largest, draw)
+            for size in (size for size in SIZES if size < self.largest):
+                with as_user_error(f"{what} failed on {self.largest} outputs and targets"):
+                    whole, part, again = (
+                        function(map_leaves(lambda each, b=b: each[:b], outputs), targets[:b]).double()[:size]
+                        for b in (self.largest, size, size)
+                    )
+                if not torch.allclose(part, again, equal_nan=True):
+                    return False
+                if not torch.allclose(whole, part, rtol=1e-3, atol=1e-6, equal_nan=True):
+                    return True
+        return False

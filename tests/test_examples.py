@@ -1,0 +1,96 @@
+"""The examples in analysis/examples, in a short form: the loss falls, and the saved model has the summary's metric."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedray import RunResult
+
+FOLDER = Path(__file__).parent.parent / "analysis" / "examples"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def data(name: str) -> Path:
+    path = Path(os.environ.get("FEDRAY_DATA") or "/nowhere") / name
+    if not path.exists():
+        pytest.skip(f"$FEDRAY_DATA has no {name}")
+    return path
+
+
+def outputs(result: RunResult, x: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return result.model()(torch.as_tensor(x))
+
+
+def assert_learns(result: RunResult) -> None:
+    losses = result.metrics["test_loss"].dropna()
+    assert losses.iloc[-1] < 0.95 * losses.iloc[0]
+
+
+SHORT = {"engine.kind": "local", "run.checkpoint_every": 0}
+
+
+@pytest.mark.parametrize("model", ["LSTM", "Transformer"])
+def test_shakespeare(model, tmp_path):
+    module, file = example("shakespeare"), data("tinyshakespeare/input.txt")
+    short = {**SHORT, "run.rounds": 6, "run.eval_every": 2, "run.output": str(tmp_path)}
+    result = module.main(file, getattr(module, model), **short)
+    assert_learns(result)
+    x, y, speaker = module.speeches(file)
+    assert len(np.unique(speaker)) > 300
+    test = np.arange(len(x)) % 10 == 9
+    loss = F.cross_entropy(outputs(result, x[test]).transpose(1, 2), torch.from_numpy(y[test]))
+    assert result.summary["metric"] == "perplexity"
+    assert result.summary["final"] == pytest.approx(math.exp(loss), rel=1e-4)
+
+
+def test_har(tmp_path):
+    module, folder = example("har"), data("UCI_HAR_Dataset")
+    result = module.main(folder, **SHORT, **{"run.rounds": 6, "run.eval_every": 2, "run.output": str(tmp_path)})
+    assert_learns(result)
+    assert set(result.evaluation["client_name"]) == {str(person) for person in range(1, 31)}
+    x, y, who = module.windows(folder)
+    assert x.shape == (10299, 9, 128)
+    test = module.of_tests(who)
+    right = outputs(result, x[test]).argmax(1) == torch.from_numpy(y[test])
+    assert result.summary["final_accuracy"] == pytest.approx(float(right.float().mean()))
+
+
+def test_prices(tmp_path):
+    module = example("prices")
+    result = module.main(**SHORT, **{"run.rounds": 12, "run.output": str(tmp_path)})
+    assert_learns(result)
+    x, y, _ = module.houses(6000)
+    within = module.within_a_tenth(outputs(result, x[5000:]), torch.from_numpy(y[5000:]).float())
+    assert (result.summary["metric"], result.summary["mode"]) == ("within_a_tenth", "max")
+    assert result.summary["final"] == pytest.approx(float(within.float().mean()))
+
+
+def test_clothes(tmp_path):
+    module = example("clothes")
+    result = module.main(**SHORT, **{"run.rounds": 6, "run.output": str(tmp_path)})
+    assert_learns(result)
+    images, labels = module.tests()
+    found, real = outputs(result, images) > 0, torch.from_numpy(labels)
+    assert result.summary["metric"] == "f1"
+    assert result.summary["final"] == pytest.approx(float(2 * (found & real).sum() / (found.sum() + real.sum())))

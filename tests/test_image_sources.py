@@ -1,0 +1,198 @@
+"""Sources of image files: federated csv files, as GLDv2 and iNaturalist have them, and folders of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedray import UserError, simulate
+from fedray.config import load
+from fedray.data.images import read_image
+from fedray.data.source import source_of
+
+USERS, CLASSES, SIZE = 6, 4, 16
+
+
+def picture(path: Path, number: int, side: tuple[int, int] = (40, 28), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(number)
+    pixels = rng.integers(0, 60, (*side[::-1], 3)) + 40 * (number % CLASSES)
+    Image.fromarray(pixels.astype(np.uint8)).convert(mode).save(path)
+
+
+def split(folder: Path, deep: bool = True, images: int = 60) -> Path:
+    """Writes a federated split; every sixth image is a test image."""
+    rows: dict[str, list[str]] = {"train": ["user_id,image_id,class"], "test": ["image_id,class"]}
+    for i in range(images):
+        name, part = f"{i:03x}{'9' * 13}", "test" if i % 6 == 5 else "train"
+        picture(folder / part / ("/".join([*name[:3], name]) + ".jpg" if deep else f"{name}.jpg"), i)
+        rows[part].append(f"u{i % USERS},{name},{i % CLASSES}" if part == "train" else f"{name},{i % CLASSES}")
+    for part, lines in rows.items():
+        (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def settings(folder: Path, source: str = "federated_csv", **keys: object) -> dict[str, object]:
+    return {
+        "data.source": source, "data.root": str(folder), "data.image_size": SIZE, "algorithm.name": "fedavg",
+        "model.name": "logistic", "run.rounds": 2, "engine.kind": "local", "train.batch_size": 4,
+        "train.local_steps": 3, "run.output": str(folder.parent / "runs"), **keys,
+    }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_federated_split(deep, tmp_path):
+    folder = split(tmp_path / "split", deep)
+    shas = {}
+    for access in ("lazy", "mapped", "memory"):
+        result = simulate(settings(folder, **{"data.access": access, "run.name": access}))
+        shas[access] = result.summary["model_sha256"]
+        assert set(result.clients["client_name"]) == {f"u{i}" for i in range(USERS - 1)}
+        assert result.metrics["test_accuracy"].notna().all()
+    assert len(set(shas.values())) == 1
+
+
+def test_an_image_is_what_pillow_makes_of_it(tmp_path):
+    picture(tmp_path / "a.png", 3, (50, 30))
+    expected = np.asarray(
+        Image.open(tmp_path / "a.png").crop((10, 0, 40, 30)).resize((10, 10), Image.Resampling.BILINEAR)
+    )
+    # at its edges, the crop knows pixels beyond them
+    np.testing.assert_allclose(read_image(tmp_path / "a.png", 10).transpose(1, 2, 0).astype(int), expected, atol=6)
+    picture(tmp_path / "grey.png", 3, (10, 10), "L")
+    red, green, blue = read_image(tmp_path / "grey.png", 10)
+    assert (red == green).all()
+    assert (red == blue).all()
+
+
+def remove_an_image(folder: Path) -> None:
+    next((folder / "train").rglob("*.jpg")).unlink()
+
+
+def cut_an_image(folder: Path) -> None:
+    for path in (folder / "train").rglob("*.jpg"):
+        path.write_bytes(path.read_bytes()[:200])
+
+
+def no_image(folder: Path) -> None:
+    for path in (folder / "train").rglob("*.jpg"):
+        path.write_text("no image")
+
+
+def edit(file: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        text = (folder / file).read_text()
+        assert old in text
+        (folder / file).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (remove_an_image, r"train\.csv: image '\w+' in row \d+ is in none of .*train, .*test"),
+        (cut_an_image, r"\.jpg can't be read as an image: "),
+        (no_image, r"\.jpg is not an image that Pillow knows"),
+        (edit("train.csv", "user_id", "user"), r"train\.csv has no column 'user_id'.*'user'"),
+        (edit("train.csv", "u1,001", "u1,000"), r"image '0009+' in row 1 is listed before \(1 such row"),
+        (
+            edit("train.csv", "u1,0019999999999999,1", "u1,0019999999999999,x"),
+            r"class 'x' in row 1 is no whole number from 0",
+        ),
+        (
+            edit("train.csv", "u1,0019999999999999,1", "u1,0019999999999999,-1"),
+            "class '-1' in row 1 is no whole number",
+        ),
+        (edit("train.csv", "u1,001", ",001"), "user_id has nothing in row 1"),
+        (edit("train.csv", "u1,0019999999999999", "u1,../../0019"), r"image '\.\./\.\./0019' in row 1 is in none of"),
+        (lambda folder: (folder / "test.csv").unlink(), r"there is no file .*test\.csv"),
+        (lambda folder: (folder / "train.csv").unlink(), "has neither train.csv nor federated_train.csv"),
+    ],
+)
+def test_bad_splits(spoil, message, tmp_path):
+    folder = split(tmp_path / "split")
+    spoil(folder)
+    with pytest.raises(UserError, match=message) as raised:
+        simulate(settings(folder, **{"data.access": "mapped"}))
+    assert "\n" not in str(raised.value)
+    assert not list((tmp_path / "cache" / "fedray" / "mapped").glob("*/columns.json"))
+
+
+def test_a_zip_bomb(tmp_path):
+    folder = split(tmp_path / "split")
+    bomb = next((folder / "train").rglob("*.jpg"))
+    Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
+    with pytest.raises(UserError, match=r"\.jpg can't be read as an image: .*decompression bomb"):
+        simulate(settings(folder, **{"data.access": "mapped"}))
+
+
+def test_published_counts_are_checked(tmp_path):
+    folder = split(tmp_path / "split")
+    with pytest.raises(UserError, match="has 5 users, but gldv2 has 1,262"):
+        source_of(load(settings(folder, "gldv2")).data, load({}).task)
+    with pytest.raises(UserError, match=r"data.source=inaturalist needs data.root"):
+        simulate({"data.source": "inaturalist"})
+    with pytest.raises(UserError, match=r"data.source=federated_csv needs data.image_size"):
+        simulate({"data.source": "federated_csv", "data.root": str(folder)})
+
+
+def test_preparing_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    """A damaged image ends the first try; after it is mended, only what was not read is read."""
+    import fedray.data.mapped as mapped
+
+    monkeypatch.setattr(mapped, "CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
+    # the digest must not meet the damaged image
+    monkeypatch.setattr("fedray.data.lazy.HASHED", 4)
+    folder = split(tmp_path / "split")
+    images = sorted((folder / "train").rglob("*.jpg"))
+    good = images[-2].read_bytes()
+    images[-2].write_bytes(good[:100])
+    keys = settings(folder, **{"data.access": "mapped"})
+    with pytest.raises(UserError, match="can't be read as an image"):
+        simulate(keys)
+    (staging,) = (tmp_path / "cache" / "fedray" / "mapped").glob("*.partial")
+    before = len((staging / "x.done").read_text().split())
+    assert before > 0
+    images[-2].write_bytes(good)
+    read: list[Path] = []
+
+    def noted(path: Path, size: int) -> np.ndarray:
+        read.append(path)
+        return read_image(path, size)
+
+    monkeypatch.setattr("fedray.data.images.read_image", noted)
+    whole = simulate(keys)
+    assert images[-2] in read
+    # beside what was not read, only those of the digest
+    assert len(set(read) & set(images)) <= len(images) - 2 * before + 4
+    assert not staging.exists()
+    assert whole.summary["model_sha256"] == simulate(settings(folder, **{"run.name": "lazy"})).summary["model_sha256"]
+
+
+def test_a_folder_of_classes(tmp_path, capsys):
+    folder = tmp_path / "classes"
+    for i in range(40):
+        picture(folder / ["cat", "dog", "hen"][i % 3] / f"{i:02}.png", i)
+    keys = settings(folder, "image_folder", **{"data.clients": 4, "data.partition.kind": "iid"})
+    result = simulate(keys, verbose=True)
+    assert result.summary["class_names"] == ["cat", "dog", "hen"]
+    assert "of each class, every fifth image is a test image" in capsys.readouterr().out
+    divided = tmp_path / "divided"
+    for i in range(40):
+        picture(divided / ("val" if i % 4 == 3 else "train") / ["cat", "dog"][i % 2] / "deep" / f"{i:02}.png", i)
+    found = source_of(load(settings(divided, "image_folder")).data, load({}).task)
+    assert (len(found.y_train), len(found.y_test), found.class_names) == (30, 10, ("cat", "dog"))
+    (divided / "val" / "cow").mkdir()
+    picture(divided / "val" / "cow" / "1.png", 1)
+    with pytest.raises(UserError, match=r"has class 'cow', which .*train does not have"):
+        source_of(load(settings(divided, "image_folder")).data, load({}).task)

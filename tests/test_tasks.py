@@ -1,0 +1,289 @@
+"""Tasks other than classification: losses and metrics against plain PyTorch, and all algorithms on all tasks."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedray import UserError, simulate
+from fedray.algorithms import known_algorithms
+from fedray.simulation import RunResult
+
+CLIENTS, SAMPLES, TESTS, TOKENS, WORDS, LABELS = 4, 40, 30, 7, 11, 3
+SETTINGS = {
+    "algorithm.name": "fedavg", "run.rounds": 3, "engine.kind": "local", "train.batch_size": "full",
+    "train.local_steps": 2, "train.lr": 0.1, "run.checkpoint_every": 0,
+}  # fmt: skip
+
+
+class Reader(nn.Module):
+    """Gives logits for each token, from the one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(WORDS, 6), nn.Linear(6, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.embedding(x)))
+
+
+class Painter(Reader):
+    """The same with the classes as the second axis, as models for images have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).movedim(-1, 1)
+
+
+def perceptron(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def features(seed: int, samples: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((samples, 5)).astype(np.float32)
+
+
+def numbers(seed: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    x = features(seed, samples)
+    return x, x[:, 0] * 2 - x[:, 1] + 0.3
+
+
+def pairs(seed: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    x = features(seed, samples)
+    return x, x[:, :2] * 2 - x[:, 1:3]
+
+
+def labels(seed: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    x = features(seed, samples)
+    return x, (x[:, :LABELS] > 0.2).astype(np.int64)
+
+
+def tokens(seed: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences of unequal lengths, whose ends are filled with tokens that do not count."""
+    rng = np.random.default_rng(seed)
+    steps = [rng.integers(0, WORDS, samples)]
+    for _ in range(TOKENS):
+        steps.append((3 * steps[-1] + rng.integers(0, 2, samples)) % WORDS)
+    x = np.stack(steps, 1)
+    y = x[:, 1:].copy()
+    y[np.arange(TOKENS) >= rng.integers(1, TOKENS + 1, samples)[:, None]] = -100
+    return x[:, :-1], y
+
+
+def token_loss(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits.reshape(-1, WORDS), y.reshape(-1), ignore_index=-100)
+
+
+def painted_loss(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits, y, ignore_index=-100)
+
+
+def number_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(outputs.squeeze(1), y)
+
+
+Drawn = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+TASKS: dict[str, tuple[Drawn, Callable[[], nn.Module], Callable[[Tensor, Tensor], Tensor], str]] = {
+    "regression": (numbers, lambda: perceptron(1), number_loss, "mean_squared_error"),
+    "regression of pairs": (pairs, lambda: perceptron(2), F.mse_loss, "mean_squared_error"),
+    "multilabel": (
+        labels, lambda: perceptron(LABELS), lambda z, y: F.binary_cross_entropy_with_logits(z, y.float()), "f1",
+    ),
+    "tokens": (tokens, Reader, token_loss, "perplexity"),
+    "tokens, classes second": (tokens, Painter, painted_loss, "perplexity"),
+}  # fmt: skip
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    return make()
+
+
+def owners(samples: int) -> np.ndarray:
+    """Clients of unequal sizes."""
+    return np.sort(np.arange(samples) % 7 % CLIENTS)
+
+
+def run(folder: Any, task: str, call: dict[str, Any] | None = None, **keys: Any) -> RunResult:
+    draw, make, _, _ = TASKS[task]
+    settings = {**SETTINGS, "run.output": str(folder)} | {key.replace("__", "."): value for key, value in keys.items()}
+    data = (*draw(1, SAMPLES), owners(SAMPLES))
+    return simulate(settings, **{"data": data, "test": draw(2, TESTS), "model": made(make), **(call or {})})
+
+
+def plain_fedavg(task: str, rounds: int, steps: int, lr: float) -> nn.Module:
+    draw, make, loss, _ = TASKS[task]
+    x, y = map(torch.from_numpy, draw(1, SAMPLES))
+    of = owners(SAMPLES)
+    server = made(make)
+    for _ in range(rounds):
+        average = {name: torch.zeros_like(value) for name, value in server.state_dict().items()}
+        for client in np.unique(of):
+            own = made(make)
+            own.load_state_dict(server.state_dict())
+            mine = torch.from_numpy(of == client)
+            sgd = torch.optim.SGD(own.parameters(), lr)
+            for _ in range(steps):
+                sgd.zero_grad()
+                loss(own(x[mine]), y[mine]).backward()
+                sgd.step()
+            for name, value in own.state_dict().items():
+                average[name] += value * (mine.sum() / len(of))
+        server.load_state_dict(average)
+    return server
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+@pytest.mark.parametrize("task", TASKS)
+def test_fedavg_is_that_of_plain_pytorch(task, vectorize, tmp_path):
+    found = run(tmp_path, task, engine__vectorize=vectorize, engine__chunk=2).model()
+    expected = plain_fedavg(task, 3, 2, 0.1).state_dict()
+    for name, value in found.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def mean_squared_error(z: Tensor, y: Tensor) -> float:
+    return float((z.view(y.shape) - y).square().mean())
+
+
+def f1(z: Tensor, y: Tensor) -> float:
+    hits = ((z > 0) & (y == 1)).sum()
+    return float(2 * hits / ((z > 0).sum() + (y == 1).sum()))
+
+
+def perplexity(z: Tensor, y: Tensor) -> float:
+    logits = (z if z.shape[-1] == WORDS else z.movedim(1, -1)).reshape(-1, WORDS)
+    return math.exp(F.cross_entropy(logits, y.reshape(-1), ignore_index=-100))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_main_metric_is_that_of_the_saved_model(task, tmp_path):
+    draw, _, loss, main = TASKS[task]
+    result = run(tmp_path, task, train__lr=0.1 if main == "mean_squared_error" else 0.5, run__rounds=6)
+    with torch.no_grad():
+        x, y = map(torch.from_numpy, draw(2, TESTS))
+        outputs = result.model()(x)
+    own = {"mean_squared_error": mean_squared_error, "f1": f1, "perplexity": perplexity}[main]
+    summary, last = result.summary, result.metrics.iloc[-1]
+    assert (summary["metric"], summary["mode"]) == (main, "max" if main == "f1" else "min")
+    assert summary["final"] == last[f"test_{main}"] == pytest.approx(own(outputs, y), rel=1e-5)
+    assert last["test_loss"] == pytest.approx(float(loss(outputs, y)), rel=1e-5)
+    column = result.metrics[f"test_{main}"]
+    assert summary["best"] == (column.max() if main == "f1" else column.min())
+    assert result.metrics["test_loss"].iloc[-1] < result.metrics["test_loss"].iloc[0]
+
+
+def test_the_accuracy_of_tokens_is_a_mean_over_tokens(tmp_path):
+    result = run(tmp_path, "tokens", train__lr=0.5)
+    x, y = map(torch.from_numpy, tokens(2, TESTS))
+    right, real = result.model()(x).argmax(-1) == y, y != -100
+    assert result.metrics["test_accuracy"].iloc[-1] == pytest.approx(float(right[real].float().mean()))
+    assert result.summary["final_accuracy"] == result.metrics["test_accuracy"].iloc[-1]
+    of_samples = float((right.sum(1) / real.sum(1)).mean())
+    assert abs(of_samples - result.summary["final_accuracy"]) > 1e-3
+
+
+def test_a_metric_of_ones_own_per_token(tmp_path):
+    def margin(logits: Tensor, targets: Tensor) -> Tensor:
+        return logits.max(-1).values - logits.mean(-1)
+
+    settings = {"task__metric": "margin", "task__mode": "max", "data__validation_samples": 8}
+    result = run(tmp_path, "tokens", {"metrics": {"margin": margin}}, **settings)
+    x, y = map(torch.from_numpy, tokens(2, TESTS))
+    expected = margin(result.model()(x), y)[y != -100].mean().detach()
+    assert result.summary["final"] == pytest.approx(float(expected), rel=1e-5)
+    assert result.metrics["validation_margin"].notna().all()
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_targets_and_shares_follow_the_main_metric(engine, tmp_path):
+    data, test = (*numbers(1, SAMPLES), owners(SAMPLES)), (*numbers(2, TESTS), owners(TESTS))
+    settings = {"run__targets": [1e9, 1e-9], "run__eval_clients": "all", "run__finetune_steps": 1}
+    result = run(tmp_path, "regression", {"data": data, "test": test}, engine__kind=engine, **settings)
+    assert result.summary["targets"]["1e+09"]["round"] == 1
+    assert result.summary["targets"]["1e-09"] is None
+    last = result.metrics.iloc[-1]
+    shares = result.evaluation.query("round == 3").set_index("client")["global_mean_squared_error"]
+    assert last["clients_mean_squared_error_mean"] == pytest.approx(shares.mean())
+    assert last["clients_mean_squared_error_worst_tenth"] == shares.max()
+    assert last["finetuned_mean_squared_error"] < last["global_on_shares_mean_squared_error"]
+    x, y = (torch.from_numpy(each[owners(TESTS) == 1]) for each in numbers(2, TESTS))
+    assert shares[1] == pytest.approx(mean_squared_error(result.model()(x).detach(), y), rel=1e-5)
+
+
+KINDS = ["regression", "multilabel", "tokens"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("algorithm", sorted(known_algorithms()))
+def test_every_algorithm_runs_on_every_task_or_says_why_not(algorithm, kind, tmp_path):
+    refusals = {
+        ("pfedmo", "regression"): "compares what models say of classes, which task.kind=regression does not have",
+        ("pfedmo", "multilabel"): "compares what models say of classes, which task.kind=multilabel does not have",
+        ("moon", "tokens"): r"has no representation \[b, d\]: its last Linear takes inputs \[b, 7, 6\]",
+        ("fedsiam_da", "tokens"): r"has no representation \[b, d\]: its last Linear takes inputs \[b, 7, 6\]",
+    }
+    settings = {"algorithm__name": algorithm, "train__cohort_size": 3, "run__rounds": 2}
+    if (algorithm, kind) in refusals:
+        with pytest.raises(UserError, match=refusals[algorithm, kind]):
+            run(tmp_path, kind, **settings)
+        return
+    result = run(tmp_path, kind, **settings)
+    assert result.summary["status"] == "completed"
+    assert math.isfinite(result.summary["final"])
+
+
+def named_inputs(seed: int, samples: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    x, y = numbers(seed, samples)
+    return {"left": x[:, :2], "right": (x[:, 2:] * 100).astype(np.int32)}, y
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 4), nn.Linear(3, 1)
+
+    def forward(self, right: Tensor, left: Tensor) -> Tensor:
+        assert right.dtype == torch.int64
+        return self.first(left).sum(1, keepdim=True) + self.second(right / 100)
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_a_dict_of_inputs_and_a_tuple(vectorize, tmp_path):
+    model = made(Named)
+
+    class Positional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.named = model
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.named(right=right, left=left)
+
+    (x, y), (x_test, y_test) = named_inputs(1, SAMPLES), named_inputs(2, TESTS)
+    named = {"data": (x, y, owners(SAMPLES)), "test": (x_test, y_test), "model": model}
+    placed = {
+        "data": ((x["left"], x["right"]), y, owners(SAMPLES)),
+        "test": ((x_test["left"], x_test["right"]), y_test),
+        "model": Positional(),
+    }
+    settings = {"engine__vectorize": vectorize, "engine__chunk": 2, "algorithm__name": "scaffold"}
+    one = run(tmp_path / "a", "regression", named, **settings)
+    other = run(tmp_path / "b", "regression", placed, **settings)
+    assert one.summary["model_sha256"] == other.summary["model_sha256"]
+    left, right = torch.from_numpy(x_test["left"]), torch.from_numpy(x_test["right"]).long()
+    expected = mean_squared_error(one.model()(left=left, right=right).detach(), torch.from_numpy(y_test))
+    assert one.summary["final"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_same_bits_on_actors(tmp_path):
+    shas = set()
+    for name, keys in {"one": {"engine__actors": 1}, "two": {"engine__actors": 2}, "local": {}}.items():
+        kind = "ray" if keys else "local"
+        result = run(tmp_path / name, "tokens", algorithm__name="pfedmo", engine__kind=kind, **keys)
+        shas.add(result.summary["model_sha256"])
+    assert len(shas) == 1
