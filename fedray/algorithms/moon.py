@@ -17,7 +17,7 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
 from fedray.core.client import ClientPhase
-from fedray.core.network import Outputs
+from fedray.core.passes import Outputs
 from fedray.core.vectors import Model
 
 

@@ -8,48 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
-from fedray.core.clock import Clock
+from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, stacked
 from fedray.core.structure import arguments, map_leaves
-from fedray.core.task import Task, mean_loss
+from fedray.core.task import Task
 from fedray.core.vectors import Layout, Model
-
-
-class Outputs(NamedTuple):
-    """What a forward pass returns.
-
-    ``logits`` are what the module returned, ``[b, classes]`` for a classification. ``features [b, d]`` are the inputs
-    of the Linear layer that was called last. ``prediction [b, d]`` is what the head's predictor makes of the features.
-    An algorithm that needs the latter two declares it by ``needs_head``. They are None for a model that does not have
-    them.
-    """
-
-    logits: Any
-    features: Tensor = None  # type: ignore[assignment]
-    prediction: Tensor = None  # type: ignore[assignment]
-
-
-RuleLoss = Callable[..., Tensor]
-"""``loss(outputs, task_losses [b], *extras) -> [b]``: an algorithm's own loss of each sample of one client."""
-
-Followed = tuple[Tensor, Tensor | None]
-"""The two sums ``[C]`` over each client's batch of the metric that the task follows. None stands for the number of
-samples."""
-
-
-class Gradient(NamedTuple):
-    """The gradient ``value [C, width]``, and for each client's batch the task loss ``[C]`` and the metric that the task
-    follows, None if there is none."""
-
-    value: Tensor
-    task_loss: Tensor
-    followed: Followed | None
 
 
 class Predicting(nn.Module):
@@ -72,70 +41,6 @@ Draws = Callable[[int], contextlib.AbstractContextManager[None]]
 def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
     """Returns the :data:`Draws` of a module that draws no random numbers."""
     return contextlib.nullcontext()
-
-
-class TrainingPass:
-    """A forward pass of a stack in training mode. Its gradient is taken later, when its loss is known.
-
-    ``features [C, b, d]`` are detached. ``task_loss`` and ``followed`` are those of :class:`Gradient`.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self.clock = Clock()
-        self._passes: list[_Pass] = []
-
-    def add(self, tensors: dict[str, Tensor], outputs: Outputs, found: _Losses) -> None:
-        """Adds the pass of the stack's next client, whose parameters are ``tensors``."""
-        self._passes.append(_Pass(tensors, outputs, found))
-
-    @property
-    def task_loss(self) -> Tensor:
-        return torch.stack([each.losses.mean().detach() for each in self._passes])
-
-    @property
-    def followed(self) -> Followed | None:
-        return _stacked([each.losses.followed for each in self._passes])
-
-    @property
-    def features(self) -> Tensor:
-        return torch.stack([each.outputs.features.detach() for each in self._passes])
-
-    def gradient(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over the batch. It can be called once."""
-        value = self._passes[0].losses.each.new_zeros(len(self._passes), self._layout.width)
-        with self.clock.on("gradient"):
-            for row, (tensors, outputs, losses) in enumerate(self._passes):
-                each = loss(outputs, losses.each, *(extra[row] for extra in extras))
-                pieces = torch.autograd.grad(losses.mean(each), list(tensors.values()), allow_unused=True)
-                self._layout.gather(pieces, value[row])
-        return value
-
-
-class _Losses(NamedTuple):
-    """The task losses ``each [b]`` of one client's batch, what each counts in the mean, and the followed metric."""
-
-    each: Tensor
-    weights: Tensor | None
-    followed: Followed | None
-
-    def mean(self, each: Tensor | None = None) -> Tensor:
-        return mean_loss(self.each if each is None else each, self.weights)
-
-
-class _Pass(NamedTuple):
-    tensors: dict[str, Tensor]
-    outputs: Outputs
-    losses: _Losses
-
-
-def _stacked(followed: Sequence[Followed | None]) -> Followed | None:
-    """Returns the sums of the clients of a stack as ``[C]``."""
-    found = [each for each in followed if each is not None]
-    if not found:
-        return None
-    counts = [count for _, count in found if count is not None]
-    return torch.stack([total for total, _ in found]), torch.stack(counts) if counts else None
 
 
 COPIED = 200_000
@@ -273,14 +178,14 @@ class Network:
         self.mode(training=True, normalise=len(y) > 1)
         return x, y
 
-    def _losses(self, outputs: Outputs, y: Tensor) -> _Losses:
+    def _losses(self, outputs: Outputs, y: Tensor) -> Losses:
         """Returns the losses of a client's batch, from the outputs of its forward pass."""
         followed = None
         if self.task.followed is not None:
             detached = map_leaves(lambda tensor: tensor.detach(), outputs.logits)
             total, count = self.task.sums(self.task.followed, detached, y)
             followed = total.sum(), None if count is None else count.sum()
-        return _Losses(self.task.losses(outputs.logits, y), self.task.weights(y), followed)
+        return Losses(self.task.losses(outputs.logits, y), self.task.weights(y), followed)
 
     def training_pass(self, at: Model, batch: Batch, rng: Draws = undrawn) -> TrainingPass:
         """Runs the forward pass at the C models ``at`` with all outputs. Buffers are updated as in
@@ -352,7 +257,7 @@ class LoopNetwork(Network):
             self.layout.gather(pieces, value[row])
             self._store_buffers(at[row])
             followed.append(losses.followed)
-        return Gradient(value, torch.stack(task_losses), _stacked(followed))
+        return Gradient(value, torch.stack(task_losses), stacked(followed))
 
 
 class StackNetwork(Network):

@@ -14,7 +14,8 @@ from fedray.core import seeds
 from fedray.core.batches import Batch
 from fedray.core.clock import Clock
 from fedray.core.local_data import LocalData
-from fedray.core.network import Draws, Gradient, Network, Outputs, RuleLoss, TrainingPass
+from fedray.core.network import Draws, Network
+from fedray.core.passes import Gradient, Outputs, RuleLoss, TrainingPass
 from fedray.core.samples import Indices
 from fedray.core.seeds import Purpose
 from fedray.core.structure import leaves, map_leaves
