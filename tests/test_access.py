@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
+from fedray.core.samples import Samples
 from fedray.simulation import RunResult
 
 CLIENTS, SAMPLES, TESTS = 9, 180, 60
@@ -176,3 +177,14 @@ def test_where_samples_lie_does_not_make_another_run(whole, tmp_path):
     assert_same(whole, run(tmp_path, "mapped"))
     with pytest.raises(UserError, match=r"data.access=lazy is for a torch Dataset"):
         simulate({**SETTINGS, "run.output": str(tmp_path / "b"), "data.access": "lazy"})
+
+
+def test_samples_that_stay_where_they_are_go_to_another_device_when_they_are_chosen():
+    """The device `meta` has shapes without numbers, so that it stands for a GPU where there is none."""
+    x, y, scale = torch.zeros(20, 3, 4, dtype=torch.uint8), torch.arange(20), torch.ones(3, device="meta")
+    samples = Samples(x, y, scale, scale, torch.device("meta"))
+    assert samples.slow
+    inputs, targets = samples.gather(np.arange(6).reshape(2, 3))
+    assert (inputs.device.type, inputs.shape, inputs.dtype) == ("meta", (2, 3, 3, 4), torch.float32)
+    assert (targets.device.type, targets.shape) == ("meta", (2, 3))
+    assert not Samples(x, y, None, None, torch.device("cpu")).slow

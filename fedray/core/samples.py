@@ -41,22 +41,26 @@ class Samples:
     ``x`` is a tensor ``[n, ...]``, or a tuple or dict of such tensors. A model gets float32(x) * ``scale`` + ``shift``
     of numbers with a fraction and of uint8, with one factor for each channel (axis 1); ``scale`` and ``shift`` have the
     structure of ``x``, or are None. Other whole numbers reach it as int64, and booleans as they are.
+
+    ``on`` is the device to which chosen samples go; None is the one on which all are.
     """
 
     x: Any
     y: Tensor
     scale: Any = None
     shift: Any = None
+    on: torch.device | None = None
 
     @property
     def device(self) -> torch.device:
         """The device on which inputs and targets are given out."""
-        return self.y.device
+        return self.y.device if self.on is None else self.on
 
     @property
     def slow(self) -> bool:
         """Whether samples are worth reading in a thread, while others are trained on."""
-        return False
+        # by their types: "cuda" and "cuda:0" are the same device, but not equal
+        return self.device.type != self.y.device.type
 
     @property
     def form(self) -> Any:
@@ -77,16 +81,23 @@ class Samples:
     def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
         """Does the same as :meth:`gather`, but leaves ``x`` as it is stored. ``draws`` is for samples that are read
         anew each time (:class:`ReadSamples`)."""
-        flat = torch.from_numpy(indices.reshape(-1)).to(self.device)
+        flat = torch.from_numpy(indices.reshape(-1)).to(self.y.device)
 
         def chosen(stored: Tensor) -> Tensor:
-            return stored.index_select(0, flat).view(*indices.shape, *stored.shape[1:])
+            return self._sent(stored.index_select(0, flat)).view(*indices.shape, *stored.shape[1:])
 
         return map_leaves(chosen, self.x), chosen(self.y)
 
     def targets(self, indices: Indices) -> Tensor:
         """Returns the targets of some samples."""
-        return self.y[torch.from_numpy(indices).to(self.device)]
+        return self._sent(self.y[torch.from_numpy(indices).to(self.y.device)])
+
+    def _sent(self, chosen: Tensor) -> Tensor:
+        """Returns chosen samples on the device to which they go."""
+        if chosen.device.type == self.device.type:
+            return chosen
+        # a copy from pinned memory goes on while the GPU computes
+        return (chosen.pin_memory() if self.device.type == "cuda" else chosen).to(self.device, non_blocking=True)
 
     def inputs(self, raw: Any) -> Any:
         """Returns the inputs of samples as stored ``[..., *sample]``. Those of type float32 are in fresh memory."""
@@ -138,10 +149,10 @@ class ReadSamples(Samples):
                 read.append(self.x.read(i))
 
         def together(*parts: NDArray[Any]) -> Tensor:
-            whole = torch.from_numpy(np.concatenate(parts)).to(self.device)
+            whole = self._sent(torch.from_numpy(np.concatenate(parts)))
             return whole.view(*indices.shape, *whole.shape[1:])
 
-        y = self.y.index_select(0, torch.from_numpy(flat).to(self.device))
+        y = self.targets(flat)
         return map_leaves(together, *read), y.view(*indices.shape, *y.shape[1:])
 
 

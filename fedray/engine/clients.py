@@ -13,10 +13,11 @@ from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
 from fedray.core.network import LoopNetwork, Network, StackNetwork
 from fedray.core.samples import ReadSamples, Samples
-from fedray.core.structure import map_leaves
+from fedray.core.structure import leaves, map_leaves
 from fedray.core.vectors import Layout, Model, Vector
 from fedray.data.federated import FederatedData
 from fedray.data.lazy import LazyItems
+from fedray.data.mapped import is_mapped
 from fedray.engine.packing import tensor_over
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import Blocks, Handle
@@ -57,8 +58,11 @@ class Clients:
 
         scale, shift = (map_leaves(here, tree) for tree in (self.data.scale, self.data.shift))
         if isinstance(x, LazyItems):
-            return ReadSamples(x, map_leaves(here, y), scale, shift, self.experiment.training.seed)
-        return Samples(map_leaves(here, x), map_leaves(here, y), scale, shift)
+            return ReadSamples(x, tensor_over(y), scale, shift, self.device, self.experiment.training.seed)
+        # mapped samples may be more than a GPU can hold
+        target = torch.device("cpu") if any(map(is_mapped, leaves(x))) else self.device
+        stored, targets = map_leaves(lambda array: tensor_over(array).to(target), (x, y))
+        return Samples(stored, targets, scale, shift, self.device)
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
         """Returns the models and tensors of a broadcast, in this process's own, aligned memory.
