@@ -94,3 +94,17 @@ def test_clothes(tmp_path):
     found, real = outputs(result, images) > 0, torch.from_numpy(labels)
     assert result.summary["metric"] == "f1"
     assert result.summary["final"] == pytest.approx(float(2 * (found & real).sum() / (found.sum() + real.sum())))
+
+
+def test_tiny_imagenet(tmp_path):
+    module, folder = example("tiny_imagenet"), data("tiny-imagenet-200")
+    short = {
+        **SHORT, "run.rounds": 3, "run.eval_every": 0, "data.clients": 40, "train.cohort_size": 4,
+        "train.local_epochs": 1, "train.lr": 0.02, "data.partition.kind": "iid", "run.output": str(tmp_path),
+    }  # fmt: skip
+    result = module.main(folder, **short)
+    assert result.metrics["train_loss"].iloc[-1] < result.metrics["train_loss"].iloc[0]
+    test = module.TinyImageNet(folder, "val")
+    x = torch.stack([image for image, _ in test])
+    right = torch.cat([outputs(result, part / 255).argmax(1) for part in x.split(50)]) == torch.tensor(test.targets)
+    assert result.summary["final_accuracy"] == pytest.approx(float(right.float().mean()), abs=0.002)
