@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +58,11 @@ class Dropping(nn.Module):
         return self.layers(x)
 
 
-def run(folder: Path, access: str, noise: bool = False, **keys: Any) -> RunResult:
+def run(folder: Path, access: str, noise: bool = False, callbacks: Any = (), **keys: Any) -> RunResult:
     settings = {**SETTINGS, "run.output": str(folder), "data.access": access, "run.name": "run"}
     settings |= {key.replace("__", "."): value for key, value in keys.items()}
-    return simulate(settings, data=Images(0, SAMPLES, noise), test=Images(SAMPLES, TESTS, noise), model=Dropping)
+    data, test = Images(0, SAMPLES, noise), Images(SAMPLES, TESTS, noise)
+    return simulate(settings, data=data, test=test, model=Dropping, callbacks=callbacks)
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +93,30 @@ def test_the_same_bits_as_in_memory(access, whole, tmp_path):
 def test_on_actors(access, actors, whole, tmp_path, ray_cluster):
     found = run(tmp_path, access, engine__kind="ray", engine__actors=actors, engine__cpus_per_actor=0.5)
     assert_same(whole, found)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from test_access import run
+
+def die(report):
+    if report.round == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+run(Path(sys.argv[1]), sys.argv[2], callbacks=[die])
+"""
+
+
+@pytest.mark.parametrize("access", ["mapped", "lazy"])
+def test_killed_by_sigkill_and_resumed(access, whole, tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", KILLED, str(tmp_path), access]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    resumed = run(tmp_path, access)
+    assert "resuming" in (resumed.folder / "log.txt").read_text()
+    assert_same(whole, resumed)
 
 
 def test_random_transforms_differ_from_round_to_round_and_repeat_exactly(tmp_path, capsys):
