@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,6 +181,42 @@ def test_preparing_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert len(set(read) & set(images)) <= len(images) - 2 * before + 4
     assert not staging.exists()
     assert whole.summary["model_sha256"] == simulate(settings(folder, **{"run.name": "lazy"})).summary["model_sha256"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import fedray.data.images as images, fedray.data.lazy as lazy, fedray.data.mapped as mapped
+from fedray import simulate
+from test_image_sources import SIZE, settings
+
+mapped.CHUNK_BYTES, lazy.HASHED, real, read = 2 * 3 * SIZE * SIZE, 4, images.read_image, []
+
+def dying(path, size):
+    read.append(path)
+    if len(read) == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(path, size)
+
+images.read_image = dying
+simulate(settings(Path(sys.argv[1]), **{"data.access": "mapped"}))
+"""
+
+
+def test_preparing_goes_on_after_sigkill(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedray.data.mapped.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
+    monkeypatch.setattr("fedray.data.lazy.HASHED", 4)
+    folder = split(tmp_path / "split")
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", KILLED, str(folder)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    (staging,) = (tmp_path / "cache" / "fedray" / "mapped").glob("*.partial")
+    assert 0 < len((staging / "x.done").read_text().split()) < 25
+    mapped = simulate(settings(folder, **{"data.access": "mapped", "run.name": "mapped"}))
+    lazy = simulate(settings(folder, **{"run.name": "lazy"}))
+    assert mapped.summary["model_sha256"] == lazy.summary["model_sha256"]
+    assert not staging.exists()
 
 
 def test_a_folder_of_classes(tmp_path, capsys):
