@@ -236,3 +236,16 @@ def test_a_folder_of_classes(tmp_path, capsys):
     picture(divided / "val" / "cow" / "1.png", 1)
     with pytest.raises(UserError, match=r"has class 'cow', which .*train does not have"):
         source_of(load(settings(divided, "image_folder")).data, load({}).task)
+
+
+def test_the_real_split_of_camera_traps():
+    folder = Path(os.environ.get("FEDRAY_DATA") or "/nowhere") / "iwildcam"
+    if not folder.exists():
+        pytest.skip("$FEDRAY_DATA has no iwildcam")
+    config = load(settings(folder, **{"data.image_size": 64}))
+    source = source_of(config.data, config.task)
+    assert (len(source.y_train), len(source.y_test), source.classes) == (3265, 1093, 62)
+    assert source.client_train is not None
+    sizes = np.bincount(source.client_train)
+    assert (len(sizes), sizes.min(), sizes.max(), int(np.median(sizes))) == (40, 50, 169, 69)
+    assert source.x_train.chosen(np.array([0, 3264])).shape == (2, 3, 64, 64)
