@@ -150,39 +150,6 @@ def test_published_counts_are_checked(tmp_path):
         simulate({"data.source": "federated_csv", "data.root": str(folder)})
 
 
-def test_preparing_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    """A damaged image ends the first try; after it is mended, only what was not read is read."""
-    import fedray.data.mapped as mapped
-
-    monkeypatch.setattr(mapped, "CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
-    # the digest must not meet the damaged image
-    monkeypatch.setattr("fedray.data.lazy.HASHED", 4)
-    folder = split(tmp_path / "split")
-    images = sorted((folder / "train").rglob("*.jpg"))
-    good = images[-2].read_bytes()
-    images[-2].write_bytes(good[:100])
-    keys = settings(folder, **{"data.access": "mapped"})
-    with pytest.raises(UserError, match="can't be read as an image"):
-        simulate(keys)
-    (staging,) = (tmp_path / "cache" / "fedray" / "mapped").glob("*.partial")
-    before = len((staging / "x.done").read_text().split())
-    assert before > 0
-    images[-2].write_bytes(good)
-    read: list[Path] = []
-
-    def noted(path: Path, size: int) -> np.ndarray:
-        read.append(path)
-        return read_image(path, size)
-
-    monkeypatch.setattr("fedray.data.images.read_image", noted)
-    whole = simulate(keys)
-    assert images[-2] in read
-    # beside what was not read, only those of the digest
-    assert len(set(read) & set(images)) <= len(images) - 2 * before + 4
-    assert not staging.exists()
-    assert whole.summary["model_sha256"] == simulate(settings(folder, **{"run.name": "lazy"})).summary["model_sha256"]
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -249,3 +216,17 @@ def test_the_real_split_of_camera_traps():
     sizes = np.bincount(source.client_train)
     assert (len(sizes), sizes.min(), sizes.max(), int(np.median(sizes))) == (40, 50, 169, 69)
     assert source.x_train.chosen(np.array([0, 3264])).shape == (2, 3, 64, 64)
+
+
+def test_another_image_makes_another_cache(tmp_path, monkeypatch):
+    """Also one that is not among those whose content is compared."""
+    monkeypatch.setattr("fedray.data.lazy.HASHED", 4)
+    folder = split(tmp_path / "split")
+    keys = settings(folder, **{"data.access": "mapped"})
+    simulate(keys)
+    picture(sorted((folder / "train").rglob("*.jpg"))[-2], 7, (90, 70))
+    with pytest.raises(UserError, match=r"holds another run \(training data differs"):
+        simulate(keys)
+    again = simulate({**keys, "run.name": "again"})
+    lazy = simulate({**keys, "run.name": "lazy", "data.access": "lazy"})
+    assert again.summary["model_sha256"] == lazy.summary["model_sha256"]

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedray.data.find import file_stamp
 from fedray.data.images import SUFFIXES, ImageFiles
 from fedray.data.lazy import LazyItems
 from fedray.data.source import Source
@@ -77,7 +76,6 @@ def _load(name: str, root: str | None, image_size: int | None, published: Counts
         shift=SHIFT.astype(np.float32),
         client_train=train["user_id"].to_numpy(object),
         client_test=test["user_id"].to_numpy(object) if "user_id" in test else None,
-        files=(file_stamp(found), file_stamp(folder / "test.csv")),
     )
 
 

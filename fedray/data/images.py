@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,13 @@ class ImageFiles:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def digest(self) -> str:
+        """Returns a digest of the names and sizes of all files, and of the size to which images are scaled."""
+        digest = hashlib.sha256(f"{self.size}".encode())
+        for path in self.paths:
+            digest.update(f"{path} {(self.root / str(path)).stat().st_size}\n".encode())
+        return digest.hexdigest()
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         return read_image(self.root / str(self.paths[i]), self.size), int(self.targets[i])

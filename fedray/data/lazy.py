@@ -77,7 +77,8 @@ class LazyItems:
         return map_leaves(lambda *parts: np.concatenate(parts), *rows)
 
     def digest(self) -> str:
-        """Returns a digest of the code of the data set, its length, and some of its items.
+        """Returns a digest of the code of the data set, its length, some of its items, and of what its own method
+        ``digest``, if it has one, returns.
 
         To read all items would take as long as an epoch.
         """
@@ -85,7 +86,9 @@ class LazyItems:
         from fedray.code_digest import code_digest
 
         places = np.unique(np.linspace(0, len(self) - 1, HASHED).astype(np.int64))
-        digest = hashlib.sha256(f"{code_digest(type(self.dataset))} {len(self)}".encode())
+        own = getattr(self.dataset, "digest", None)
+        known = own() if callable(own) else ""
+        digest = hashlib.sha256(f"{code_digest(type(self.dataset))} {len(self)} {known}".encode())
         for leaf in leaves(self.chosen(places)):
             digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
