@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,6 @@ COLUMNS = "columns.json"
 
 CHUNK_BYTES = 4 << 20
 """The bytes of items that are read before it is noted that they are on the disk."""
-
-Progress = Callable[[int, int], None]
 
 RESERVE = 64 << 20
 """The bytes that stay free on a disk on which mapped arrays are written."""
@@ -79,11 +77,10 @@ def received(shipped: Any) -> Any:
     return shipped.open() if isinstance(shipped, MappedFile) else shipped
 
 
-def map_arrays(arrays: Mapping[str, Any], key: str, progress: Progress = lambda done, all: None) -> dict[str, Any]:
+def map_arrays(arrays: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Returns ``arrays``, by name, as mapped arrays. The values may be tuples and dicts of arrays, or lazy items.
 
     They are in the cache under ``key``, a digest of their content, and are written only if they are not there yet.
-    ``progress(done, all)`` is told how many of the lazy items have been read.
 
     Raises :class:`UserError` if the disk is too small, an item can't be read, or what is in the cache is of another
     version of fedray. What was read until then is kept, so that the next call goes on.
@@ -91,7 +88,7 @@ def map_arrays(arrays: Mapping[str, Any], key: str, progress: Progress = lambda 
     folder = cache_folder() / "mapped" / key
     if not (folder / COLUMNS).exists():
         try:
-            _write(arrays, folder, progress)
+            _write(arrays, folder)
         except OSError as error:
             raise UserError(f"data.access=mapped: can't write to {folder.parent}: {error.strerror or error}") from None
     return _read(arrays, folder)
@@ -102,7 +99,7 @@ def _names(name: str, tree: Any) -> list[str]:
     return [f"{name}.npy"] if count == 1 else [f"{name}-{place}.npy" for place in range(count)]
 
 
-def _write(arrays: Mapping[str, Any], folder: Path, progress: Progress) -> None:
+def _write(arrays: Mapping[str, Any], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = folder.with_name(f"{folder.name}.partial")
     with FileLock(folder.with_name(f"{folder.name}.lock")):
@@ -113,7 +110,7 @@ def _write(arrays: Mapping[str, Any], folder: Path, progress: Progress) -> None:
         for name, tree in arrays.items():
             files = [staging / file for file in _names(name, tree)]
             if isinstance(tree, LazyItems):
-                fill(tree, files, staging / f"{name}.done", progress)
+                _fill(tree, files, staging / f"{name}.done")
             else:
                 for file, leaf in zip(files, leaves(tree), strict=True):
                     np.save(file, leaf, allow_pickle=False)
@@ -139,7 +136,7 @@ def _check_space(arrays: Mapping[str, Any], staging: Path) -> None:
         )
 
 
-def fill(items: LazyItems, files: Sequence[Path], journal: Path, progress: Progress) -> None:
+def _fill(items: LazyItems, files: Sequence[Path], journal: Path) -> None:
     """Reads all items once, with a thread for each processor, into ``files`` (one for each part of an input).
 
     ``journal`` lists the parts of the data set that are on the disk, so that a process that was killed goes on there.
@@ -163,14 +160,11 @@ def fill(items: LazyItems, files: Sequence[Path], journal: Path, progress: Progr
         return chunk
 
     with journal.open("a") as log, ThreadPoolExecutor(os.cpu_count()) as threads:
-        log.flush()
         waiting = [threads.submit(read, chunk) for chunk in chunks if chunk not in done]
         try:
             for future in as_completed(waiting):
                 log.write(f"{future.result()}\n")
                 log.flush()
-                done.add(future.result())
-                progress(min(count, len(done) * size), count)
         finally:
             threads.shutdown(cancel_futures=True)
 

@@ -125,12 +125,12 @@ SOURCES = {
     "gldv2": SourceEntry(
         "fedray.data.federated_csv:gldv2",
         "Landmarks-User-160k of Google Landmarks v2, as federated_csv: 1,262 users, 164,172 photographs, 2,028 classes",
-        "Google: annotations CC BY 4.0, photographs under their authors' licences",
+        "terms of Google and of the photographs' authors; not checked",
     ),
     "inaturalist": SourceEntry(
         "fedray.data.federated_csv:inaturalist",
         "iNaturalist-User-120k, as federated_csv: 9,275 users, 120,300 photographs, 1,203 classes",
-        "iNaturalist 2017: non-commercial research",
+        "terms of iNaturalist 2017; not checked",
     ),
     "npz": SourceEntry(
         "fedray.data.npz:npz",
