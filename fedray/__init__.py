@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedray.core.transform import each_sample
     from fedray.engine.run import Report
     from fedray.errors import ClientError, UserError
     from fedray.simulation import RunResult, simulate
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ClientError": "errors", "Report": "engine.run", "RunResult": "simulation", "SweepResult": "tuning",
-    "UserError": "errors", "simulate": "simulation", "tune": "tuning",
+    "UserError": "errors", "each_sample": "core.transform", "simulate": "simulation", "tune": "tuning",
 }  # fmt: skip
 
-__all__ = ["ClientError", "Report", "RunResult", "SweepResult", "UserError", "simulate", "tune"]
+__all__ = ["ClientError", "Report", "RunResult", "SweepResult", "UserError", "each_sample", "simulate", "tune"]
 
 
 __version__ = "0.1.0"

@@ -14,6 +14,7 @@ from fedray.algorithms import Algorithm
 from fedray.config import Config, flat
 from fedray.core.local_training import LocalTraining
 from fedray.core.task import Loss, Task
+from fedray.core.transform import Transform
 from fedray.data.source import Source
 from fedray.making import Maker, load_weights
 from fedray.models.inspection import ModelFacts
@@ -33,6 +34,7 @@ class Own:
     model: Callable[..., nn.Module] | nn.Module | None = None
     loss: Loss | None = None
     metrics: Mapping[str, Loss] = field(default_factory=dict)
+    transform: Transform | None = None
     preloaded: bool = False
 
     @property
@@ -43,6 +45,7 @@ class Own:
             "model": self.model is not None,
             "loss": self.loss is not None,
             "metrics": bool(self.metrics),
+            "transform": self.transform is not None,
         }
         return [name for name, given in there.items() if given]
 

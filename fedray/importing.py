@@ -36,18 +36,30 @@ def import_object(name: str, key: str) -> Any:
 
     Raises :class:`UserError`, which names the config's ``key``, if there is no such object or its module raises.
     """
+    module, attribute = _found(name, key)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        where = name.rpartition(":")[0]
+        own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        kind = "" if where.endswith(".py") else "module "
+        raise UserError(f"{key}={name}: {kind}{where} has no {attribute!r}{near_miss(attribute, own)}") from None
+
+
+def home_of(name: str, key: str) -> str:
+    """Returns the name of the Python module in which :func:`import_object` finds the object of this name."""
+    return _found(name, key)[0].__name__
+
+
+def _found(name: str, key: str) -> tuple[ModuleType, str]:
+    """Returns the module of ``module:Name`` or ``file.py:Name``, and ``Name``."""
     where, _, attribute = name.rpartition(":")
     in_file = where.endswith(".py")
     if not attribute.isidentifier() or not (in_file or all(part.isidentifier() for part in where.split("."))):
         raise UserError(f"{key}={name} is not of the form {FORMS}, for example mine.py:Mine or my_package.mine:Mine")
     with as_user_error(f"{key}={name}: can't import {where!r}"):
         module = _module_in_file(Path(where), f"{key}={name}") if in_file else _module(where, f"{key}={name}")
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        kind = "" if in_file else "module "
-        raise UserError(f"{key}={name}: {kind}{where} has no {attribute!r}{near_miss(attribute, own)}") from None
+    return module, attribute
 
 
 def source_file(thing: Any) -> Path | None:

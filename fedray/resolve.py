@@ -12,10 +12,12 @@ from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
+from fedray.core.augmentation import Augmentation, crop_flip
 from fedray.core.local_training import LocalTraining
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
 from fedray.core.task import Loss, Task
+from fedray.core.transform import SeededTransform
 from fedray.data.access import with_access
 from fedray.data.contents import content_key, data_digests
 from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
@@ -25,7 +27,7 @@ from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
 from fedray.implied import implied_values, notes_on, values_for_nulls
-from fedray.importing import as_user_error
+from fedray.importing import as_user_error, home_of, import_object
 from fedray.inputs import inputs_of
 from fedray.making import Maker, maker_of
 from fedray.models import find_model
@@ -34,6 +36,9 @@ from fedray.models.heads import DEFAULT, find_head, serves
 from fedray.models.inspection import ModelFacts, inspect_model
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
+
+EXAMPLES = 16
+"""The number of samples on which a transform is tried."""
 
 VMAP_CHUNK = 64
 """The number of clients in a batched stack under ``engine.chunk: auto``; fewer if a cohort would not make two stacks.
@@ -71,7 +76,9 @@ def resolve(
     head = _head(config, algorithm)
     model = _model(config, own, algorithm, data, head)
     task = model.task
-    training = _training(config)
+    transform, transform_notes = _transform(config, own, data)
+    augment: list[Augmentation] = [crop_flip] if config.data.augment == "crop_flip" else []
+    training = _training(config, [*augment, *transform])
     source_name = source.name if "data" in own.given else config.data.source
     name = run_name(config, source_name)
     device, engine, placed = place(config.engine, Path(config.run.output) / name, auto_device)
@@ -106,6 +113,7 @@ def resolve(
     notes = (
         *data_notes,
         *access_notes,
+        *transform_notes,
         *read,
         *placed,
         *(f"warning: {line}" for line in advice),
@@ -120,6 +128,7 @@ def resolve(
     code: dict[str, Any] = {"code of the algorithm": type(algorithm)}
     code |= {f"metric {name}": task.metrics[name].values for name in own.metrics}
     code |= {} if own.loss is None else {"loss": own.loss}
+    code |= {f"code of {each.name}": each.function for each in transform}
     code |= {} if head == "none" else {"code of the head": find_head(head)}
     inputs = inputs_of(digests, maker, experiment.build_model(), code)
     return replace(experiment, inputs=inputs), data
@@ -293,7 +302,23 @@ def _per_sample(loss: Any) -> Loss:
     return loss
 
 
-def _training(config: Config) -> LocalTraining:
+def _transform(config: Config, own: Own, data: FederatedData) -> tuple[list[SeededTransform], list[str]]:
+    """Returns the user's transform of mini-batches, if there is one, and lines for the user about it."""
+    asked = config.data.transform
+    if own.transform is not None:
+        transform = SeededTransform(own.transform)
+    elif asked is not None:
+        key = "data.transform"
+        transform = SeededTransform(import_object(asked, key), f"{key}={asked}", home_of(asked, key))
+    else:
+        return [], []
+    if not callable(transform.function) or isinstance(transform.function, type):
+        what = "a class" if isinstance(transform.function, type) else type(transform.function).__name__
+        raise UserError(f"{transform.name} must be a function of a batch of inputs, not {what}")
+    return [transform], transform.check(data.stored_examples(min(len(data.y), EXAMPLES)).x)
+
+
+def _training(config: Config, augment: Sequence[Augmentation]) -> LocalTraining:
     train = config.train
     return LocalTraining(
         seed=config.run.seed,
@@ -303,7 +328,7 @@ def _training(config: Config) -> LocalTraining:
         momentum=train.momentum,
         weight_decay=train.weight_decay,
         grad_clip=train.grad_clip,
-        augment=config.data.augment == "crop_flip",
+        augment=tuple(augment),
     )
 
 

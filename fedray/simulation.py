@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedray.core.task import Loss
+    from fedray.core.transform import Transform
     from fedray.data.federated import FederatedData
     from fedray.engine.run import Report
     from fedray.experiment import Experiment, Own
@@ -113,6 +114,7 @@ def simulate(
     model: nn.Module | Callable[..., nn.Module] | None = None,
     loss: Loss | None = None,
     metrics: Mapping[str, Loss] | None = None,
+    transform: Transform | None = None,
     callbacks: Sequence[Callback] = (),
     overrides: Iterable[str] = (),
     verbose: bool = False,
@@ -127,14 +129,17 @@ def simulate(
       ``client`` unless ``client_column`` names another. Or ``data`` alone is a :class:`fedray.data.Source`.
       Labels are whole numbers from 0, or names (texts, booleans, pandas' categories), which are numbered and kept.
       Clients that come with the samples are the clients of the run unless ``data.partition.kind`` says otherwise. They
-      may have any names, which ``clients.parquet`` shows. A Dataset is read only once, so random transforms are refused
-      (see ``data.augment``).
+      may have any names, which ``clients.parquet`` shows. A Dataset whose items are random is read item by item
+      (see ``data.access``).
     * ``model`` replaces ``model.name``. It is a class or function that makes a module from ``input_shape`` and
       ``classes``, with initial weights drawn from ``run.seed``; or it is a module, whose weights are the same for every
       seed. Parameters without ``requires_grad`` are not trained, and normalisation layers that have no other parameters
       keep their running statistics.
     * ``loss(logits [b, classes], targets [b]) -> [b]`` and each of ``metrics`` give one number for each sample. The
       mean of a metric over the test set is the column ``test_<name>``.
+    * ``transform`` replaces ``data.transform``: ``transform(x [b, ...])`` returns the inputs of a client's mini-batch
+      changed at random, in the same shape and type, as transforms of ``torchvision.transforms.v2`` do. It gets inputs
+      as they are stored, before they are scaled, and is used in training only.
     * ``callbacks`` are called in this process after every round with a :class:`fedray.Report`. The next round waits for
       them, and a callback that returns true ends the run.
     * ``verbose`` shows what ``fedray run`` shows: what is run, its progress and its end. A ``display`` gets the same
@@ -159,7 +164,7 @@ def simulate(
                 data, test, client_column, label_column, settings.data.normalization, task.kind, task.ignore_index,
                 settings.data.access,
             )  # fmt: skip
-        return Own(source, model, loss, metrics or {})
+        return Own(source, model, loss, metrics or {}, transform)
 
     return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose))
 

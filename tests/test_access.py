@@ -217,3 +217,24 @@ def test_samples_that_stay_where_they_are_go_to_another_device_when_they_are_cho
     assert (inputs.device.type, inputs.shape, inputs.dtype) == ("meta", (2, 3, 3, 4), torch.float32)
     assert (targets.device.type, targets.shape) == ("meta", (2, 3))
     assert not Samples(x, y, None, None, torch.device("cpu")).slow
+
+
+class OfItsOwnGenerator(Images):
+    """A Dataset whose transform draws from a generator that nobody can seed."""
+
+    def __init__(self, start: int, count: int) -> None:
+        super().__init__(start, count)
+        self.rng = np.random.default_rng(1)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        x, y = super().__getitem__(i)
+        return x + self.rng.integers(0, 9, x.shape, dtype=np.uint8), y
+
+
+@pytest.mark.parametrize("access", ["auto", "memory", "mapped", "lazy"])
+def test_items_that_draw_from_a_generator_of_their_own_are_refused(tmp_path, access):
+    with pytest.raises(UserError, match=r"item 0 of data differs when it is read again with the same random numbers"):
+        simulate(
+            SETTINGS | {"data.access": access, "run.output": str(tmp_path)},
+            data=OfItsOwnGenerator(0, SAMPLES), test=Images(SAMPLES, TESTS),
+        )  # fmt: skip

@@ -128,7 +128,7 @@ def test_the_full_gradient_is_that_of_the_mean_over_all_samples(kind):
     # later samples are quite different, so that wrong weights of the parts would show
     samples.x[172:] *= 3
     network = kind(copy.deepcopy(module))
-    client = client_phase(network, samples, sizes, LocalTraining(0, augment=False))
+    client = client_phase(network, samples, sizes, LocalTraining(0))
     gradient = client.objective.full_gradient(client.start("x"))
     start = 0
     for row, size in enumerate(sizes):

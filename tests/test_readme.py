@@ -32,7 +32,7 @@ def code_of(language: str) -> list[str]:
 
 TRIED = (
     "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
-    "np.savez", "def confidence", '"run.name": "prices"',
+    "np.savez", "def confidence", '"run.name": "prices"', "change = v2.Compose",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -70,6 +70,10 @@ def test_own_task(tmp_path: Path) -> None:
     printed = run(tmp_path, "-c", block('"run.name": "prices"')).split()
     assert printed[0] == "mean_squared_error"
     assert 0 < float(printed[1]) < 5
+
+
+def test_own_transform(tmp_path: Path) -> None:
+    assert 0 < float(run(tmp_path, "-c", block("change = v2.Compose").replace("{", '{"train.local_steps": 1, '))) <= 1
 
 
 @pytest.mark.parametrize(("name", "text"), [("Near", "class Near"), ("Mine", "class Mine(Algorithm)")])

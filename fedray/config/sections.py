@@ -192,6 +192,11 @@ class DataConfig(Section):
         description="pixels of the square to which image files are scaled and cropped; sources of images need it",
     )
     augment: Literal["none", "crop_flip"] = Field("none", description="crop_flip: random crop (pad 4) and mirror")
+    transform: str | None = Field(
+        None,
+        description="a function of yours that changes the inputs of a client's mini-batch at random, in training only: "
+        "file.py:Name or module:Name",
+    )
 
     @model_validator(mode="after")
     def _check_ranges(self) -> DataConfig:

@@ -3,7 +3,8 @@ other clients of its stack."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedray.core.seeds import Purpose, stream
+
+Augmentation = Callable[[Any, Sequence[int], Sequence[int], int, int, int], Any]
+"""``augmentation(x, counts, ids, seed, round, step)`` returns changed copies of the stored inputs ``x [C, b, ...]`` of
+a stack's mini-batches. Its random numbers depend on seed, round, client and local step alone."""
 
 BORDER = 4
 """The number of black pixels that are put around an image before it is cropped to its old size."""

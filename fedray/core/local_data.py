@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray.core.augmentation import crop_flip
 from fedray.core.batches import Batch, Schedule, schedule
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
@@ -108,8 +107,8 @@ class LocalData:
             yield start, *self.samples.raw(chosen[start : start + block], draws)
 
     def _inputs(self, stored: Any, counts: Sequence[int], j: int) -> Any:
-        if self.training.augment:
-            stored = crop_flip(stored, counts, self.ids, self.training.seed, self.round, j)
+        for change in self.training.augment:
+            stored = change(stored, counts, self.ids, self.training.seed, self.round, j)
         return self.samples.inputs(stored)
 
     def _schedules(self) -> list[Schedule]:

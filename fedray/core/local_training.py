@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedray.core.augmentation import Augmentation
+
 
 @dataclass(frozen=True)
 class LocalTraining:
     """The settings ``train.*`` that local training has in common in all algorithms: batches, and the clients'
     optimizer.
 
-    A ``batch_size`` of None is the full batch. One of ``local_steps`` and ``local_epochs`` is None.
+    A ``batch_size`` of None is the full batch. One of ``local_steps`` and ``local_epochs`` is None. ``augment`` are
+    the changes that are made to the inputs of mini-batches, in their order.
     """
 
     seed: int
@@ -20,4 +23,4 @@ class LocalTraining:
     momentum: float = 0.0
     weight_decay: float = 0.0
     grad_clip: float = 0.0
-    augment: bool = False
+    augment: tuple[Augmentation, ...] = ()

@@ -47,6 +47,8 @@ class Purpose(IntEnum):
     FINETUNE = 12
     ITEM = 13
     """What the transforms of an item draw that is read when it is used."""
+    TRANSFORM = 14
+    """What a transform of mini-batches draws (:mod:`fedray.core.transform`)."""
 
 
 class _Unseeded(ISeedSequence):
@@ -117,6 +119,8 @@ def global_generators(seed: int | None = None) -> Iterator[None]:
                     random.seed(seed)
                     np.random.seed(seed % 2**32)  # noqa: NPY002
                     torch.random.default_generator.manual_seed(seed)
+                    if devices:
+                        torch.cuda.manual_seed_all(seed)
                 yield
         finally:
             random.setstate(before_python)

@@ -22,6 +22,8 @@ from fedray.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedray.core.samples import Samples
+
 
 def _no_indices() -> np.ndarray:
     return np.empty(0, dtype=np.int64)
@@ -125,6 +127,10 @@ class FederatedData:
 
     def examples(self, count: int) -> tuple[Any, Tensor]:
         """Returns ``count`` training samples, evenly spaced: the inputs that a model gets of them, and the targets."""
+        return self.stored_examples(count).gather(np.arange(count))
+
+    def stored_examples(self, count: int) -> Samples:
+        """Returns the samples of :meth:`examples` as they are stored."""
         import torch
 
         from fedray.core.samples import Samples
@@ -135,7 +141,7 @@ class FederatedData:
         chosen = np.linspace(0, len(self.y) - 1, count).astype(np.int64)
         x = self.x.chosen(chosen) if isinstance(self.x, LazyItems) else map_leaves(lambda x: x[chosen], self.x)
         stored, scale, shift = (map_leaves(tensor, each) for each in (x, self.scale, self.shift))
-        return Samples(stored, torch.from_numpy(self.y[chosen]), scale, shift).gather(np.arange(count))
+        return Samples(stored, torch.from_numpy(self.y[chosen]), scale, shift)
 
     @cached_property
     def partition_hash(self) -> str:

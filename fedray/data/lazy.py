@@ -139,13 +139,14 @@ def random_item(dataset: Indexed, name: str) -> int | None:
     """Returns an item of a Dataset whose input is another one when it is read again, as with random transforms; None if
     there is none.
 
-    To find out, some items are read three times with other random numbers. Raises :class:`UserError` if a
-    target is random, because targets are read only once.
+    To find out, some items are read three times with other random numbers, and once more with the same ones. Raises
+    :class:`UserError` if a target is random, because targets are read only once, and if an item differs although the
+    global random generators are seeded.
     """
     for i in np.unique(np.linspace(0, len(dataset) - 1, READ_TWICE).astype(int)).tolist():
         read = []
         # other numbers for each item, because a transform may change few of them
-        for seed in range(3 * i, 3 * i + 3):
+        for seed in (*range(3 * i, 3 * i + 3), 3 * i + 2):
             with global_generators(seed):
                 x, y = read_item(dataset, name, i)
             read.append((leaves(x), y))
@@ -154,6 +155,12 @@ def random_item(dataset: Indexed, name: str) -> int | None:
             raise UserError(
                 f"the target of item {i} of {name} differs when it is read again: transforms may change inputs at "
                 "random, but no targets, which are read once"
+            )
+        if not all(_same(a, b) for a, b in zip(read[-1][0], read[-2][0], strict=True)):
+            raise UserError(
+                f"item {i} of {name} differs when it is read again with the same random numbers: its transforms must "
+                "draw from the global generators of torch, NumPy or Python, which fedray seeds, and not from a "
+                "generator of their own, or no result could be repeated"
             )
         if not all(_same(a, b) for x, _ in others for a, b in zip(first, x, strict=True)):
             return i

@@ -165,7 +165,7 @@ def _read_dataset(dataset: Sequence[Any], name: str, access: str) -> tuple[Any, 
         raise UserError(
             f"item {item} of {name} differs when it is read again, as with random transforms; with "
             f"data.access={access} it would stay as first read in all rounds: use data.access=lazy, or give it without "
-            "them, and data.augment=crop_flip for images"
+            "them, and data.augment or data.transform, which change mini-batches in training"
         )
     clients = getattr(dataset, "clients", None)
     owners = () if clients is None else (clients,)

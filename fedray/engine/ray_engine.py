@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ray
@@ -131,6 +132,7 @@ def simulate(experiment: Experiment, data: FederatedData, driver: Driver, start:
     started_here = start.ready()
     check_resources(experiment, 1, started_here)
     own = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *data.own_classes]
+    own += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
     ship_own_code(own)
     stored = store(data)
     experiment = shared_gpus(experiment, stored, driver.say)
@@ -157,10 +159,11 @@ def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experi
 
 
 def ship_own_code(own: Iterable[Any]) -> None:
-    """Ships the user's own modules, in which the objects ``own`` were defined, to the actors by value. The machines of
-    the actors may not have these modules."""
+    """Ships the user's own modules to the actors by value: those in which the objects ``own`` were defined, and those
+    that are among them. The machines of the actors may not have these modules."""
     for thing in own:
-        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+        home = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
+        module = sys.modules.get(home or "")
         name = module.__name__ if module is not None else "builtins"
         if name != "__main__" and not is_library(name):
             ray.cloudpickle.register_pickle_by_value(module)

@@ -62,6 +62,7 @@ def tune(
     model: Any = None,
     loss: Any = None,
     metrics: Mapping[str, Any] | None = None,
+    transform: Any = None,
     retry_failed: bool = False,
     verbose: bool = False,
     view: View | None = None,
@@ -69,10 +70,10 @@ def tune(
     """Searches hyper-parameters, or continues a search that was stopped or killed.
 
     ``space`` is a space file, the name of one that comes with fedray, or a mapping like a space file. ``overrides`` are
-    texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. ``data`` to ``metrics`` are as in
-    :func:`fedray.simulate`; a module as ``model`` starts the runs of all seeds (``tune.seeds``) from its own weights,
-    and a class starts each from weights that are drawn with its seed. ``retry_failed`` runs trials that failed once
-    more. ``verbose`` shows what the command ``fedray tune`` shows. ``view`` replaces the object that shows it.
+    texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. ``data`` to ``transform`` are as
+    in :func:`fedray.simulate`; a module as ``model`` starts the runs of all seeds (``tune.seeds``) from its own
+    weights, and a class starts each from weights that are drawn with its seed. ``retry_failed`` runs trials that failed
+    once more. ``verbose`` shows what the command ``fedray tune`` shows. ``view`` replaces the object that shows it.
 
     Returns a result for each environment of the space file, or a single one if it has none. Raises
     :class:`fedray.UserError` for what can't be searched as asked.
@@ -81,7 +82,7 @@ def tune(
     specs = read_sweeps(space, overrides)
     check_together(specs)
     with start_ray(specs, view) as start:
-        own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics)
+        own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics, transform)
         return run_sweeps(specs, own, start, view, retry_failed)
 
 
@@ -104,6 +105,7 @@ def load_own(
     model: Any = None,
     loss: Any = None,
     metrics: Mapping[str, Any] | None = None,
+    transform: Any = None,
 ) -> Own:
     """Returns what all trials are made from: the user's own objects and the data set, which is loaded once for all.
 
@@ -123,7 +125,7 @@ def load_own(
         raise UserError("tune(test=...) needs data=... too")
     else:
         source = source_of(config.data, config.task)
-    return Own(source, model, loss, metrics or {}, preloaded=data is None)
+    return Own(source, model, loss, metrics or {}, transform, preloaded=data is None)
 
 
 def run_sweeps(
@@ -187,7 +189,8 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
         if not sweep.finished:
             for line in (*sweep.notes, sweep.introduction(concurrent)):
                 view.say(line)
-    ship_own_code([thing for thing in (own.model, own.loss, *own.metrics.values()) if thing is not None])
+    own_objects = (own.model, own.loss, own.transform, *own.metrics.values())
+    ship_own_code([thing for thing in own_objects if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:

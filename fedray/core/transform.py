@@ -1,0 +1,146 @@
+"""A user's function that changes the inputs of mini-batches at random, in training only (``data.transform``)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.core.seeds import Purpose, global_generators, torch_seed
+from fedray.core.structure import leaves, map_leaves, outline
+from fedray.errors import UserError
+from fedray.importing import as_user_error
+
+Transform = Callable[[Any], Any]
+"""``transform(x)`` returns changed inputs of one client's mini-batch, as many as ``x`` has, of the same shape and type.
+``x`` are inputs as they are stored, ``[b, ...]``, before they are scaled: images of files are uint8, 0 to 255."""
+
+TRIED_SEEDS = 4
+"""The number of seeds with which a transform is tried, to find out whether it draws random numbers."""
+
+COPIES = 8
+"""The number of copies of one sample that are given to a transform, to find out whether it changes them differently."""
+
+
+@dataclass(frozen=True)
+class EachSample:
+    """A transform that applies ``transform`` to one sample ``[...]`` after another."""
+
+    transform: Transform
+
+    def __call__(self, x: Any) -> Any:
+        count = len(leaves(x)[0])
+        changed = [self.transform(map_leaves(lambda leaf, i=i: leaf[i], x)) for i in range(count)]
+        return map_leaves(lambda *rows: torch.stack(rows), *changed)
+
+
+def each_sample(transform: Transform) -> Transform:
+    """Returns a transform of batches that draws other random numbers for each sample.
+
+    The transforms of torchvision draw once in a call, so that they flip or crop all images of a batch alike.
+    """
+    return EachSample(transform)
+
+
+@dataclass(frozen=True)
+class SeededTransform:
+    """Applies the user's ``function`` to the mini-batch of each client of a stack.
+
+    Before each call the global random generators of Python, NumPy and torch are seeded by (seed, round, client, local
+    step). So what a client gets does not depend on who else is trained, or where. ``name`` stands for the function in
+    messages, and ``module`` is the name of the Python module in which it was found.
+    """
+
+    function: Transform
+    name: str = "transform"
+    module: str | None = None
+
+    def __call__(self, x: Any, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Any:
+        """Returns changed stored inputs ``[C, b, ...]``. Only the first ``counts[i]`` of client ``ids[i]`` are real,
+        and only they are given to the function."""
+        result = map_leaves(Tensor.clone, x)
+        for row, (client, count) in enumerate(zip(ids, counts, strict=True)):
+            if count:
+                changed = self._of(_rows(x, row, count), torch_seed(seed, Purpose.TRANSFORM, round, client, step))
+                map_leaves(lambda into, new, row=row, count=count: into[row, :count].copy_(new), result, changed)
+        return result
+
+    def _of(self, x: Any, seed: int) -> Any:
+        given = outline(x), [(leaf.shape, leaf.dtype) for leaf in leaves(x)]
+        with global_generators(seed):
+            changed = self.function(x)
+        if outline(changed) != given[0] or not all(isinstance(leaf, Tensor) for leaf in leaves(changed)):
+            raise UserError(f"{self.name} was given {given[0]}, but returned {_described(changed)}")
+        for leaf, (shape, dtype) in zip(leaves(map_leaves(lambda _, new: new, x, changed)), given[1], strict=True):
+            if leaf.shape != shape or leaf.dtype != dtype:
+                raise UserError(
+                    f"{self.name} was given {list(shape)} ({dtype}), but returned {_described(leaf)}: shape and type "
+                    "must stay, as evaluations use the samples without it"
+                )
+        return changed
+
+    def check(self, x: Any) -> list[str]:
+        """Tries the transform on stored inputs ``[b, ...]``, and returns lines for the user.
+
+        Raises :class:`UserError` if it fails, returns inputs of another form, or draws from a random generator that
+        can't be seeded from outside.
+        """
+        with as_user_error(f"{self.name} failed"):
+            first, again = (self._of(map_leaves(Tensor.clone, x), 0) for _ in range(2))
+            if not _same(first, again):
+                raise UserError(
+                    f"{self.name} changes the same samples otherwise each time, though the global generators of torch, "
+                    "NumPy and Python are seeded: it must draw from them and not from a generator of its own, or no "
+                    "result could be repeated"
+                )
+            others = [self._of(map_leaves(Tensor.clone, x), seed) for seed in range(1, TRIED_SEEDS)]
+            copies = map_leaves(lambda leaf: torch.stack([leaf[0]] * COPIES), x)
+            of_copies = [self._of(map_leaves(Tensor.clone, copies), seed) for seed in range(TRIED_SEEDS)]
+        if all(_same(first, other) for other in others):
+            return [f"{self.name} draws no random numbers here; it changes samples in training, but not in evaluations"]
+        if all(_same(_rows_of(each, 0), _rows_of(each, i)) for each in of_copies for i in range(1, COPIES)):
+            return [
+                f"{self.name} changes all samples of a mini-batch alike, as transforms of torchvision do: "
+                "fedray.each_sample(transform) draws for each of them"
+            ]
+        return []
+
+    @property
+    def code(self) -> list[Any]:
+        """The objects, which may be the user's own, of which the transform consists."""
+        return [*_parts(self.function), *([sys.modules[self.module]] if self.module in sys.modules else [])]
+
+
+def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
+    """Yields ``thing`` and the callables in its attributes, and in lists there, such as the steps of a Compose."""
+    yield thing
+    inside = getattr(thing, "__dict__", None)
+    if depth > 8 or not isinstance(inside, dict) or isinstance(thing, type):
+        return
+    for value in inside.values():
+        several = list(value.values()) if isinstance(value, Mapping) else value
+        for each in several if isinstance(several, (list, tuple)) else [value]:
+            if callable(each) and not isinstance(each, Tensor):
+                yield from _parts(each, depth + 1)
+
+
+def _rows(x: Any, row: int, count: int) -> Any:
+    return map_leaves(lambda leaf: leaf[row, :count], x)
+
+
+def _rows_of(x: Any, i: int) -> Any:
+    return map_leaves(lambda leaf: leaf[i], x)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(leaves(a), leaves(b), strict=True))
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, Tensor):
+        return f"{list(x.shape)} ({x.dtype})"
+    return outline(x) if isinstance(x, (tuple, dict)) else type(x).__name__
