@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedray.core import tree as tree_module
 from fedray.core.seeds import Purpose, stream
 from fedray.core.tree import TreeSum, reduce_rows, subtree
 from fedray.engine.cohorts import draw_cohort, weights_of
@@ -65,6 +66,28 @@ def test_any_cut_in_any_order_gives_the_same_bits(members, seed):
         start, size = blocks[position]
         tree.add(subtree(start, size), reduce_rows(leaves[start : start + size].clone()).clone())
     assert torch.equal(tree.total(), root(leaves))
+
+
+@given(SIZES, SEEDS, st.integers(0, 3), st.booleans())
+@example(5, 0, 0, True)
+def test_weighted_rows_are_added_as_their_leaves_are(members, seed, level, counted):
+    """Rows of float32 and counts, in stacks of 2**level, in pieces of 3 numbers and in one."""
+    rng = np.random.default_rng(seed)
+    rows = torch.from_numpy(rng.normal(size=(members, 8)) * 10.0 ** rng.integers(-8, 9, (members, 8))).float()
+    weights = torch.from_numpy(rng.random((members, 1)))
+    counts = [slice(2, 4), slice(7, 8)] if counted else []
+    leaves = rows.double() * weights
+    for each in counts:
+        leaves[:, each] = 0
+        leaves[0, each] = rows[0, each].double()
+    for piece in (3, 1 << 16):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(tree_module, "PIECE", piece)
+            sums = TreeSum(members)
+            for start in rng.permutation(range(0, members, 1 << level)).tolist():
+                own = slice(start, start + (1 << level))
+                sums.add_rows(start, rows[own], weights[own], counts)
+        assert torch.equal(sums.total(), root(leaves))
 
 
 @given(SIZES, SEEDS)

@@ -8,12 +8,17 @@ subtree can add them up alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 Node: TypeAlias = tuple[int, int]
+
+
+PIECE = 1 << 16
+"""How many numbers of each row are in double precision at a time. They fit into a processor's cache."""
 
 
 class TreeSum:
@@ -31,19 +36,56 @@ class TreeSum:
         """Adds the float64 ``value`` of a node. A leaf is the node ``(0, position)``."""
         level, index = node
         while index or (1 << level) < self.members:
-            sibling = index ^ 1
-            if (sibling << level) < self.members:
-                other = self.nodes.pop((level, sibling), None)
+            if (index ^ 1) << level < self.members:
+                other = self.nodes.pop((level, index ^ 1), None)
                 if other is None:
                     break
                 value = other.add_(value) if self.in_place and other.shape == value.shape else other + value
             level, index = level + 1, index >> 1
         self.nodes[level, index] = value
 
+    def add_rows(self, start: int, rows: Tensor, weights: Tensor, counts: Sequence[slice] = ()) -> None:
+        """Adds ``weights [C, 1]`` times ``rows [C, ...]``, the leaves from position ``start`` on, as :func:`subtree`
+        asks for them.
+
+        Long rows are converted to double precision a piece at a time, so that no leaf is ever there as a whole.
+        ``counts`` are places of whole numbers that have no average: only the leaf at position 0 adds its own there,
+        unweighted.
+        """
+        flat = rows.reshape(len(rows), -1)
+        level, index = subtree(start, len(rows))
+        whole = slice(0, flat.shape[1])
+        if whole.stop <= PIECE:
+            self.add((level, index), _terms(start, flat, weights, counts, whole).view(rows.shape[1:]))
+            return
+        value = self.nodes.pop((level, index ^ 1), None)
+        is_new = value is None
+        if value is None:
+            value = torch.empty(rows.shape[1:], dtype=torch.float64, device=rows.device)
+        into = value.view(-1)
+        for place in range(0, whole.stop, PIECE):
+            piece = slice(place, min(place + PIECE, whole.stop))
+            terms = _terms(start, flat, weights, counts, piece)
+            if is_new:
+                into[piece] = terms
+            else:
+                into[piece] += terms
+        self.add((level, index) if is_new else (level + 1, index >> 1), value)
+
     def total(self) -> Tensor:
         """Returns the whole sum. All members must have been added."""
         (value,) = self.nodes.values()
         return value
+
+
+def _terms(start: int, flat: Tensor, weights: Tensor, counts: Sequence[slice], piece: slice) -> Tensor:
+    """Returns the sum of the ``piece`` of the weighted rows ``flat [C, n]``, whose first is at position ``start``."""
+    terms = reduce_rows(flat[:, piece].to(torch.float64, copy=True).mul_(weights))
+    for each in counts:
+        begin, end = max(each.start, piece.start), min(each.stop, piece.stop)
+        if begin < end:
+            terms[begin - piece.start : end - piece.start] = flat[0, begin:end].double() if start == 0 else 0
+    return terms
 
 
 def reduce_rows(rows: Tensor) -> Tensor:

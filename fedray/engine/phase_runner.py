@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedray.algorithms.base import Result, Upload
 from fedray.core.client import ClientPhase, Stack
-from fedray.core.tree import TreeSum, reduce_rows, subtree
+from fedray.core.tree import TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.memory import is_out_of_memory, too_large_for
@@ -73,11 +73,15 @@ class PhaseRunner:
                 merged.states += self._written(task, rows, result.state)
 
         nothing = [math.nan] * len(task.ids)
-        node = subtree(position, client.size)
         for name, upload in result.uploads.items():
-            leaves = self._leaves(upload, client, position, task.members)
-            trees.setdefault(name, TreeSum(task.members)).add(node, reduce_rows(leaves))
-            own = PartialSum({}, upload.weights, isinstance(upload.value, Model))
+            is_model = isinstance(upload.value, Model)
+            trees.setdefault(name, TreeSum(task.members)).add_rows(
+                position,
+                upload.value.row if isinstance(upload.value, Model) else upload.value,
+                self._weights(upload, client, task.members),
+                self.clients.network.layout.whole_numbers if is_model else (),
+            )
+            own = PartialSum({}, upload.weights, is_model)
             whole = merged.sums.setdefault(name, own)
             if upload.scale is not None:
                 whole.scale = whole.scale or list(nothing)
@@ -96,22 +100,6 @@ class PhaseRunner:
             )
             for row, client in enumerate(task.ids[rows])
         ]
-
-    def _leaves(self, upload: Upload, client: ClientPhase, position: int, members: int) -> Tensor:
-        """Returns the terms ``[C, ...]`` that a stack's clients add to the sum of an upload, in double precision.
-        ``position`` is the first client's in the cohort, of which ``members`` clients are part.
-
-        Whole-number buffers of models are counts and have no average. Only the cohort's first client adds its own.
-        """
-        if not isinstance(upload.value, Model):
-            return upload.value.to(torch.float64, copy=True).mul_(self._weights(upload, client, members))
-        row = upload.value.row
-        leaves = row.to(torch.float64, copy=True).mul_(self._weights(upload, client, members))
-        for place in self.clients.network.layout.whole_numbers:
-            leaves[:, place] = 0
-            if position == 0:
-                leaves[0, place] = row[0, place].double()
-        return leaves
 
     def _weights(self, upload: Upload, client: ClientPhase, members: int) -> Tensor:
         """Returns the float64 weights ``[C, 1]`` by which an upload's values are multiplied."""

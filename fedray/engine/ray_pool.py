@@ -206,10 +206,18 @@ class RayPool:
                 self._send(actor, task, sent)
 
     def _send(self, actor: Any, task: Task, sent: dict[Any, _Sent]) -> None:
-        within_reach = task
-        if isinstance(task, (PhaseTask, ScoreTask)) and task.states:
-            within_reach = replace(task, states=[self._near(state, self.nodes[actor]) for state in task.states])
-        sent[actor.run.remote(within_reach)] = _Sent(actor, task)
+        sent[actor.run.remote(self._within_reach(task, self.nodes[actor]))] = _Sent(actor, task)
+
+    def _within_reach(self, task: Task, node: str) -> Task:
+        """Returns ``task`` with handles by which an actor on ``node`` can reach what they name."""
+        if isinstance(task, ScoreTask):
+            return replace(task, states=[self._near(state, node) for state in task.states])
+        if not isinstance(task, PhaseTask):
+            return task
+        # several clients may have received the same model
+        received = {each: self._near(each, node) for each in set(task.received)}
+        states = [self._near(state, node) for state in task.states]
+        return replace(task, states=states, received=[received[each] for each in task.received])
 
     def _near(self, state: Handle | None, node: str) -> Handle | None:
         """Returns a handle of a state by which an actor on ``node`` can reach it: a file on that node, or an object
@@ -236,27 +244,23 @@ class RayPool:
             raise ClientError(f"{line}: {times} times in a row (engine.max_retries={self.max_retries})")
         self._expect(create_actor(self.experiment, self.data, self.states.node))
 
-    def keep(self, name: str, vectors: State) -> Handle:
-        # clients on every node need the models that they received; what the server alone needs can be a file on its
-        # node
-        return ray.put(vectors) if self.experiment.algorithm.needs_received else self.states.write(name, vectors)
+    def keep(self, name: str, vectors: State) -> StateFile:
+        # a file, and not an object of Ray's, which would take memory for as long as any client may ask for it
+        return self.states.write(name, vectors)
 
-    def fetch(self, handle: Handle) -> State:
-        return self.states.read(handle) if isinstance(handle, StateFile) else get(handle)
+    def fetch(self, handle: StateFile) -> State:
+        return self.states.read(handle)
 
-    def store(self, handle: Handle, target: Path) -> None:
-        if isinstance(handle, StateFile) and handle.node == self.states.node:
+    def store(self, handle: StateFile, target: Path) -> None:
+        if handle.node == self.states.node:
             self.states.store(handle, target)
-        elif isinstance(handle, StateFile):
-            save_file(get(self.readers[handle.node].read.remote(handle)), target)
         else:
-            save_file(get(handle), target)
+            save_file(get(self.readers[handle.node].read.remote(handle)), target)
 
-    def drop(self, handles: Iterable[Handle]) -> None:
+    def drop(self, handles: Iterable[StateFile]) -> None:
         by_node: dict[str, list[StateFile]] = {}
         for handle in handles:
-            if isinstance(handle, StateFile):
-                by_node.setdefault(handle.node, []).append(handle)
+            by_node.setdefault(handle.node, []).append(handle)
         self.states.drop(by_node.pop(self.states.node, ()))
         for node, files in by_node.items():
             self.readers[node].drop.remote(files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from torch import Tensor
 
 from fedray.algorithms import Algorithm, ServerState
 from fedray.core.vectors import Layout, Model
@@ -101,8 +103,7 @@ class RunState:
         """Returns whether all of the server's parameters and vectors are finite. Buffers are not looked at, because a
         constant one, such as an attention mask, may hold infinities."""
         values = self.server.vectors.values()
-        tensors = [value.parameters if isinstance(value, Model) else value for value in values]
-        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+        return all(_is_finite(value.parameters if isinstance(value, Model) else value) for value in values)
 
     def commit(self, number: int, states: Mapping[int, StateFile], pool: Pool) -> None:
         """Ends round ``number``: the clients' new ``states`` replace the old ones."""
@@ -129,6 +130,12 @@ class RunState:
     def record(self) -> dict[str, Any]:
         """Returns the rest of the state, as JSON."""
         return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Returns whether all numbers of ``tensor`` are finite."""
+    # a sum needs no second tensor, but that of large finite numbers may be infinite
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _by_client(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[int, float]]:
