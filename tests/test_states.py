@@ -130,6 +130,29 @@ def test_checkpoints_share_what_did_not_change(tmp_path):
     assert not (folder / ".states").exists()
 
 
+@pytest.mark.parametrize("algorithm", ["ghbm", "local_ghbm"])
+def test_earlier_models_are_written_once_and_named_by_all_checkpoints(algorithm, tmp_path):
+    inodes: list[dict[str, int]] = []
+    folder = tmp_path / f"{algorithm}-small"
+
+    def callback(report):
+        shared = {path.name: path for path in (folder / "checkpoints" / "shared").iterdir()}
+        held = {path.name: path.stat().st_ino for path in (folder / ".states").iterdir()}
+        if report.round == 6:  # the last round's checkpoint follows the report
+            return
+        assert held
+        assert all(shared[name].stat().st_ino == inode for name, inode in held.items())
+        inodes.append({name: path.stat().st_ino for name, path in shared.items()})
+
+    tau = {"algorithm__tau": 3} if algorithm == "ghbm" else {}
+    run(tmp_path, callback, algorithm__name=algorithm, run__checkpoint_every=1, **tau)
+    for before, after in itertools.pairwise(inodes):
+        assert all(before[name] == after[name] for name in before.keys() & after.keys())
+        assert len(after.keys() - before.keys()) == 1
+    # ghbm: the models of three rounds, in each of two checkpoints
+    assert max(map(len, inodes)) <= (4 if algorithm == "ghbm" else len(inodes))
+
+
 def test_spill_dir_is_used_and_left_empty(tmp_path):
     spill = tmp_path / "spill"
     seen = []
@@ -186,14 +209,18 @@ def test_states_removed_under_a_run_on_ray(algorithm, tmp_path, ray_cluster):
     assert_same(run(tmp_path / "whole", **keys), found)
 
 
-@pytest.mark.parametrize("fate", [pytest.param("keep", marks=pytest.mark.slow), "lose"])
-def test_two_nodes(fate, tmp_path):
-    """Clients move between nodes, and their states with them; a node that is lost takes the run back a few rounds."""
+@pytest.mark.parametrize(
+    ("algorithm", "fate"),
+    [pytest.param("scaffold", "keep", marks=pytest.mark.slow), ("scaffold", "lose"), ("local_ghbm", "keep")],
+)
+def test_two_nodes(algorithm, fate, tmp_path):
+    """Clients move between nodes, and their states with them, and the models that they received are sent where they
+    are; a node that is lost with states takes the run back a few rounds."""
     local = simulate(
-        {**slow_rounds("scaffold"), "run.name": "run", "run.output": str(tmp_path / "local")}, data=small_source()
+        {**slow_rounds(algorithm), "run.name": "run", "run.output": str(tmp_path / "local")}, data=small_source()
     )
     program = Path(__file__).parent / "two_nodes.py"
-    command = [sys.executable, str(program), str(tmp_path / "cluster"), "scaffold", fate]
+    command = [sys.executable, str(program), str(tmp_path / "cluster"), algorithm, fate]
     path = os.pathsep.join([str(program.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
