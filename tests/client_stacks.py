@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from fedray.core.samples import Samples
 from fedray.core.task import cross_entropy
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+
+INITIAL: WeakKeyDictionary[Network, Model] = WeakKeyDictionary()
+"""The models with which networks were made."""
 
 
 def data(shape: Sequence[int], samples: int, classes: int = 4, seed: int = 0) -> Samples:
@@ -51,7 +55,7 @@ def client_phase(
         weights=[1.0] * len(rows),
         gaps=[0] * len(rows),
     )
-    start = network.initial.clone() if start is None else start
+    start = INITIAL.setdefault(network, network.loaded()).clone() if start is None else start
     shared = {"x": start, "y": start.parameters.clone(), **shared}
     return ClientPhase(network, samples, training, stack, round=3, lr=lr, clients=50, shared=shared)
 

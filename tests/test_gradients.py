@@ -53,7 +53,7 @@ def test_unused_parameters_have_zero_gradients():
     for kind in (LoopNetwork, StackNetwork):
         network = kind(made(Unused))
         samples = data((12,), 5)
-        gradient = network.gradients(network.initial.rows(1), Batch(samples.x[None], samples.y[None], 0))
+        gradient = network.gradients(network.loaded().rows(1), Batch(samples.x[None], samples.y[None], 0))
         named = network.layout.unflatten(gradient.value[0])
         assert not named["unused.weight"].any()
         assert named["last.weight"].any()
@@ -64,7 +64,7 @@ def test_frozen_parameters_are_not_trained():
     samples = data((12,), 5)
     network = LoopNetwork(copy.deepcopy(module))
     assert {slot.name for slot in network.layout.slots} == {"last.weight", "last.bias", "unused.weight", "unused.bias"}
-    at = network.initial.rows(1)
+    at = network.loaded().rows(1)
     gradient = network.gradients(at, Batch(samples.x[None], samples.y[None], 0))
     expected = plain_gradient(module, samples.x, samples.y)
     named = network.layout.unflatten(gradient.value[0])
@@ -110,7 +110,7 @@ def test_a_rules_own_loss_and_its_extras(kind):
 def test_forward_gives_logits_and_the_input_of_the_last_layer():
     module = made(lambda: LeNet5(IMAGE, 10))
     network, samples = LoopNetwork(copy.deepcopy(module)), data(IMAGE, 6)
-    outputs = network.forward(network.initial.rows(2), samples.x.view(2, 3, *IMAGE))
+    outputs = network.forward(network.loaded().rows(2), samples.x.view(2, 3, *IMAGE))
     seen: list[torch.Tensor] = []
     module.fc3.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():

@@ -103,7 +103,7 @@ def test_row_padding_stays_zero(name, kind):
     algorithm = find_algorithm(name)()
     network = kind(made(lambda: MLP((12,), 4, [9])))
     assert network.layout.width > network.layout.parameters
-    start = network.initial
+    start = network.loaded()
     shared = {"m": 0.1 * start.parameters, "m_rep": 0.2 * start.parameters}
     shared["x_rep"] = start.with_parameters(0.9 * start.parameters)
     training = LocalTraining(0, batch_size=5, local_steps=None, local_epochs=2, **EVERYTHING)

@@ -81,7 +81,7 @@ def test_buffers_are_averaged_with_the_clients_weights(tmp_path):
         stack = Stack([i], [np.arange(start, start + sizes[i])], [sizes[i] // 4], [1.0], [0])
         training = LocalTraining(0, batch_size=4, local_steps=None, local_epochs=1)
         network = LoopNetwork(copy.deepcopy(module))
-        shared = {"x": network.initial}
+        shared = {"x": network.loaded()}
         client = ClientPhase(network, samples, training, stack, round=1, lr=0.1, clients=2, shared=shared)
         finals.append(network.layout.named(trained(find_algorithm("fedavg")(), client)["y"][0]))
     for name in ("norm.running_mean", "norm.running_var", "first.weight"):

@@ -52,8 +52,7 @@ CLASSIFICATION = Task()
 
 
 class Network:
-    """A module whose parameters are views into one flat row, so that a model is loaded by one copy, or by none.
-    ``initial`` is the module's model as it was given."""
+    """A module whose parameters are views into one flat row, so that a model is loaded by one copy, or by none."""
 
     def __init__(
         self,
@@ -69,12 +68,11 @@ class Network:
         self.device = torch.device(device)
         self.precision = precision
         self.draws = draws
-        self.initial = self.layout.model(self.layout.pack(self.module).row.to(self.device))
         tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self._trainable = [tensors[slot.name] for slot in self.layout.slots]
         # whole-number buffers can't be views into a float vector: they are copied in and out
         self._others = [(slot, tensors[slot.name]) for slot in self.layout.buffer_slots]
-        self._bind(self.initial.parameters.clone())
+        self._bind(self.loaded().parameters)
         self._predicting = False
         self._mode: tuple[bool, bool] | None = None
         self._features: Any = None
@@ -89,6 +87,15 @@ class Network:
         self._bound = parameters
         for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
             tensor.data = slot.view(parameters)
+
+    def unload(self) -> None:
+        """Lets go of the memory of the model that is loaded, if the module only refers to it."""
+        if self.layout.width > COPIED:
+            self._bind(torch.zeros(1, device=self.device).expand(self.layout.width))
+
+    def loaded(self) -> Model:
+        """Returns a copy of the model that is loaded. As long as none was loaded, it is the module's own."""
+        return self.layout.model(self.layout.pack(self.module).row.to(self.device))
 
     def _watch(self) -> None:
         """Has the layers record their inputs from now on. This costs a few percent of a small model's step."""

@@ -24,25 +24,36 @@ PIECE = 1 << 16
 class TreeSum:
     """The sum of ``members`` float64 vectors along the tree. Leaves and complete subtrees may be added in any order.
 
-    It holds one vector for each level of the tree if the leaves are added in order. With ``in_place`` it may overwrite
-    the tensors that are added; without, it only reads them.
+    It holds one vector for each level of the tree if the leaves are added in order.
     """
 
-    def __init__(self, members: int, in_place: bool = True) -> None:
-        self.members, self.in_place = members, in_place
+    def __init__(self, members: int) -> None:
+        self.members = members
         self.nodes: dict[Node, Tensor] = {}
+        self._read_only: set[Node] = set()
 
-    def add(self, node: Node, value: Tensor) -> None:
-        """Adds the float64 ``value`` of a node. A leaf is the node ``(0, position)``."""
+    def add(self, node: Node, value: Tensor, read_only: bool = False) -> None:
+        """Adds the float64 ``value`` of a node. A leaf is the node ``(0, position)``.
+
+        The sum is written into the memory of one of the tensors that are added, unless they are ``read_only``.
+        """
         level, index = node
         while index or (1 << level) < self.members:
             if (index ^ 1) << level < self.members:
-                other = self.nodes.pop((level, index ^ 1), None)
+                sibling = level, index ^ 1
+                other = self.nodes.pop(sibling, None)
                 if other is None:
                     break
-                value = other.add_(value) if self.in_place and other.shape == value.shape else other + value
+                if sibling not in self._read_only:
+                    value = other.add_(value)
+                else:
+                    value = other + value if read_only else value.add_(other)
+                    self._read_only.remove(sibling)
+                read_only = False
             level, index = level + 1, index >> 1
         self.nodes[level, index] = value
+        if read_only:
+            self._read_only.add((level, index))
 
     def add_rows(self, start: int, rows: Tensor, weights: Tensor, counts: Sequence[slice] = ()) -> None:
         """Adds ``weights [C, 1]`` times ``rows [C, ...]``, the leaves from position ``start`` on, as :func:`subtree`
@@ -58,7 +69,8 @@ class TreeSum:
         if whole.stop <= PIECE:
             self.add((level, index), _terms(start, flat, weights, counts, whole).view(rows.shape[1:]))
             return
-        value = self.nodes.pop((level, index ^ 1), None)
+        sibling = level, index ^ 1
+        value = None if sibling in self._read_only else self.nodes.pop(sibling, None)
         is_new = value is None
         if value is None:
             value = torch.empty(rows.shape[1:], dtype=torch.float64, device=rows.device)

@@ -19,6 +19,7 @@ from fedray.data.federated import FederatedData
 from fedray.data.lazy import LazyItems
 from fedray.data.mapped import is_mapped
 from fedray.engine.packing import tensor_over
+from fedray.engine.process import return_free_memory
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import Blocks, Handle
 from fedray.experiment import Experiment
@@ -48,6 +49,8 @@ class Clients:
         self.network: Network = kind(
             experiment.build_model(), experiment.task, self.device, experiment.precision, experiment.draws
         )
+        # the module's own parameters were replaced by views into one row
+        return_free_memory()
         self.train = self._samples(data.x, data.y)
         self.test = self._samples(data.x_test, data.y_test)
         self._last_broadcast: tuple[Handle, dict[str, Vector]] | None = None
@@ -70,6 +73,8 @@ class Clients:
         The last broadcast is kept, because all tasks of a phase have the same.
         """
         if self._last_broadcast is None or self._last_broadcast[0] != handle:
+            # the one before is not needed any more, and may be as large
+            self._last_broadcast = None
             with self.clock.on("transport"):
                 vectors = self.fetch(handle).own(self.device)
             self._last_broadcast = handle, vectors

@@ -147,7 +147,7 @@ def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
     data = torch.cuda.memory_reserved(network.device)
     clients = len(batch.y)
     vectors = [torch.zeros(clients, VECTORS * network.layout.width + state_width, device=network.device)]
-    at = network.layout.model(network.initial.row.expand(clients, -1).clone())
+    at = network.layout.model(network.loaded().row.expand(clients, -1).clone())
     network.gradients(at, batch)
     torch.cuda.synchronize(network.device)
     chunk = torch.cuda.max_memory_reserved(network.device) - data

@@ -64,6 +64,7 @@ class PhaseRunner:
             clients = ", ".join(map(str, task.ids[rows]))
             where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
             raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
+        self.clients.network.unload()
         phase = self.algorithm.phases[task.phase]
         forms = checked_forms(result, self.algorithm, phase, client.size, self.clients.network.layout)
         check_same_forms(forms, merged.forms, self.algorithm, phase)

@@ -58,8 +58,7 @@ def computing_process(threads: int, portable: bool) -> Iterator[None]:
         )
     import torch
 
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL("libc.so.6")
+    if libc := _glibc():
         libc.mallopt(_M_MMAP_THRESHOLD, int(ALLOCATOR["MALLOC_MMAP_THRESHOLD_"]))
         libc.mallopt(_M_TRIM_THRESHOLD, int(ALLOCATOR["MALLOC_TRIM_THRESHOLD_"]))
     before = torch.get_num_threads()
@@ -69,6 +68,16 @@ def computing_process(threads: int, portable: bool) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+def return_free_memory() -> None:
+    """Returns to the system what this process has freed. The allocator keeps what lies below something in use."""
+    if libc := _glibc():
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    return ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
 
 
 def require_device(device: str) -> None:

@@ -83,7 +83,7 @@ class RunState:
         algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
         earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
         server = ServerState(
-            vectors={"x": worker.clients.network.initial.clone()},
+            vectors={"x": worker.clients.network.loaded()},
             N=data.active,
             seed=experiment.config.run.seed,
             server_lr=experiment.config.train.server_lr,
@@ -96,6 +96,7 @@ class RunState:
             total_samples=int(sizes.sum()),
             test_samples=len(data.y_test),
         )
+        worker.clients.network.unload()
         algorithm.init_server(server)
         return cls(server, earlier, sizes, layout, worker.clients.device)
 

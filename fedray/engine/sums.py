@@ -39,10 +39,11 @@ class CohortSums:
         check_same_forms(found.forms, self._forms, self.algorithm, self.phase)
         self._forms = found.forms
         for name, partial in found.sums.items():
-            # results may lie read-only in shared memory
-            tree = self._trees.setdefault(name, TreeSum(self.members, in_place=False))
+            tree = self._trees.setdefault(name, TreeSum(self.members))
             for node, value in partial.nodes.items():
-                tree.add(node, tensor_over(value).to(self.device))
+                # results from other processes lie read-only in shared memory
+                is_copy = self.device.type != "cpu"
+                tree.add(node, tensor_over(value).to(self.device), read_only=not (value.flags.writeable or is_copy))
             if partial.is_model:
                 self._models.add(name)
             if partial.scale is not None:

@@ -89,4 +89,4 @@ def _models_near_the_initial_one(network: Network, clients: int) -> Model:
     """
     noise = stream(0, Purpose.INIT).standard_normal((2, clients, network.layout.width), dtype=np.float32)
     scale, shift = torch.from_numpy(noise)
-    return network.layout.model(network.initial.row * (1 + 0.1 * scale) + 0.02 * shift)
+    return network.layout.model(network.loaded().row * (1 + 0.1 * scale) + 0.02 * shift)
