@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from fedray import __version__, listing
+from fedray import __version__, data_command, listing
 from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
 from fedray.importing import FORMS
@@ -107,11 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(function=_run)
     _add_tune(commands)
-    spread = "show how the data are spread over the clients"
-    data = commands.add_parser("data", help=spread, description=spread, epilog="Keys: see fedray keys.")
-    _experiment_arguments(data)
-    data.add_argument("--plot", metavar="FILE", help="draw who holds which labels, as a picture")
-    data.set_defaults(function=_data)
+    data_command.add_parser(commands, _load)
     compare = "compare what the algorithms cost: bytes and FLOPs"
     costs = commands.add_parser(
         "costs",
@@ -338,32 +334,6 @@ def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
     if status == "incomplete":
         print("fedray: the table lacks runs: an algorithm has no winner, or a winner's run failed", file=sys.stderr)
     return 1 if status == "incomplete" else 0
-
-
-def _data(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    import numpy as np
-
-    from fedray.data.plot import plot_labels
-    from fedray.resolve import resolve
-
-    _, data = resolve(_load(options))
-    sizes = data.sizes()
-    print(
-        f"{data.clients} clients, {len(data.indices):,} samples, {sizes.min()} to {sizes.max()} each "
-        f"(median {int(np.median(sizes))}), public {len(data.public)}, validation {len(data.validation)}, "
-        f"partition {data.partition_hash[:16]}"
-    )
-    for line in data.notes:
-        print(line)
-    if options.plot:
-        try:
-            plot_labels(data, Path(options.plot))
-        except (OSError, ValueError) as error:
-            raise UserError(f"--plot {options.plot}: {getattr(error, 'strerror', None) or error}") from None
-        print(f"wrote {options.plot}")
-    return 0
 
 
 def _costs(options: argparse.Namespace) -> int:

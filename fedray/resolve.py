@@ -18,9 +18,10 @@ from fedray.core.rounding import whole
 from fedray.core.structure import leaves
 from fedray.core.task import Loss, Task
 from fedray.core.transform import SeededTransform
-from fedray.data.access import with_access
+from fedray.data.access import MapAll, with_access
 from fedray.data.contents import content_key, data_digests
 from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
+from fedray.data.mapping import map_arrays
 from fedray.data.partition import kind_of
 from fedray.data.source import Source, source_of
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
@@ -57,21 +58,42 @@ of its time starting operations, which a stack starts only once; a step of a lar
 analysis/benchmarks/chunks.py."""
 
 
+class _Data(NamedTuple):
+    """The data of an experiment, the source from which they come, and the digests of its parts. ``access`` is where the
+    samples are, and ``notes`` are lines for the user."""
+
+    source: Source
+    data: FederatedData
+    digests: dict[str, str]
+    access: str
+    notes: tuple[str, ...]
+
+
+def resolve_data(config: Config, own: Own | None = None, map_all: MapAll = map_arrays) -> _Data:
+    """Returns the data that ``config`` describes, spread over the clients, with samples where ``data.access`` says.
+
+    Arguments and errors are those of :func:`resolve`.
+    """
+    source = (own and own.source) or source_of(config.data, config.task)
+    data, notes = _spread(config, _algorithm(config), source)
+    digests = data_digests(source, data)
+    data, access, lines = with_access(data, config.data.access, content_key(digests, data), map_all)
+    return _Data(source, data, digests, access, (*notes, *lines))
+
+
 def resolve(
-    config: Config, own: Own | None = None, auto_device: AutoDevice = device_here
+    config: Config, own: Own | None = None, auto_device: AutoDevice = device_here, map_all: MapAll = map_arrays
 ) -> tuple[Experiment, FederatedData]:
     """Returns the experiment that ``config`` describes, and its data, spread over the clients.
 
     ``own`` has what the user handed over from Python. ``auto_device`` returns the device that ``engine.device: auto``
-    stands for. Raises :class:`UserError` for whatever in the sections doesn't exist or doesn't fit together.
+    stands for. ``map_all`` maps samples from files (:func:`fedray.data.access.with_access`). Raises
+    :class:`UserError` for whatever in the sections doesn't exist or doesn't fit together.
     """
     own = own or Own()
     _check_given(config, own)
     algorithm = _algorithm(config)
-    source = own.source or source_of(config.data, config.task)
-    data, data_notes = _data(config, algorithm, source)
-    digests = data_digests(source, data)
-    data, access, access_notes = with_access(data, config.data.access, content_key(digests))
+    source, data, digests, access, data_notes = resolve_data(config, own, map_all)
     cohort_size = _cohort_size(config, data)
     head = _head(config, algorithm)
     model = _model(config, own, algorithm, data, head)
@@ -112,7 +134,6 @@ def resolve(
     read = notes_on(config, rounds, training.local_steps or 0, source, data)
     notes = (
         *data_notes,
-        *access_notes,
         *transform_notes,
         *read,
         *placed,
@@ -175,7 +196,7 @@ def _data_seed(config: Config) -> int:
     return config.run.seed if config.data.seed is None else config.data.seed
 
 
-def _data(config: Config, algorithm: Algorithm, source: Source) -> tuple[FederatedData, tuple[str, ...]]:
+def _spread(config: Config, algorithm: Algorithm, source: Source) -> tuple[FederatedData, tuple[str, ...]]:
     """Returns the samples of ``source``, spread over the clients, and lines for the user about that.
 
     What the configuration asks for is set aside or chosen: the public set, the validation set, each client's share of

@@ -180,7 +180,8 @@ def run_experiment(
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
         from fedray.resolve import resolve
 
-        experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start))
+        with display.reading() as map_all:
+            experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start), map_all)
         result = _run(experiment, federated, callbacks, display, start)
     display.say(_line_about_end(result))
     return result

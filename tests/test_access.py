@@ -148,17 +148,26 @@ def test_mapped_arrays_are_written_once(whole, tmp_path):
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == files
 
 
-@pytest.mark.parametrize("spoil", ["cut", "version", "nothing"])
+@pytest.mark.parametrize("spoil", ["cut", "byte", "version", "nothing", "list"])
 def test_a_damaged_cache(spoil, tmp_path):
     run(tmp_path / "one", "mapped")
     (folder,) = folders(tmp_path)
     if spoil == "cut":
         (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()[:-10])
+    elif spoil == "byte":
+        content = bytearray((folder / "x.npy").read_bytes())
+        content[-1] ^= 1
+        (folder / "x.npy").write_bytes(content)
+    elif spoil == "list":
+        (folder / "columns.json").write_text('{"format": 2}')
     elif spoil == "version":
         (folder / "columns.json").write_text('{"format": 0}')
     else:
         (folder / "x.npy").unlink()
-    wanted = {"cut": "is damaged", "version": "another version of fedray", "nothing": r"x\.npy is not on"}[spoil]
+    wanted = {
+        "cut": "is not as it was made", "byte": "is not as it was made", "version": "another version of fedray",
+        "nothing": r"x\.npy is not on", "list": "is damaged",
+    }[spoil]  # fmt: skip
     with pytest.raises(UserError, match=wanted):
         run(tmp_path / "other", "mapped")
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_image_sources import split
 
 ROOT = Path(__file__).parent.parent
 
@@ -183,6 +184,38 @@ def check_run(hosts: Hosts, config: str) -> None:
     assert len({process["node"] for process in summary["machine"]["processes"]}) == 2
 
 
+def check_prepared_samples(hosts: Hosts, config: str) -> None:
+    """Checks that both machines read photographs and get the files, and that a run finds out if one has other files."""
+    photographs = split(hosts.folder / "photographs")
+    data = [f"data.root={photographs}", "data.image_size=16"]
+
+    def submitted(*words: str) -> str:
+        return hosts.run("ray", "submit", config, "fedray/run.py", *words).stdout
+
+    def run(name: str) -> str:
+        fast = ["algorithm.name=fedavg", "run.rounds=2", "model.name=logistic", f"run.name={name}", "engine.actors=2"]
+        return submitted("data.source=federated_csv", *data, "data.access=mapped", *fast, "engine.cpus_per_actor=1")
+
+    names = [hosts.ssh(host, "hostname").strip() for host in (1, 2)]
+    prepared = submitted("data", "prepare", "federated_csv", *data)
+    assert f"{names[1]} reads samples too" in prepared
+    assert f"copying the files to {names[1]}" in prepared
+    assert "prepared 50 training and 10 test samples" in prepared
+    sums = [hosts.ssh(host, "cd ~/.cache/fedray/mapped/*/ && sha256sum *.npy columns.json") for host in (1, 2)]
+    assert sums[0] == sums[1]
+    assert sums[0].count(".npy") == 4
+    assert "copying" not in submitted("data", "prepare", "federated_csv", *data)
+    assert "completed after 2 rounds" in run("both")
+    hosts.ssh(2, "cd ~/.cache/fedray/mapped/*/ && printf x | dd of=x.npy bs=1 seek=500 conv=notrunc")
+    assert f"x.npy on {names[1]} is not as it was made" in run("other").replace("\n", " ")
+    hosts.ssh(2, "rm -r ~/.cache/fedray/mapped")
+    missing = run("missing").replace("\n", " ")
+    assert f"is not on {names[1]}" in missing
+    assert "completed" not in missing
+    assert f"copying the files to {names[1]}" in submitted("data", "prepare", "federated_csv", *data)
+    assert "completed after 2 rounds" in run("mended")
+
+
 def check_sweep(hosts: Hosts, config: str) -> None:
     """Checks that a submitted sweep uses both machines, and has the records of all trials on the head."""
     space = ["data.source=sample", "data.partition.kind=iid", "data.augment=none", "model.name=logistic"]
@@ -220,6 +253,7 @@ def test_up_submit_down(hosts: Hosts) -> None:
     check_strangers_are_refused(hosts, token)
     check_up_again(hosts, config)
     check_run(hosts, config)
+    check_prepared_samples(hosts, config)
     check_sweep(hosts, config)
     wrong = hosts.run("ray", "submit", config, "fedray/run.py", "algorithm.name=fedavq")
     assert wrong.returncode == 1

@@ -153,11 +153,11 @@ def test_published_counts_are_checked(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import fedray.data.images as images, fedray.data.lazy as lazy, fedray.data.mapped as mapped
+import fedray.data.images as images, fedray.data.lazy as lazy, fedray.data.mapping as mapping
 from fedray import simulate
 from test_image_sources import SIZE, settings
 
-mapped.CHUNK_BYTES, lazy.HASHED, real, read = 2 * 3 * SIZE * SIZE, 4, images.read_image, []
+mapping.CHUNK_BYTES, lazy.HASHED, real, read = 2 * 3 * SIZE * SIZE, 4, images.read_image, []
 
 def dying(path, size):
     read.append(path)
@@ -171,7 +171,7 @@ simulate(settings(Path(sys.argv[1]), **{"data.access": "mapped"}))
 
 
 def test_preparing_goes_on_after_sigkill(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedray.data.mapped.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
+    monkeypatch.setattr("fedray.data.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
     monkeypatch.setattr("fedray.data.lazy.HASHED", 4)
     folder = split(tmp_path / "split")
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -26,7 +26,7 @@ LAYERS = [
     ("engine", "comparison"),
     ("simulation",),
     ("testing", "tuning"),
-    ("rerun", "listing"),
+    ("rerun", "listing", "data_command"),
     ("cli",),
     ("run",),
 ]

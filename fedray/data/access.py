@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,20 +13,32 @@ from fedray.core.structure import leaves, map_leaves
 from fedray.data.federated import FederatedData
 from fedray.data.lazy import LazyItems
 from fedray.data.machine import memory_of_machine
-from fedray.data.mapped import is_mapped, map_arrays
+from fedray.data.mapped import is_mapped
+from fedray.data.mapping import folder_of, map_arrays
 from fedray.errors import UserError
+
+MapAll = Callable[[dict[str, Any], Path], dict[str, Any]]
+"""Maps arrays from the files of a folder, and makes these first if they are not there
+(:func:`fedray.data.mapping.map_arrays`)."""
 
 LARGE = 0.5
 """The part of a machine's memory beyond which ``data.access: auto`` maps samples from files."""
 
 
-def with_access(data: FederatedData, asked: str, key: str) -> tuple[FederatedData, str, tuple[str, ...]]:
+def arrays_of(data: FederatedData) -> dict[str, Any]:
+    """Returns the samples of ``data`` by name: what may be mapped from files."""
+    return {name: getattr(data, name) for name in ("x", "y", "x_test", "y_test")}
+
+
+def with_access(
+    data: FederatedData, asked: str, key: str, map_all: MapAll = map_arrays
+) -> tuple[FederatedData, str, tuple[str, ...]]:
     """Returns ``data`` with its samples where ``data.access`` says, where that is, and lines for the user.
 
-    ``asked`` is ``data.access``, and ``key`` a digest of the samples. Raises :class:`UserError` if samples can't be
-    read or written.
+    ``asked`` is ``data.access``, and ``key`` a digest of the samples. ``map_all(arrays, folder)`` maps them from files.
+    Raises :class:`UserError` if samples can't be read or written.
     """
-    arrays = {name: getattr(data, name) for name in ("x", "y", "x_test", "y_test")}
+    arrays = arrays_of(data)
     lazy = any(isinstance(tree, LazyItems) for tree in arrays.values())
     if lazy and asked in ("auto", "lazy"):
         return data, "lazy", (f"data.access=lazy: {len(data.x):,} items are read when they are used",)
@@ -33,7 +47,7 @@ def with_access(data: FederatedData, asked: str, key: str) -> tuple[FederatedDat
     every = [] if lazy else [leaf for tree in arrays.values() for leaf in leaves(tree)]
     mapped = bool(every) and all(map(is_mapped, every))
     if not mapped and (lazy or asked == "mapped" or (asked == "auto" and _is_large(every))):
-        data, mapped = replace(data, **map_arrays(arrays, key)), True
+        data, mapped = replace(data, **map_all(arrays, folder_of(key))), True
     if mapped and asked == "memory":
         data = replace(data, **{name: map_leaves(np.array, getattr(data, name)) for name in arrays})
     if not mapped or asked == "memory":

@@ -45,10 +45,11 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
     return found
 
 
-def content_key(digests: Mapping[str, str]) -> str:
-    """Returns one digest for the samples of a data set, of which ``digests`` has those of its parts."""
+def content_key(digests: Mapping[str, str], data: FederatedData) -> str:
+    """Returns one digest for the samples in ``data``, of whose source ``digests`` has those of its parts."""
     parts = {name: digests[name] for name in PARTS if name in digests and name != "client assignment"}
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    # the samples of a public set are in ``data`` only if it is used
+    return hashlib.sha256(json.dumps([parts, len(data.y), len(data.y_test)]).encode()).hexdigest()[:32]
 
 
 def _of_arrays(source: Source) -> dict[str, str]:

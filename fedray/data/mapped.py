@@ -1,63 +1,71 @@
-"""Arrays in files that are mapped into memory: written once on a machine, and read by all its processes without a copy.
+"""Arrays in files that are mapped into memory: one copy on a machine, which all its processes read.
 
-A folder of such files is whole or not there at all: it is written elsewhere and then renamed. ``columns.json`` in it
-names the version of the layout.
+``columns.json``, in the folder of such files, names the version of the layout and the sha256 of each file. A file is
+hashed once on each machine, and again when its size, times or inode differ.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import platform
-import shutil
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from fedray.core.structure import leaves, map_leaves
 from fedray.data.features import form_of
-from fedray.data.find import cache_folder
-from fedray.data.lazy import LazyItems
+from fedray.data.find import file_stamp
 from fedray.errors import UserError
-from fedray.files import move_whole, sync, write_whole
+from fedray.files import write_whole
 
-FORMAT = 1
+FORMAT = 2
 """The layout of a folder of mapped arrays. A folder of another one is not read."""
 
 COLUMNS = "columns.json"
 
-CHUNK_BYTES = 4 << 20
-"""The bytes of items that are read before it is noted that they are on the disk."""
-
-RESERVE = 64 << 20
-"""The bytes that stay free on a disk on which mapped arrays are written."""
+AGAIN = "remove the folder, and it is made again"
 
 
 @dataclass(frozen=True)
 class MappedFile:
-    """The file of a mapped array. It is what other processes are sent in place of the array."""
+    """The file of a mapped array. It is what other processes are sent in place of the array.
+
+    ``sha256`` is that of the file; None for a file that nobody hashed, which only the machine ``made_on`` may read.
+    """
 
     path: str
+    sha256: str | None
+    made_on: str
 
     def open(self) -> np.ndarray:
         """Returns the array, which is read from the file where it is used.
 
-        Raises :class:`UserError` if the file is not on this machine, or is cut short.
+        Raises :class:`UserError` if the file is not on this machine, or is another one.
         """
-        try:
-            return np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except FileNotFoundError:
+        path, here = Path(self.path), platform.node()
+        if not path.exists():
             raise UserError(
-                f"{self.path} is not on {platform.node()}: with data.access=mapped every machine needs the same files "
-                "at the same path; copy the folder there, or set $XDG_CACHE_HOME to a folder that all of them share"
-            ) from None
+                f"{path} is not on {here}: with data.access=mapped every machine needs it. fedray data prepare, with "
+                "the same settings, makes it on all machines of the cluster; or let $XDG_CACHE_HOME name a folder that "
+                "they share"
+            )
+        if self.sha256 is not None:
+            _check(path, self.sha256)
+        elif here != self.made_on:
+            raise UserError(
+                f"{path} is an array of yours that is mapped from a file of {self.made_on}, which {here} can't check: "
+                "use data.access=mapped, or memory"
+            )
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.path} is damaged ({error}): remove its folder, and it is made again") from None
+            raise UserError(f"{path} is damaged ({error}): {AGAIN}") from None
 
 
 def is_mapped(array: Any) -> bool:
@@ -69,7 +77,20 @@ def is_mapped(array: Any) -> bool:
 
 def shipped(array: Any) -> Any:
     """Returns what another process is sent for ``array``: the file of a mapped one, and any other itself."""
-    return MappedFile(str(array.filename)) if is_mapped(array) else array
+    if not is_mapped(array):
+        return array
+    path = Path(str(array.filename))
+    recorded = recorded_sums(path.parent) if (path.parent / COLUMNS).exists() else {}
+    return MappedFile(str(path), recorded.get(path.name), platform.node())
+
+
+def open_file(path: Path) -> np.ndarray:
+    """Returns the array in a file of a folder of mapped arrays. Raises :class:`UserError` if it is not as it was
+    written."""
+    sums = recorded_sums(path.parent)
+    if path.name not in sums:
+        raise UserError(f"{path.parent} lacks {path.name}: {AGAIN}")
+    return MappedFile(str(path), sums[path.name], platform.node()).open()
 
 
 def received(shipped: Any) -> Any:
@@ -77,107 +98,71 @@ def received(shipped: Any) -> Any:
     return shipped.open() if isinstance(shipped, MappedFile) else shipped
 
 
-def map_arrays(arrays: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Returns ``arrays``, by name, as mapped arrays. The values may be tuples and dicts of arrays, or lazy items.
-
-    They are in the cache under ``key``, a digest of their content, and are written only if they are not there yet.
-
-    Raises :class:`UserError` if the disk is too small, an item can't be read, or what is in the cache is of another
-    version of fedray. What was read until then is kept, so that the next call goes on.
-    """
-    folder = cache_folder() / "mapped" / key
-    if not (folder / COLUMNS).exists():
-        try:
-            _write(arrays, folder)
-        except OSError as error:
-            raise UserError(f"data.access=mapped: can't write to {folder.parent}: {error.strerror or error}") from None
-    return _read(arrays, folder)
-
-
-def _names(name: str, tree: Any) -> list[str]:
+def file_names(name: str, tree: Any) -> list[str]:
+    """Returns the names of the files of an input or target ``name``: one for each array of which it consists."""
     count = len(leaves(form_of(tree)))
     return [f"{name}.npy"] if count == 1 else [f"{name}-{place}.npy" for place in range(count)]
 
 
-def _write(arrays: Mapping[str, Any], folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = folder.with_name(f"{folder.name}.partial")
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
-        if (folder / COLUMNS).exists():  # another process has written it meanwhile
-            return
-        _check_space(arrays, staging)
-        staging.mkdir(exist_ok=True)
-        for name, tree in arrays.items():
-            files = [staging / file for file in _names(name, tree)]
-            if isinstance(tree, LazyItems):
-                _fill(tree, files, staging / f"{name}.done")
-            else:
-                for file, leaf in zip(files, leaves(tree), strict=True):
-                    np.save(file, leaf, allow_pickle=False)
-            for file in files:
-                sync(file)
-        for journal in staging.glob("*.done"):
-            journal.unlink()
-        write_whole(staging / COLUMNS, json.dumps({"format": FORMAT}))
-        move_whole(staging, folder)
+def open_folder(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns ``arrays``, by name, as they are in the files of ``folder``.
 
-
-def _check_space(arrays: Mapping[str, Any], staging: Path) -> None:
-    needed = sum(
-        tree.bytes_each * len(tree) if isinstance(tree, LazyItems) else sum(leaf.nbytes for leaf in leaves(tree))
-        for tree in arrays.values()
-    )
-    there = sum(path.stat().st_blocks * 512 for path in staging.glob("*")) if staging.exists() else 0
-    free = shutil.disk_usage(staging.parent).free + there
-    if needed + RESERVE > free:
-        raise UserError(
-            f"data.access=mapped needs {needed / 1e9:.3g} GB in {staging.parent}, where {free / 1e9:.3g} GB are free; "
-            "$XDG_CACHE_HOME may name a folder on another disk"
-        )
-
-
-def _fill(items: LazyItems, files: Sequence[Path], journal: Path) -> None:
-    """Reads all items once, with a thread for each processor, into ``files`` (one for each part of an input).
-
-    ``journal`` lists the parts of the data set that are on the disk, so that a process that was killed goes on there.
+    Raises :class:`UserError` if the folder was written by another version of fedray, or is not as it was written.
     """
-    forms, count = leaves(items.first), len(items)
-    shapes = [(count, *form.shape[1:]) for form in forms]
-    size = max(1, CHUNK_BYTES // items.bytes_each)
-    chunks = range(-(-count // size))
-    if not journal.exists():
-        for file, form, shape in zip(files, forms, shapes, strict=True):
-            np.lib.format.open_memmap(file, mode="w+", dtype=form.dtype, shape=shape).flush()
-    columns = [np.lib.format.open_memmap(file, mode="r+") for file in files]
-    done = {int(line) for line in journal.read_text().split()} if journal.exists() else set()
-
-    def read(chunk: int) -> int:
-        for i in range(chunk * size, min(count, (chunk + 1) * size)):
-            for column, leaf in zip(columns, leaves(items.read(i)), strict=True):
-                column[i] = leaf[0]
-        for column in columns:
-            column.flush()
-        return chunk
-
-    with journal.open("a") as log, ThreadPoolExecutor(os.cpu_count()) as threads:
-        waiting = [threads.submit(read, chunk) for chunk in chunks if chunk not in done]
-        try:
-            for future in as_completed(waiting):
-                log.write(f"{future.result()}\n")
-                log.flush()
-        finally:
-            threads.shutdown(cancel_futures=True)
-
-
-def _read(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / COLUMNS).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is damaged ({error}): remove it, and it is made again") from None
-    if found.get("format") != FORMAT:
-        raise UserError(f"{folder} was made by another version of fedray: remove it, and it is made again")
     mapped = {}
     for name, tree in arrays.items():
-        files = iter(_names(name, tree))
-        mapped[name] = map_leaves(lambda _, files=files: MappedFile(str(folder / next(files))).open(), form_of(tree))
+        files = iter(file_names(name, tree))
+        mapped[name] = map_leaves(lambda _, files=files: open_file(folder / next(files)), form_of(tree))
     return mapped
+
+
+def describe_folder(folder: Path, names: list[str]) -> None:
+    """Writes ``columns.json``, which makes the files ``names`` in ``folder`` a whole set of mapped arrays."""
+    sums = {name: _sha256(folder / name) for name in names}
+    for name, sha256 in sums.items():
+        _remember(folder / name, sha256)
+    write_whole(folder / COLUMNS, json.dumps({"format": FORMAT, "sha256": sums}, indent=1))
+
+
+def recorded_sums(folder: Path) -> dict[str, str]:
+    """Returns the sha256 of each file of a folder, as it was when it was written."""
+    try:
+        found = json.loads((folder / COLUMNS).read_text())
+        if found["format"] == FORMAT:
+            return dict(found["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder} is damaged ({error}): {AGAIN}") from None
+    raise UserError(f"{folder} was made by another version of fedray: {AGAIN}")
+
+
+def _check(path: Path, sha256: str) -> None:
+    """Raises :class:`UserError` if the content of a file is not the one whose sha256 is given."""
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(_memory(path).read_text()) == _stamp(path, sha256):
+            return
+    if _sha256(path) != sha256:
+        raise UserError(f"{path} on {platform.node()} is not as it was made (its sha256 differs): {AGAIN}")
+    _remember(path, sha256)
+
+
+def _remember(path: Path, sha256: str) -> None:
+    """Remembers that a file, as it is now, was found to have this sha256 on this machine."""
+    with contextlib.suppress(OSError):  # without it the file is hashed again the next time
+        write_whole(_memory(path), json.dumps(_stamp(path, sha256)))
+
+
+def _memory(path: Path) -> Path:
+    return path.parent / f".checked-{platform.node()}-{path.name}.json"
+
+
+def _stamp(path: Path, sha256: str) -> list[Any]:
+    # without its path, which changes when a finished folder is renamed
+    return [sha256, *file_stamp(path)[1:]]
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -50,7 +50,7 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
     """
     if ray.is_initialized():
         return None
-    address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here() or "local"
+    address = existing_cluster(engine) or "local"
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address == "local":
@@ -76,6 +76,12 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
         except (OSError, RuntimeError, ValueError) as error:
             raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
     return address == "local"
+
+
+def existing_cluster(engine: EngineConfig) -> str | None:
+    """Returns the address of the cluster that :func:`connect` would join; None if it would start one."""
+    address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here()
+    return None if address == "local" else address
 
 
 def _address_here() -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -55,6 +57,35 @@ class Display:
             self._shown = now
             left = (self._rounds - number) * (now - self._began) / max(number - self._first, 1)
             self.say(f"round {number}/{self._rounds}  {status}  {clock(left)} left")
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Callable[..., dict[str, Any]]]:
+        """A context with a function that maps samples from files (:func:`fedray.data.mapping.map_arrays`) and shows how
+        many are read."""
+        from fedray.data.mapping import map_arrays
+
+        try:
+            yield partial(map_arrays, progress=self.read)
+        finally:
+            self.stop()
+
+    def read(self, done: int, total: int) -> None:
+        """Says how many of all samples were read from their files."""
+        if self.quiet:
+            return
+        now = time.monotonic()
+        if self.console.is_terminal:
+            if self._bar is None:
+                self._bar = Progress(
+                    TextColumn("reading samples"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(),
+                    TextColumn("left"), console=self.console,
+                )  # fmt: skip
+                self._bar.start()
+                self._task = self._bar.add_task("", total=total)
+            self._bar.update(self._task, completed=done)
+        elif done == total or now - self._shown >= PLAIN_SECONDS:
+            self._shown = now
+            self.say(f"reading samples: {done:,} of {total:,}")
 
     def stop(self) -> None:
         if self._bar:

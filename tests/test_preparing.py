@@ -1,0 +1,173 @@
+"""``fedray data info`` and ``fedray data prepare``: what they say, what stops them; they go on after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_runs import refused
+from test_image_sources import SIZE, own_cache, settings, split  # noqa: F401
+
+from fedray import simulate
+from fedray.cli import main
+from fedray.data.describe import histogram, label_skew
+from fedray.data.mapping import Filling, map_arrays
+
+
+def words(folder: Path) -> list[str]:
+    return ["federated_csv", f"data.root={folder}", f"data.image_size={SIZE}", "engine.kind=local"]
+
+
+def prepare(folder: Path) -> int:
+    return main(["data", "prepare", *words(folder)])
+
+
+def cached(folder: Path) -> Path:
+    (found,) = (path for path in (folder / "cache" / "fedray" / "mapped").iterdir() if path.is_dir())
+    return found
+
+
+def test_what_is_prepared_is_what_a_run_reads(tmp_path, capsys):
+    folder = split(tmp_path / "split")
+    assert prepare(folder) == 0
+    assert "prepared 50 training and 10 test samples in " in capsys.readouterr().out
+    made = {path.name: path.stat().st_mtime_ns for path in cached(tmp_path).glob("*.npy")}
+    assert set(made) == {"x.npy", "y.npy", "x_test.npy", "y_test.npy"}
+    result = simulate(settings(folder, **{"data.access": "mapped"}))
+    assert result.summary["status"] == "completed"
+    assert {path.name: path.stat().st_mtime_ns for path in cached(tmp_path).glob("*.npy")} == made
+    assert prepare(folder) == 0
+    assert "reading samples" not in capsys.readouterr().out
+
+
+KILLED = """
+import os, signal, sys
+import fedray.data.images as images, fedray.data.mapping as mapping
+from fedray.run import main
+
+mapping.CHUNK_BYTES, real, written = 2 * 3 * 16 * 16, mapping.Filling.write, []
+
+def dying(filling, chunk, blocks):
+    written.append(chunk)
+    if len(written) == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(filling, chunk, blocks)
+
+mapping.Filling.write = dying
+main()
+"""
+
+
+def test_killed_while_preparing_and_repeated(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fedray.data.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
+    folder = split(tmp_path / "split")
+    command = [sys.executable, "-c", KILLED, "data", "prepare", *words(folder)]
+    done = subprocess.run(command, env=os.environ, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert cached(tmp_path).suffix == ".partial"
+    read: list[int] = []
+    real = Filling.load
+    monkeypatch.setattr(Filling, "load", lambda *arguments: (read.append(2), real(*arguments))[1])
+    assert prepare(folder) == 0
+    assert 60 - 2 * 9 <= sum(read) <= 60 - 2 * 5
+    assert not cached(tmp_path).suffix
+
+
+def test_more_nodes_than_one_read(tmp_path, ray_cluster, capsys):
+    """With nobody else in the cluster, and with nodes that read the driver's files: the same bytes."""
+    import ray
+
+    from fedray.engine.preparing import map_on_cluster
+    from fedray.resolve import resolve_data
+
+    folder = split(tmp_path / "split")
+    lines: list[str] = []
+    found = resolve_data(
+        load_settings(folder),
+        map_all=lambda arrays, place: map_on_cluster(arrays, place, lambda done, total: None, lines.append),
+    )
+    assert len(lines) == len([node for node in ray.nodes() if node["Alive"]]) - 1
+    alone = map_arrays({"x": lazy_of(folder)}, tmp_path / "alone")
+    np.testing.assert_array_equal(found.data.x, alone["x"])
+
+
+def load_settings(folder: Path):
+    from fedray.config import load
+
+    keys = {"data.source": "federated_csv", "data.root": str(folder), "data.image_size": SIZE, "data.access": "mapped"}
+    return load({**keys, "algorithm.name": "fedavg"})
+
+
+def lazy_of(folder: Path):
+    from fedray.data.source import source_of
+
+    config = load_settings(folder)
+    return source_of(config.data, config.task).x_train
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["prepare", "mnits"], "there is no source or file 'mnits' (did you mean 'mnist'?)"),
+        (["pepare", "mnist"], "there is no source or file 'pepare' (did you mean 'prepare'?)"),
+        (["prepare", "data.access=lazy"], "data.access=lazy: data are prepared for data.access=mapped"),
+        (["prepare", "--plot", "x.png"], "--plot goes with fedray data info, not with prepare"),
+        (["prepare", "gldv2"], "data.source=gldv2 needs data.root: the folder with train.csv, test.csv and the images"),
+    ],
+)
+def test_what_is_refused(arguments, line, capsys):
+    assert refused(capsys, *arguments, command="data", base=[]) == line
+
+
+def test_an_image_that_is_damaged_stops_it_and_is_named(tmp_path, capsys):
+    folder = split(tmp_path / "split")
+    victim = next((folder / "train").rglob("*.jpg"))
+    victim.write_bytes(b"GIF89a, or so it says")
+    assert prepare(folder) == 2
+    assert f"{victim} is not an image that Pillow knows" in capsys.readouterr().err
+    assert not list((tmp_path / "cache").rglob("columns.json"))
+
+
+def test_a_full_disk_stops_it_before_it_begins(tmp_path, capsys, monkeypatch):
+    import shutil
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 0))
+    assert prepare(split(tmp_path / "split")) == 2
+    assert "where 0 GB are free" in capsys.readouterr().err
+
+
+def test_info(tmp_path, capsys):
+    assert main(["data", "info", *words(split(tmp_path / "split")), "--plot", str(tmp_path / "who.png")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("5 clients with samples: 7 to 10 samples")
+    assert any(line.startswith(f"inputs [3, {SIZE}, {SIZE}] uint8; ") for line in lines)
+    assert any(line.startswith("4 classes: ") for line in lines)
+    assert (tmp_path / "who.png").stat().st_size > 1000
+
+
+def test_info_without_classes(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 5)), rng.normal(size=60)
+    np.savez(tmp_path / "a.npz", x_train=x[:50], y_train=y[:50], x_test=x[50:], y_test=y[50:])
+    assert main(["data", "npz", f"data.root={tmp_path / 'a.npz'}", "data.clients=5"]) == 0
+    out = capsys.readouterr().out
+    assert "task.kind=regression" in out
+    assert "label skew" not in out
+
+
+def test_label_skew_is_what_it_says():
+    assert label_skew(np.array([[5, 5], [2, 2]])) == 0
+    assert label_skew(np.array([[8, 0], [0, 8]])) == 0.5
+    assert label_skew(np.eye(10) * 3) == pytest.approx(0.9)
+    # a client of 3 at distance 0.25, and one of 1 at distance 0.75
+    assert label_skew(np.array([[3, 0], [0, 1]])) == pytest.approx((3 * 0.25 + 0.75) / 4)
+
+
+def test_a_histogram_has_a_bar_where_somebody_is():
+    assert histogram(np.array([1, 1, 1, 1, 9])).strip(" ") == histogram(np.array([1, 1, 1, 1, 9]))
+    assert histogram(np.array([4, 4])) == "█"
