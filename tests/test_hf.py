@@ -199,6 +199,18 @@ def test_columns_are_named():
     assert source.client_names == tuple("abef")
 
 
+def test_columns_of_the_test_set_are_told_by_name():
+    sets = divided(numbers())
+    order = ["target", "d", "b", "a", "c"]
+    source = read(saved(DatasetDict(train=sets["train"], test=sets["test"].select_columns(order))))
+    assert np.array_equal(source.x_test, X[ROWS:])
+    other = DatasetDict(train=sets["train"], test=sets["test"].rename_column("d", "e"))
+    with pytest.raises(
+        UserError, match=r"other \(test\) lacks column 'd', which other \(train\) has; both need the same"
+    ):
+        read(saved(other, "other"))
+
+
 def test_which_sets_are_taken():
     sets = divided(numbers())
     source = read(as_parquet(sets, test="validation"))
@@ -290,7 +302,7 @@ def test_the_library_says_nothing_and_stays_as_it_is(capfd):
 
 def test_parquet_files_that_change_are_read_again():
     sets = divided(numbers())
-    root = as_parquet(sets)
+    root = as_parquet(sets, "run [1]*")
     first = read(root).x_train
     path = root / "train-00000-of-00002.parquet"
     times = path.stat()

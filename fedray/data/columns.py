@@ -108,6 +108,22 @@ class Columns:
         return found
 
 
+def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, str]) -> Sequence[Any]:
+    """Returns the columns of inputs ``wanted``, which a training set has, for a test set whose own are ``there``.
+
+    Their order is the training set's, because a model knows its inputs by their order. ``names`` stand for the two sets
+    in messages. Raises :class:`UserError` if one of the two has a column that the other has not.
+    """
+    lacking = [str(column) for column in wanted if column not in there]
+    surplus = [str(column) for column in there if column not in wanted]
+    if lacking or surplus:
+        which = f"lacks column {lacking[0]!r}" if lacking else f"has column {surplus[0]!r}"
+        raise UserError(
+            f"{names[1]} {which}, which {names[0]} {'has' if lacking else 'does not have'}; both need the same features"
+        )
+    return wanted
+
+
 def held_out(count: int, groups: Any = None) -> np.ndarray:
     """Returns which of ``count`` samples are test samples, as booleans: every fifth one of each group, in their order.
 

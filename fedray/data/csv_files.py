@@ -13,7 +13,7 @@ import pandas as pd
 from fedray.config import IGNORED
 from fedray.data.columns import Columns, held_out, note_on_held_out
 from fedray.data.source import Source, from_fields
-from fedray.data.tables import in_order_of, read_frame
+from fedray.data.tables import read_frame, with_columns_of
 from fedray.data.targets import AUTO
 from fedray.errors import UserError, first_sentence
 
@@ -47,7 +47,7 @@ def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGN
         paths = (place / "train.csv", place / "test.csv")
         train, test = (_read(path, columns, has_clients=path == paths[0]) for path in paths)
         if columns.inputs is None:
-            test = in_order_of(train, test, columns, (str(paths[0]), str(paths[1])))
+            test = with_columns_of(train, test, columns, (str(paths[0]), str(paths[1])))
     else:
         paths = (place, place)
         table = _read(place, columns)

@@ -6,6 +6,7 @@ No code of a data set is ever run: the versions of ``datasets`` that fedray work
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import re
@@ -144,7 +145,7 @@ def _of_parquet(datasets: Any, files: dict[str, list[Path]], place: Path) -> Fou
             raise UserError(f"{path} can't be read as a Parquet file: {first_sentence(error)}") from None
     stamps = {name: [file_stamp(path) for path in paths] for name, paths in files.items()}
     key = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:32]
-    named = {name: [str(path) for path in paths] for name, paths in files.items()}
+    named = {name: [glob.escape(str(path)) for path in paths] for name, paths in files.items()}
     try:
         with _no_progress_bars(datasets):
             sets = datasets.load_dataset("parquet", data_files=named, cache_dir=str(cache_folder() / "parquet" / key))

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from fedray.core.structure import map_leaves
 from fedray.data.arrow import column_array
-from fedray.data.columns import Columns
+from fedray.data.columns import Columns, in_order_of
 from fedray.data.images import decode_image
 from fedray.data.lazy import LazyItems
 from fedray.data.machine import is_much
@@ -71,8 +71,10 @@ def fields_of(
     Raises :class:`UserError`, which names column and row, for whatever can't be used.
     """
     given: dict[str, Any] = {}
+    inputs: Sequence[str] = ()
+    shown = {"train": f"{where} (train)", "test": f"{where} (test)"} if where else {"train": "data", "test": "test"}
     for part, dataset in sets.items():
-        name = f"{where} ({part})" if where else {"train": "data"}.get(part, part)
+        name = shown[part]
         there = list(dataset.column_names)
         columns.require(there, name, columns.target, columns.target_key)
         if not len(dataset):
@@ -83,7 +85,8 @@ def fields_of(
         given[f"y_{part}"] = read_column(dataset, columns.target, name)
         if client is not None:
             given[f"client_{part}"] = clients_of(dataset, client, name)
-        inputs = columns.find_inputs(there, name, client)
+        found = columns.find_inputs(there, name, client)
+        inputs = in_order_of(inputs, found, (shown["train"], name)) if inputs else found
         _refuse_texts(dataset, inputs, name, columns)
         items = Rows(dataset, inputs, image_size, name, None if stamps is None else [part, *stamps])
         lazy = LazyItems(items, name)

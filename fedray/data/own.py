@@ -16,7 +16,7 @@ from fedray.data.hf_items import fields_of, is_table
 from fedray.data.lazy import LazyItems, random_item, read_item, stack_targets, targets_of
 from fedray.data.machine import is_much
 from fedray.data.source import DEFAULT, Source, from_fields, validate
-from fedray.data.tables import in_order_of, read_frame
+from fedray.data.tables import read_frame, with_columns_of
 from fedray.data.targets import AUTO
 from fedray.errors import UserError
 
@@ -66,9 +66,9 @@ def own_source(
     given = _read_fields(data, "data", "train", columns, access)
     if isinstance(data, pd.DataFrame) and isinstance(test, pd.DataFrame):
         columns.require(list(test.columns), "test", columns.target, columns.target_key)
-        test = in_order_of(data, test, columns)
+        test = with_columns_of(data, test, columns)
     elif _is_arrays(data) and _is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
-        test = (in_order_of(data[0], test[0]), *test[1:])
+        test = (with_columns_of(data[0], test[0]), *test[1:])
     return from_fields("own", given | _read_fields(test, "test", "test", columns, access), "data", kind, ignored)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedray.data.columns import CLIENT, Columns
+from fedray.data.columns import CLIENT, Columns, in_order_of
 from fedray.errors import UserError
 
 
@@ -40,7 +40,7 @@ def _require_numbers(values: pd.Series, name: str) -> None:
         raise UserError(f"{column} has nothing in row {int(missing.argmax())} ({int(missing.sum())} such rows)")
 
 
-def in_order_of(
+def with_columns_of(
     data: pd.DataFrame, test: pd.DataFrame, columns: Columns | None = None, names: tuple[str, str] = ("data", "test")
 ) -> pd.DataFrame:
     """Returns ``test`` with its columns in the order of those of ``data``, since a model knows features by their order.
@@ -51,11 +51,4 @@ def in_order_of(
     others = () if columns is None else (columns.target, columns.client or CLIENT)
     wanted = [column for column in data.columns if column not in others]
     there = [column for column in test.columns if column not in others]
-    lacking = [str(column) for column in wanted if column not in there]
-    surplus = [str(column) for column in there if column not in wanted]
-    if lacking or surplus:
-        which = f"lacks column {lacking[0]!r}" if lacking else f"has column {surplus[0]!r}"
-        raise UserError(
-            f"{names[1]} {which}, which {names[0]} {'has' if lacking else 'does not have'}; both need the same features"
-        )
-    return test[[*wanted, *(column for column in others if column in test.columns)]]
+    return test[[*in_order_of(wanted, there, names), *(column for column in others if column in test.columns)]]
