@@ -19,6 +19,7 @@ from fedray.core.structure import leaves
 from fedray.core.task import Loss, Task
 from fedray.core.transform import SeededTransform
 from fedray.data.access import MapAll, with_access
+from fedray.data.columns import Columns
 from fedray.data.contents import content_key, data_digests
 from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
 from fedray.data.mapping import map_arrays
@@ -223,6 +224,11 @@ def _check_given(config: Config, own: Own) -> None:
         raise UserError(
             f"run.given: this configuration was made with {' and '.join(missing)} given from Python, which it does not "
             f"hold: use fedray.simulate(CONFIG{call})"
+        )
+    if "data" in own.given and (named := Columns.of(config.data).keys_set):
+        raise UserError(
+            f"{named[0]} is for data.source; with data=... columns are named by label_column= and client_column=, and "
+            "all others are inputs"
         )
 
 

@@ -125,8 +125,9 @@ def simulate(
     * ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults. ``overrides`` are
       ``key=value`` texts on top of it.
     * ``data`` and ``test`` replace ``data.source``. Each is a torch ``Dataset`` of (x, y), arrays ``(x, y)`` or
-      ``(x, y, client)``, or a DataFrame with the column ``label_column`` and perhaps a column of clients, which is
-      ``client`` unless ``client_column`` names another. Or ``data`` alone is a :class:`fedray.data.Source`.
+      ``(x, y, client)``, or a DataFrame or Hugging Face ``Dataset`` with the column ``label_column`` and perhaps a
+      column of clients, which is ``client`` unless ``client_column`` names another. Or ``data`` alone is a
+      :class:`fedray.data.Source`.
       Labels are whole numbers from 0, or names (texts, booleans, pandas' categories), which are numbered and kept.
       Clients that come with the samples are the clients of the run unless ``data.partition.kind`` says otherwise. They
       may have any names, which ``clients.parquet`` shows. A Dataset whose items are random is read item by item
@@ -162,7 +163,7 @@ def simulate(
             task = settings.task
             source = own_source(
                 data, test, client_column, label_column, settings.data.normalization, task.kind, task.ignore_index,
-                settings.data.access,
+                settings.data.access, settings.data.image_size,
             )  # fmt: skip
         return Own(source, model, loss, metrics or {}, transform)
 

@@ -49,6 +49,16 @@ def no_real_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDRAY_DATA", str(tmp_path / "nowhere"))
 
 
+@pytest.fixture
+def without_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the test's temporary folder the current one, with a cache of its own, and without a hub of Hugging Face."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # as without a network, but without waiting for one
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+
 def _toy(folder: Path, **changes: Any) -> Any:
     from reference_runs import make_data
     from references_momentum import Logistic

@@ -22,11 +22,13 @@ from torch import nn
 
 from fedray.algorithms.scaffold import Scaffold
 from fedray.code_digest import code_digest
+from fedray.config import load
 from fedray.data import contents as contents_module
 from fedray.data.contents import data_digests
 from fedray.data.federated import federate
 from fedray.data.source import load_source
 from fedray.own_modules import is_library
+from fedray.resolve import resolve
 from fedray.testing.contracts import small_source
 
 
@@ -245,8 +247,6 @@ def test_digests_of_files_are_remembered_until_the_files_change(
     np.savez(path, **arrays)
 
     def found() -> dict[str, str]:
-        from fedray.config import load
-
         config = load({"data.source": "npz", "data.root": str(path), "data.clients": 2}).data
         read = load_source("npz", str(path))
         return data_digests(read, federate(read, config, 0, 0))
@@ -263,3 +263,14 @@ def test_digests_of_files_are_remembered_until_the_files_change(
     assert [part for part in first if first[part] != changed[part]] == ["test data"]
     (tmp_path / "cache" / "fedray" / "contents.json").write_text("damaged")
     assert found() == changed
+
+
+def test_digests_of_files_are_of_the_task_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same file has other targets in another kind of task, so that mapped arrays must be others too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    x, y = np.zeros((20, 3), np.float32), np.arange(20.0) % 2
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    settings = {"data.source": "npz", "data.root": str(tmp_path / "data.npz"), "data.access": "mapped"}
+    settings |= {"data.clients": 2, "model.name": "logistic", "algorithm.name": "fedavg", "engine.kind": "local"}
+    found = [resolve(load({**settings, "task.kind": kind}))[1].y.dtype for kind in ("classification", "regression")]
+    assert found == [np.int64, np.float32]

@@ -62,6 +62,9 @@ ROUNDS, LOCAL_STEPS = 50, 20
 IGNORED = -100
 """The target of tokens that do not count, unless ``task.ignore_index`` is another. It is PyTorch's number."""
 
+TARGET_COLUMN = "target"
+"""The column of a table that holds the targets, unless ``data.target_column`` names another."""
+
 ALPHA, CLUSTERS, MIN_SAMPLES = 0.5, 5, 1
 """What the options of a partition that are null stand for."""
 
@@ -165,6 +168,13 @@ class DataConfig(Section):
     source: str = Field("sample", description="see `fedray datasets`, or your own: file.py:function or module:function")
     root: str | None = Field(
         None, description="folder of the files; unless set, $FEDRAY_DATA and the usual places are searched"
+    )
+    target_column: str = Field(TARGET_COLUMN, description="csv, hf: the column that holds the targets")
+    client_column: str | None = Field(
+        None, description='csv, hf: the column that says whose each sample is; "client", if there is one, unless set'
+    )
+    input_columns: list[str] | None = Field(
+        None, min_length=1, description="csv, hf: the columns that are the model's inputs; all others unless set"
     )
     normalization: str = Field("default", description="mean and deviation of the inputs; see `fedray datasets`")
     clients: Whole = Field(20, ge=1, description="number of registered clients N")

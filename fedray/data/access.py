@@ -43,7 +43,9 @@ def with_access(
     if lazy and asked in ("auto", "lazy"):
         return data, "lazy", (f"data.access=lazy: {len(data.x):,} items are read when they are used",)
     if asked == "lazy":
-        raise UserError("data.access=lazy is for a torch Dataset, or a source of image files; use mapped or memory")
+        raise UserError(
+            "data.access=lazy is for a torch Dataset, data.source=hf or a source of image files; use mapped or memory"
+        )
     every = [] if lazy else [leaf for tree in arrays.values() for leaf in leaves(tree)]
     mapped = bool(every) and all(map(is_mapped, every))
     if not mapped and (lazy or asked == "mapped" or (asked == "auto" and _is_large(every))):

@@ -6,7 +6,6 @@ files, the digests are kept in a cache under the files' sizes and times, so that
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -14,10 +13,9 @@ from typing import Any
 
 from fedray.core.structure import leaves, outline
 from fedray.data.federated import FederatedData, array_digest
-from fedray.data.find import cache_folder
 from fedray.data.lazy import LazyItems
+from fedray.data.remembered import remembered
 from fedray.data.source import Source
-from fedray.files import write_whole
 
 PARTS = {
     "training data": ("x_train", "y_train"),
@@ -27,16 +25,15 @@ PARTS = {
 }
 """The arrays of a source, under the name that a message gives them."""
 
-REMEMBERED = 1000
-"""The number of data sets whose digests the cache keeps."""
-
 
 def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
     """Returns the sha256, as hexadecimal digits, of each part of ``source`` and of the partition in ``data``.
 
     The parts are the arrays (:data:`PARTS`), how the inputs are scaled, and the names of classes and clients.
     """
-    found = dict(_of_files(source) if source.files else _of_arrays(source))
+    # the same targets are other arrays in another kind of task
+    read = [source.name, source.files, source.task]
+    found = dict(remembered(read, lambda: _of_arrays(source)) if source.files else _of_arrays(source))
     found["normalisation"] = _digest(source.scale, source.shift)
     if source.class_names is not None or source.client_names is not None:
         names = json.dumps([source.class_names, source.client_names])
@@ -71,22 +68,3 @@ def _digest(*trees: Any) -> str:
             json.dumps([outlines, [array_digest(*leaves(tree)) for tree in trees]]).encode()
         ).hexdigest()
     return array_digest(*trees)
-
-
-def _of_files(source: Source) -> Mapping[str, str]:
-    """Returns the digests of a source's arrays, from the cache if its files have been hashed before."""
-    memory = cache_folder() / "contents.json"
-    key = hashlib.sha256(json.dumps([source.name, source.files]).encode()).hexdigest()
-    try:
-        known: dict[str, Any] = json.loads(memory.read_text())
-    except (OSError, ValueError):
-        known = {}
-    if isinstance(known, dict) and isinstance(known.get(key), dict):
-        return known[key]
-    found = _of_arrays(source)
-    kept = dict(list(known.items())[-REMEMBERED:]) if isinstance(known, dict) else {}
-    # without a cache the samples are hashed again the next time, and nothing else is lost
-    with contextlib.suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(memory, json.dumps({**kept, key: found}))
-    return found

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fedray.data.columns import HELD_OUT
 from fedray.data.images import SUFFIXES, ImageFiles
 from fedray.data.lazy import LazyItems
 from fedray.data.source import Source
 from fedray.errors import UserError
 
 TESTS = ("test", "val", "validation")
-
-HELD_OUT = 5
-"""Where there is no folder of test images, one of so many images of each class is one."""
 
 
 def image_folder(root: str | None, image_size: int | None) -> Source:

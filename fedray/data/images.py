@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -46,17 +47,26 @@ def read_image(path: Path, size: int) -> np.ndarray:
     Raises :class:`UserError`, which names the file, if it is missing, cut short, no image, or an image of so many
     pixels that it would fill the memory (Pillow's limit).
     """
+    return decode_image(path, str(path), size)
+
+
+def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarray:
+    """Returns the image in a file, which messages call ``name``, as uint8 ``[3, size, size]``, and as it is without a
+    ``size``. Raises :class:`UserError` as :func:`read_image` does."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                # a JPEG is decoded at a half, a quarter or an eighth of its size if that is enough
-                image.draft("RGB", (size, size))
-                fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+            with Image.open(file) as image:
+                if size is not None:
+                    # a JPEG is decoded at a half, a quarter or an eighth of its size if that is enough
+                    image.draft("RGB", (size, size))
+                fitted = image.convert("RGB")
+                if size is not None:
+                    fitted = ImageOps.fit(fitted, (size, size), Image.Resampling.BILINEAR)
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
+        raise UserError(f"there is no file {name}") from None
     except Image.UnidentifiedImageError:
-        raise UserError(f"{path} is not an image that Pillow knows") from None
+        raise UserError(f"{name} is not an image that Pillow knows") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise UserError(f"{path} can't be read as an image: {first_sentence(error)}") from None
+        raise UserError(f"{name} can't be read as an image: {first_sentence(error)}") from None
     return np.ascontiguousarray(np.asarray(fitted).transpose(2, 0, 1))

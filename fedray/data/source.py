@@ -12,6 +12,7 @@ import numpy as np
 
 from fedray.config import IGNORED, DataConfig, TaskConfig
 from fedray.core.structure import leaves, map_leaves
+from fedray.data.columns import Columns
 from fedray.data.encode import encode_clients
 from fedray.data.features import alike, count_samples, form_of, read_features
 from fedray.data.targets import AUTO, read_targets
@@ -132,6 +133,18 @@ SOURCES = {
         "iNaturalist-User-120k, as federated_csv: 9,275 users, 120,300 photographs, 1,203 classes",
         "terms of iNaturalist 2017; not checked",
     ),
+    "csv": SourceEntry(
+        "fedray.data.csv_files:csv",
+        "csv files of your own (data.root): train.csv and test.csv, or one file; data.target_column, "
+        "data.client_column, data.input_columns",
+        "yours",
+    ),
+    "hf": SourceEntry(
+        "fedray.data.hf:hf",
+        "a data set of Hugging Face (data.root): its name on the hub, a folder of save_to_disk, or Parquet files; "
+        "data.target_column, data.client_column, data.input_columns",
+        "that of the data set",
+    ),
     "npz": SourceEntry(
         "fedray.data.npz:npz",
         "a file of your own (data.root): x_train, y_train, x_test, y_test, optional client_train, x_public, ...",
@@ -147,16 +160,19 @@ def load_source(
     kind: str = AUTO,
     ignored: int = IGNORED,
     image_size: int | None = None,
+    columns: Columns | None = None,
+    access: str = AUTO,
 ) -> Source:
     """Loads and checks the source ``name``: one of :data:`SOURCES`, or the user's own function.
 
     The user's function is named as ``file.py:function`` or ``module:function``. It is called with ``root`` if it takes
     an argument, and with ``normalization`` if it has an argument of that name, which it needs to take other values than
     "default". It returns a :class:`Source` or a dict of its fields, in which ``classes`` may be missing and is then the
-    largest label + 1. ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``,
-    and ``image_size`` is ``data.image_size``.
+    largest label + 1. ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``, ``image_size`` and
+    ``access`` are ``data.image_size`` and ``data.access``, and ``columns`` are those that the user named.
 
-    Raises :class:`UserError` for unknown names, failing imports and bad data.
+    Raises :class:`UserError` for unknown names, failing imports and bad data, and for columns of a source that has
+    none.
     """
     if name in SOURCES:
         loader = import_object(SOURCES[name].loader, "data.source")
@@ -168,7 +184,8 @@ def load_source(
         close = near_miss(name, SOURCES)
         raise UserError(f"data.source: there is no source {name!r}{close}; your own is given as {FORMS}")
     with as_user_error(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
-        own = {"kind": kind, "ignored": ignored, "image_size": image_size}
+        own = {"kind": kind, "ignored": ignored, "image_size": image_size, "access": access}
+        own["columns"] = columns or Columns()
         loaded = _call(name, loader, root, normalization, own)
     if isinstance(loaded, Source):
         # a user's function may have changed what it read from files
@@ -181,7 +198,10 @@ def load_source(
 
 def source_of(data: DataConfig, task: TaskConfig) -> Source:
     """Loads and checks the source that a configuration names, as :func:`load_source` does."""
-    return load_source(data.source, data.root, data.normalization, task.kind, task.ignore_index, data.image_size)
+    return load_source(
+        data.source, data.root, data.normalization, task.kind, task.ignore_index, data.image_size, Columns.of(data),
+        data.access,
+    )  # fmt: skip
 
 
 def _call(name: str, loader: Any, root: str | None, normalization: str, own: Mapping[str, Any]) -> Any:
@@ -194,6 +214,8 @@ def _call(name: str, loader: Any, root: str | None, normalization: str, own: Map
         raise UserError(f"data.normalization: the source {name} has no {normalization!r}{hint}")
     if normalization != DEFAULT and "normalization" not in taken:
         raise UserError(f"data.normalization={normalization}: the source {name} takes no argument normalization")
+    if (entry is None or "columns" not in taken) and (keys := own["columns"].keys_set):
+        raise UserError(f"{keys[0]}: the source {name} has no columns to choose; data.source=csv and hf have")
     places = (root,) if taken - {"normalization"} else ()
     named = {"normalization": normalization, **(own if entry is not None else {})}
     return loader(*places, **{key: value for key, value in named.items() if key in taken})

@@ -119,8 +119,9 @@ def load_own(
     of_task = config.task.kind, config.task.ignore_index
     if data is not None:
         source = own_source(
-            data, test, client_column, label_column, config.data.normalization, *of_task, config.data.access
-        )
+            data, test, client_column, label_column, config.data.normalization, *of_task, config.data.access,
+            config.data.image_size,
+        )  # fmt: skip
     elif test is not None:
         raise UserError("tune(test=...) needs data=... too")
     else:

@@ -1,0 +1,142 @@
+"""Which columns of a table hold the inputs, the targets and the clients, and which of its rows are test samples.
+
+It is the same for a DataFrame, csv files and the data sets of Hugging Face. Here are only names of columns; nothing is
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedray.config import TARGET_COLUMN, DataConfig
+from fedray.errors import UserError, closest, near_miss
+
+CLIENT = "client"
+"""The column that holds the clients, unless the user names another one."""
+
+HELD_OUT = 5
+"""Where data have no test samples of their own, one of so many samples of each group is one."""
+
+LISTED = 20
+"""The number of columns up to which a message lists all of them, where none is close to the unknown one."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table: the one with the targets, the one with the clients, and those with the inputs.
+
+    ``client`` is None unless the user named it, and then the column :data:`CLIENT` holds the clients, if there is one.
+    ``inputs`` are all other columns if it is None. ``target_key``, ``client_key`` and ``inputs_key`` are how a user
+    names the columns: keys of the configuration, or arguments of simulate().
+    """
+
+    target: str = TARGET_COLUMN
+    client: str | None = None
+    inputs: tuple[str, ...] | None = None
+    target_key: str = "data.target_column"
+    client_key: str = "data.client_column"
+    inputs_key: str = "data.input_columns"
+
+    @classmethod
+    def of(cls, data: DataConfig) -> Columns:
+        """Returns the columns that a configuration names."""
+        inputs = None if data.input_columns is None else tuple(data.input_columns)
+        return cls(data.target_column, data.client_column, inputs)
+
+    @property
+    def keys_set(self) -> list[str]:
+        """The keys of the configuration that are not at their defaults."""
+        changed = {
+            self.target_key: self.target != TARGET_COLUMN,
+            self.client_key: self.client is not None,
+            self.inputs_key: self.inputs is not None,
+        }
+        return [key for key, is_set in changed.items() if is_set]
+
+    def require(self, there: Sequence[Any], name: str, column: str, key: str) -> None:
+        """Raises :class:`UserError` if the table ``name``, whose columns are ``there``, lacks ``column``."""
+        if column not in there:
+            known = list(map(str, there))
+            shown = known if len(known) <= LISTED or closest(column, known) else []
+            raise UserError(f"{name} has no column {column!r} ({key}){near_miss(column, shown)}")
+
+    def find_client(self, there: Sequence[Any], name: str, needed: bool) -> str | None:
+        """Returns the name of the column with the clients, or None if the table has none.
+
+        Raises :class:`UserError` if the user named a column that is missing although it is ``needed`` (a test set need
+        not have it), or if a column's name is nearly :data:`CLIENT`.
+        """
+        if self.client is not None:
+            if needed:
+                self.require(there, name, self.client, self.client_key)
+            return self.client if self.client in there else None
+        if CLIENT in there:
+            return CLIENT
+        others = [str(column) for column in there if column != self.target and column not in (self.inputs or ())]
+        near = closest(CLIENT, others, cutoff=0.8)
+        if near is not None:
+            raise UserError(
+                f"{name} has no column {CLIENT!r}, but {near!r}: give {self.client_key}={near!r} if it holds the "
+                "clients, and rename it if it is a feature"
+            )
+        return None
+
+    def find_inputs(self, there: Sequence[Any], name: str, client: str | None) -> list[Any]:
+        """Returns the columns with the inputs, where ``client`` is the one with the clients.
+
+        Raises :class:`UserError` if one is missing, is named twice, or holds something else.
+        """
+        others = {self.target: "the targets"} | ({} if client is None else {client: "the clients"})
+        if self.inputs is None:
+            found = [column for column in there if column not in others]
+        else:
+            found = list(self.inputs)
+            for column in found:
+                self.require(there, name, column, "data.input_columns")
+                if column in others:
+                    raise UserError(f"data.input_columns: {column!r} is the column of {others[column]} in {name}")
+        if not found:
+            raise UserError(f"{name} has no column of inputs beside {' and '.join(map(repr, others))}")
+        twice = [column for place, column in enumerate(found) if column in found[:place]]
+        if twice:
+            where = f"{name} has two columns" if self.inputs is None else "data.input_columns names twice"
+            raise UserError(f"{where} {str(twice[0])!r}")
+        return found
+
+
+def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, str]) -> Sequence[Any]:
+    """Returns the columns of inputs ``wanted``, which a training set has, for a test set whose own are ``there``.
+
+    Their order is the training set's, because a model knows its inputs by their order. ``names`` stand for the two sets
+    in messages. Raises :class:`UserError` if one of the two has a column that the other has not.
+    """
+    lacking = [str(column) for column in wanted if column not in there]
+    surplus = [str(column) for column in there if column not in wanted]
+    if lacking or surplus:
+        which = f"lacks column {lacking[0]!r}" if lacking else f"has column {surplus[0]!r}"
+        raise UserError(
+            f"{names[1]} {which}, which {names[0]} {'has' if lacking else 'does not have'}; both need the same features"
+        )
+    return wanted
+
+
+def held_out(count: int, groups: Any = None) -> np.ndarray:
+    """Returns which of ``count`` samples are test samples, as booleans: every fifth one of each group, in their order.
+
+    ``groups`` has the group of each sample, such as its client; without it all samples are one group.
+    """
+    codes = np.zeros(count, np.int64) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    order = np.argsort(codes, kind="stable")
+    starts = np.searchsorted(codes[order], codes[order])
+    tests = np.empty(count, np.bool_)
+    tests[order] = (np.arange(count) - starts) % HELD_OUT == HELD_OUT - 1
+    return tests
+
+
+def note_on_held_out(where: Any, what: str, by_client: bool) -> str:
+    """Returns the line for the user about test samples that :func:`held_out` has chosen."""
+    return f"{where} has no {what}: {'of each client, ' if by_client else ''}every fifth row is a test row"
