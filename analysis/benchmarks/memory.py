@@ -102,8 +102,7 @@ def measure(model: str, algorithm: str, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as output:
 
         def callback(report: Any) -> None:
-            folder = next(Path(output).glob("*"))
-            files.append(_disk(folder))
+            files.append(_disk(Path(output) / "memory" / "checkpoints"))
 
         result = simulate(
             {
