@@ -230,3 +230,25 @@ def test_simulate_raises_what_the_command_line_prints():
     with pytest.raises(UserError, match="the loss must give one value per sample"):
         simulate({"engine.kind": "local"}, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)),
                  loss=lambda logits, targets: logits.mean())  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "moon", "mime"])
+def test_a_target_that_the_loss_does_not_take_is_named(algorithm):
+    """With its client and its item: in local steps, in passes for a loss of the algorithm's own, in full gradients."""
+    rng = np.random.default_rng(0)
+    x, y, owner = rng.normal(size=(40, 6)), rng.normal(size=40), np.arange(40) // 8
+    y[21] = 99
+
+    def picky(outputs, targets):
+        if (targets > 50).any():
+            raise LookupError("beyond the table")
+        return (outputs[:, 0] - targets).square()
+
+    settings = {"engine.kind": "local", "algorithm.name": algorithm, "run.rounds": 1, "engine.vectorize": False}
+    line = "item 21 of the training data, which client 2 holds: the loss does not take its target 99.0 (LookupError: "
+    with pytest.raises(UserError, match=re.escape(line)):
+        simulate(settings, data=(x, y, owner), test=(x[:6], y[:6]), model=small_model, loss=picky)
+
+
+def small_model():
+    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))

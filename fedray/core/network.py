@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
-from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, stacked
+from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget, stacked
 from fedray.core.structure import arguments, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Layout, Model
+from fedray.errors import first_line
 
 
 class Predicting(nn.Module):
@@ -185,14 +186,29 @@ class Network:
         self.mode(training=True, normalise=len(y) > 1)
         return x, y
 
-    def _losses(self, outputs: Outputs, y: Tensor) -> Losses:
-        """Returns the losses of a client's batch, from the outputs of its forward pass."""
+    def _losses(self, outputs: Outputs, y: Tensor, row: int) -> Losses:
+        """Returns the losses of the batch of the client in ``row``, from the outputs of its forward pass."""
         followed = None
         if self.task.followed is not None:
             detached = map_leaves(lambda tensor: tensor.detach(), outputs.logits)
             total, count = self.task.sums(self.task.followed, detached, y)
             followed = total.sum(), None if count is None else count.sum()
-        return Losses(self.task.losses(outputs.logits, y), self.task.weights(y), followed)
+        try:
+            losses = self.task.losses(outputs.logits, y)
+        except Exception:
+            self._find_unfit(outputs.logits, y, row)
+            raise
+        return Losses(losses, self.task.weights(y), followed)
+
+    def _find_unfit(self, logits: Any, y: Tensor, row: int) -> None:
+        """Raises :class:`UnfitTarget` if the loss of a single sample can't be computed."""
+        for place in range(len(y)):
+            try:
+                self.task.losses(map_leaves(lambda whole, i=place: whole[i : i + 1], logits), y[place : place + 1])
+            except Exception as error:
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                target = y[place].tolist() if y[place].numel() == 1 else f"of shape {list(y[place].shape)}"
+                raise UnfitTarget(row, place, f"the loss does not take its target {target} ({reason})") from error
 
     def training_pass(self, at: Model, batch: Batch, rng: Draws = undrawn) -> TrainingPass:
         """Runs the forward pass at the C models ``at`` with all outputs. Buffers are updated as in
@@ -209,7 +225,7 @@ class Network:
                 outputs = self.outputs(x, tensors | buffers, predict=True)
             for slot in self.layout.buffer_slots:
                 slot.view(at[row].buffers).copy_(buffers[slot.name])
-            found.add(tensors, outputs, self._losses(outputs, y))
+            found.add(tensors, outputs, self._losses(outputs, y, row))
         return found
 
     def gradients(
@@ -255,7 +271,7 @@ class LoopNetwork(Network):
             x, y = self._begin(batch, row)
             with self._drawing(rng, row):
                 outputs = self.outputs(x, features=own_loss, predict=own_loss)
-            losses = self._losses(outputs, y)
+            losses = self._losses(outputs, y, row)
             objective = losses.mean()
             task_losses.append(objective.detach())
             if rule_loss is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from fedray.core.batches import Batch
 from fedray.core.clock import Clock
 from fedray.core.local_data import LocalData
 from fedray.core.network import Draws, Network
-from fedray.core.passes import Gradient, Outputs, RuleLoss, TrainingPass
+from fedray.core.passes import Gradient, Outputs, RuleLoss, TrainingPass, UnfitTarget
 from fedray.core.samples import Indices
 from fedray.core.seeds import Purpose
 from fedray.core.structure import leaves, map_leaves
 from fedray.core.vectors import Model
+from fedray.errors import UserError
 
 NO_STEP = 2**63
 """The coordinate, in place of a step, of random numbers that a module draws outside local steps."""
@@ -50,10 +52,20 @@ class Objective:
         times on one batch, and dropout is the same each time. The loss of a step's first
         call is logged, and the metric that the task follows.
         """
-        with self.clock.on("gradient"):
+        with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
             gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step))
         self._log(batch, gradient)
         return gradient.value
+
+    @contextlib.contextmanager
+    def _naming(self, samples: Callable[[int], Indices], first: int = 0) -> Iterator[None]:
+        """A context in which a target that the loss does not take is reported with its client and its item.
+        ``samples(row)`` are the indices of the samples in the batch of the client in row ``first + row``."""
+        try:
+            yield
+        except UnfitTarget as error:
+            item, client = samples(error.row)[error.place], self.data.ids[first + error.row]
+            raise UserError(f"item {item} of the training data, which client {client} holds: {error}") from None
 
     def training_pass(self, at: Model, batch: Batch) -> TrainingPass:
         """Runs the forward pass of ``batch`` at the C models ``at``, for a loss that depends on what other models make
@@ -61,7 +73,7 @@ class Objective:
 
         ``training_pass(at, batch).gradient(loss, extras)`` is what :meth:`gradient` would have returned.
         """
-        with self.clock.on("gradient"):
+        with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
             forward = self.network.training_pass(at, batch, self._draws(batch.step))
         forward.clock = self.clock
         self._log(batch, forward)
@@ -81,7 +93,7 @@ class Objective:
                 with self.clock.on("data"):
                     x, y = self.data.samples.gather(part[None])
                 draws = self._draws(NO_STEP + number, row)
-                with self.clock.on("gradient"):
+                with self.clock.on("gradient"), self._naming([part].__getitem__, row):
                     gradient = self.network.gradients(model, Batch(x, y, -1), rng=draws)
                 total += gradient.value[0].double() * share
             rows.append(total.float())

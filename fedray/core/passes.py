@@ -27,6 +27,14 @@ class Outputs(NamedTuple):
     prediction: Tensor = None  # type: ignore[assignment]
 
 
+class UnfitTarget(ValueError):
+    """The loss can't be computed for the sample at ``place`` of the mini-batch of the client in ``row`` of a stack."""
+
+    def __init__(self, row: int, place: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row, self.place = row, place
+
+
 RuleLoss = Callable[..., Tensor]
 """``loss(outputs, task_losses [b], *extras) -> [b]``: an algorithm's own loss of each sample of one client."""
 
