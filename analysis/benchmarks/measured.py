@@ -121,9 +121,8 @@ class Memory(Watch):
         return self.slope(name, after) if len(taken) >= LEAST_SAMPLES and len(set(taken)) > 2 else None
 
 
-def measure(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes one run, and returns its rounds, its memory, and the seconds from nothing to the first round."""
-    began = time.perf_counter()
+def measure(spec: Mapping[str, Any], launched: float) -> dict[str, Any]:
+    """Makes one run, and returns its rounds, its memory, and the seconds to the first round since ``launched``."""
     from fedray import simulate
 
     settings = {"engine.address": "local", **spec["settings"]}
@@ -139,7 +138,7 @@ def measure(spec: Mapping[str, Any]) -> dict[str, Any]:
         profile = result.profile.to_dict("records") if settings.get("engine.profile") else None
         summary = result.summary
     rows = [{**row, "samples": samples[row["round"]], **watch.most_of(row["round"])} for row in rounds.rows]
-    after = 1 + len(rows) // 4
+    after = 2 + len(rows) // 4
     later = [row["seconds"] for row in rows[1:]]
     return {
         "rows": rows,
@@ -147,7 +146,7 @@ def measure(spec: Mapping[str, Any]) -> dict[str, Any]:
         "summary": {
             "status": summary["status"],
             "final": summary["final"],
-            "start_seconds": rounds.began - began + rows[0]["seconds"] - rows[0]["round_seconds"],
+            "start_seconds": rounds.began - launched + rows[0]["seconds"] - rows[0]["round_seconds"],
             "seconds": float(np.median(later)) if later else None,
             "samples_per_second": sum(row["samples"] for row in rows[1:]) / sum(later) if later else None,
             "kept": sum(row["kept"] for row in rows),
@@ -161,7 +160,8 @@ def measure(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def fresh(spec: Mapping[str, Any], cache: Path) -> dict[str, Any]:
     """Calls :func:`measure` in a fresh process, whose ``$XDG_CACHE_HOME`` is ``cache``."""
-    command = [sys.executable, __file__, json.dumps(spec)]
+    # on Linux the clock is the same in all processes
+    command = [sys.executable, __file__, json.dumps(spec), str(time.perf_counter())]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode:
@@ -170,4 +170,4 @@ def fresh(spec: Mapping[str, Any], cache: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(json.loads(sys.argv[1]))))
+    print(json.dumps(measure(json.loads(sys.argv[1]), float(sys.argv[2]))))
