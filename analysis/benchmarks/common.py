@@ -55,14 +55,23 @@ class ProcessTree:
 
     def pss_mib(self) -> float:
         """Memory of all our processes: proportional set size, so that shared pages count once."""
-        total = 0
+        return self.memory_mib()["pss"]
+
+    def memory_mib(self) -> dict[str, float]:
+        """The same, ``pss``, and what it consists of: ``anon`` is memory of the processes themselves, ``shmem`` is
+        shared, as in Ray's object store, and ``file`` are pages of files, which the system takes back when it needs
+        them."""
+        total = dict.fromkeys(("pss", "anon", "shmem", "file"), 0.0)
         for pid in self.scan():
             try:
                 text = Path(f"/proc/{pid}/smaps_rollup").read_text()
             except OSError:
                 continue
-            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
-        return total / 1024
+            for line in text.splitlines():
+                name = line.partition(":")[0].lower().removeprefix("pss_")
+                if line.startswith("Pss") and name in total:
+                    total[name] += int(line.split()[1]) / 1024
+        return total
 
 
 def _stat(pid: int) -> tuple[int, int, float] | None:

@@ -31,16 +31,16 @@ class Watch:
             foreign = usage.stop()["foreign"]
             usage.start()
             self.samples.append(
-                {
-                    "seconds": time.monotonic(),
-                    "where": self.where(),
-                    "pss_mib": self.tree.pss_mib(),
-                    "shared_mib": _shared_mib(),
-                    "files": self._open_files(),
-                    "disk_mib": used_mib(self.folder),
-                    "foreign": foreign,
-                }
+                {"seconds": time.monotonic(), "where": self.where(), **self.sample(), "foreign": foreign}
             )
+
+    def sample(self) -> dict[str, float]:
+        return {
+            "pss_mib": self.tree.pss_mib(),
+            "shared_mib": _shared_mib(),
+            "files": self._open_files(),
+            "disk_mib": used_mib(self.folder),
+        }
 
     def _open_files(self) -> int:
         count = 0
