@@ -45,7 +45,7 @@ class Mapped:
         from fedray.data.federated_csv import SCALE, SHIFT
         from fedray.data.images import ImageFiles
         from fedray.data.lazy import LazyItems
-        from fedray.data.mapped import map_arrays
+        from fedray.data.mapping import folder_of, map_arrays
         from fedray.engine.packing import tensor_over
 
         paths, labels = [path for path, _ in files.samples], np.array(files.targets)
@@ -53,7 +53,7 @@ class Mapped:
             ImageFiles(Path(files.root), [os.path.relpath(p, files.root) for p in paths], labels, size), ""
         )
         began = time.perf_counter()
-        found = map_arrays({"x": items, "y": labels}, f"input-rates-{os.getpid()}")
+        found = map_arrays({"x": items, "y": labels}, folder_of(f"input-rates-{os.getpid()}"))
         self.mapping_seconds = time.perf_counter() - began
         scale, shift = (torch.from_numpy(each.astype(np.float32)) for each in (SCALE, SHIFT))
         self.samples = Samples(tensor_over(found["x"]), tensor_over(found["y"]), scale, shift)
