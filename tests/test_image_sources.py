@@ -117,6 +117,10 @@ def edit(file: str, old: str, new: str) -> Callable[[Path], None]:
             edit("train.csv", "u1,0019999999999999,1", "u1,0019999999999999,-1"),
             "class '-1' in row 1 is no whole number",
         ),
+        (
+            edit("test.csv", "9,1", "9,70000"),
+            r"test\.csv: class 70000 in row \d is out of range, as 4 classes occur: number them from 0",
+        ),
         (edit("train.csv", "u1,001", ",001"), "user_id has nothing in row 1"),
         (edit("train.csv", "u1,0019999999999999", "u1,../../0019"), r"image '\.\./\.\./0019' in row 1 is in none of"),
         (lambda folder: (folder / "test.csv").unlink(), r"there is no file .*test\.csv"),

@@ -24,6 +24,11 @@ SCALE, SHIFT = (1 / (255 * np.array([0.229, 0.224, 0.225])), -np.array([0.485, 0
 """The normalisation of ImageNet's photographs, which models with pretrained weights expect."""
 
 
+SPARSE, SPARSE_MORE = 10, 1000
+"""A class is taken for a mistake if its number is at least :data:`SPARSE` times the classes that occur, and
+:data:`SPARSE_MORE`. A part of a split has classes that do not occur."""
+
+
 class Counts(NamedTuple):
     """What a published split consists of."""
 
@@ -62,6 +67,9 @@ def _load(name: str, root: str | None, image_size: int | None, published: Counts
     if found is None:
         raise UserError(f"data.root={folder} has neither {' nor '.join(TRAIN)}")
     train, test = _table(found, ("user_id", "image_id", "class")), _table(folder / "test.csv", ("image_id", "class"))
+    classes = None if published is None else published.classes
+    for path, table in ((found, train), (folder / "test.csv", test)):
+        _check_classes(path, table, classes, train["class"].nunique())
     if published is not None:
         _check_counts(name, found, train, published)
     labels, tests = (table["class"].to_numpy(np.int64) for table in (train, test))
@@ -106,6 +114,18 @@ def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
         row = int((~whole).argmax())
         raise UserError(f"{path}: class {table['class'][row]!r} in row {row} is no whole number from 0")
     return table.assign(**{"class": table["class"].astype(np.int64)})
+
+
+def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurring: int) -> None:
+    """Raises :class:`UserError` for a class that is out of range: beyond the ``classes`` of a published split, or so
+    large, where ``occurring`` classes occur, that it must be a mistake."""
+    beyond = SPARSE * occurring + SPARSE_MORE if classes is None else classes
+    row = int(table["class"].argmax())
+    if table["class"][row] >= beyond:
+        why = (
+            f"{occurring:,} classes occur: number them from 0" if classes is None else f"there are {classes:,} classes"
+        )
+        raise UserError(f"{path}: class {table['class'][row]} in row {row} is out of range, as {why}")
 
 
 def _check_counts(name: str, path: Path, train: pd.DataFrame, published: Counts) -> None:
