@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,15 @@ def write_whole(path: Path, text: str) -> None:
     """Writes ``text`` to ``path``, which is replaced as a whole (:func:`replacement_of`)."""
     with replacement_of(path) as staging:
         staging.write_text(text)
+
+
+def sha256_of_file(path: Path) -> str:
+    """Returns the sha256 of a file's content, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def move_whole(source: Path, target: Path) -> None:

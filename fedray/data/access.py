@@ -53,7 +53,10 @@ def with_access(
     if mapped and asked == "memory":
         data = replace(data, **{name: map_leaves(np.array, getattr(data, name)) for name in arrays})
     if not mapped or asked == "memory":
-        return data, "memory", ()
+        line = (
+            f"data.access=memory: {len(data.y):,} items were read into files of the cache, and from there into memory"
+        )
+        return data, "memory", (line,) if lazy else ()
     size = sum(leaf.nbytes for name in arrays for leaf in leaves(getattr(data, name))) / 1e9
     return data, "mapped", (f"data.access=mapped: {size:.3g} GB of samples are read from files",)
 

@@ -122,9 +122,7 @@ def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurri
     beyond = SPARSE * occurring + SPARSE_MORE if classes is None else classes
     row = int(table["class"].argmax())
     if table["class"][row] >= beyond:
-        why = (
-            f"{occurring:,} classes occur: number them from 0" if classes is None else f"there are {classes:,} classes"
-        )
+        why = f"{occurring:,} classes occur: number them from 0" if classes is None else f"{classes:,} are published"
         raise UserError(f"{path}: class {table['class'][row]} in row {row} is out of range, as {why}")
 
 

@@ -7,7 +7,6 @@ hashed once on each machine, and again when its size, times or inode differ.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -22,7 +21,7 @@ from fedray.core.structure import leaves, map_leaves
 from fedray.data.features import form_of
 from fedray.data.find import file_stamp
 from fedray.errors import UserError
-from fedray.files import write_whole
+from fedray.files import sha256_of_file, write_whole
 
 FORMAT = 2
 """The layout of a folder of mapped arrays. A folder of another one is not read."""
@@ -118,7 +117,7 @@ def open_folder(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def describe_folder(folder: Path, names: list[str]) -> None:
     """Writes ``columns.json``, which makes the files ``names`` in ``folder`` a whole set of mapped arrays."""
-    sums = {name: _sha256(folder / name) for name in names}
+    sums = {name: sha256_of_file(folder / name) for name in names}
     for name, sha256 in sums.items():
         _remember(folder / name, sha256)
     write_whole(folder / COLUMNS, json.dumps({"format": FORMAT, "sha256": sums}, indent=1))
@@ -140,7 +139,7 @@ def _check(path: Path, sha256: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         if json.loads(_memory(path).read_text()) == _stamp(path, sha256):
             return
-    if _sha256(path) != sha256:
+    if sha256_of_file(path) != sha256:
         raise UserError(f"{path} on {platform.node()} is not as it was made (its sha256 differs): {AGAIN}")
     _remember(path, sha256)
 
@@ -158,11 +157,3 @@ def _memory(path: Path) -> Path:
 def _stamp(path: Path, sha256: str) -> list[Any]:
     # without its path, which changes when a finished folder is renamed
     return [sha256, *file_stamp(path)[1:]]
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

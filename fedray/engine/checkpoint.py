@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedray.engine.packing import Packed
 from fedray.errors import UserError
-from fedray.files import move_whole
+from fedray.files import move_whole, sha256_of_file
 
 FORMAT = 2
 """The version of a checkpoint's files. A run can't go on from a checkpoint of another version."""
@@ -81,7 +81,7 @@ def save(
         fresh = shared / f".{name}.{os.getpid()}"
         fresh.unlink(missing_ok=True)
         store(name, fresh)
-        checksum = _checksum(fresh)
+        checksum = sha256_of_file(fresh)
         fresh.rename(path)
         return f"shared/{name}", checksum
 
@@ -90,7 +90,7 @@ def save(
     )
     whole = {"format": FORMAT, "round": round, "widths": vectors.widths, "states": states, "past": past, **record}
     (staging / "record.json").write_text(json.dumps(whole))
-    sums = {path.name: _checksum(path) for path in staging.iterdir()}
+    sums = {path.name: sha256_of_file(path) for path in staging.iterdir()}
     with ThreadPoolExecutor(THREADS) as pool:
         sums |= dict(pool.map(place, [*states.values(), *past.values()]))
     (staging / "checksums.json").write_text(json.dumps(sums))
@@ -161,7 +161,7 @@ def _load(path: Path) -> Checkpoint:
     sums = json.loads((path / "checksums.json").read_text())
 
     def check(name: str) -> None:
-        if _checksum(_place(path, name)) != sums[name]:
+        if sha256_of_file(_place(path, name)) != sums[name]:
             raise ValueError(f"{name} does not match its checksum")
 
     _each(check, ["server.safetensors", "record.json", *sums])
@@ -187,14 +187,6 @@ def _each(do: Callable[[str], None], names: Iterable[str]) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(do, names):
             pass
-
-
-def _checksum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def flat_sha256(named: Mapping[str, Tensor]) -> str:
