@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ def resolve_data(config: Config, own: Own | None = None, map_all: MapAll = map_a
     source = (own and own.source) or source_of(config.data, config.task)
     data, notes = _spread(config, _algorithm(config), source)
     digests = data_digests(source, data)
-    data, access, lines = with_access(data, config.data.access, content_key(digests, data), map_all)
+    data, access, lines = with_access(data, config.data.access, partial(content_key, digests, data), map_all)
     return _Data(source, data, digests, access, (*notes, *lines))
 
 
@@ -267,7 +268,13 @@ def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int
         if asked in ("auto", 0):
             raise UserError("data.public_to=clients: there is no public set to deal out; give data.public_samples")
     if asked == "auto":
-        return source.public_by_default if algorithm.needs_public else 0
+        count = source.public_by_default if algorithm.needs_public else 0
+        if algorithm.needs_public and not count:
+            raise UserError(
+                f"{config.algorithm.name} trains a model on a public set, and a tenth of {len(source.y_train)} "
+                "training samples is none: give data.public_samples"
+            )
+        return count
     if algorithm.needs_public and asked == 0:
         raise UserError(f"data.public_samples=0: {config.algorithm.name} trains a model on a public set; use auto")
     return asked

@@ -39,6 +39,7 @@ from fedray.data.hf_items import Rows
 from fedray.data.lazy import LazyItems
 from fedray.data.own import own_source
 from fedray.data.source import source_of
+from fedray.resolve import resolve_data
 
 pytestmark = pytest.mark.usefixtures("without_hub")
 
@@ -312,3 +313,29 @@ def test_parquet_files_that_change_are_read_again():
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert read(root).x_train[0, 0] == 5.0 != first[0, 0]
     assert json.loads(json.dumps(read(root).notes)) == []
+
+
+def test_other_test_rows_are_other_samples(monkeypatch):
+    """Of a set without test samples: which rows are test rows follows from the clients, and so does what is kept."""
+    monkeypatch.setattr("fedray.data.hf_items.is_much", lambda size: True)
+    monkeypatch.setattr("fedray.data.lazy.HASHED", 2)
+    count = 200
+    one = np.arange(count) // 5
+    other = np.where((np.arange(count) >= 57) & (np.arange(count) < 64), 99, one)
+    columns = {"a": np.arange(count, dtype=float).tolist(), "one": one.tolist(), "other": other.tolist()}
+    root = saved(made({**columns, "target": [i % 2 for i in range(count)]}))
+    keys = {"access": "mapped", "input_columns": ["a"], "partition.kind": "natural"}
+    found = {}
+    for client in ("one", "other"):
+        given = settings(root, **{f"data.{key}": value for key, value in keys.items()}, data__client_column=client)
+        found[client] = np.array(resolve_data(load(given)).data.x_test[:, 0])
+    assert (found["one"] % 5 == 4).all()
+    assert found["other"].max() == found["one"].max()
+    assert not np.array_equal(found["one"], found["other"])
+
+
+def test_files_that_are_named_nearly_like_a_set_are_refused():
+    root = as_parquet(divided(numbers()))
+    (root / "train_old.parquet").write_bytes((root / "train-00000-of-00002.parquet").read_bytes())
+    with pytest.raises(UserError, match=r"train_old.parquet is named like the set 'train', but neither train.parquet"):
+        read(root)

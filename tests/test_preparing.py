@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_runs import refused
+from PIL import Image
 from test_image_sources import SIZE, own_cache, settings, split  # noqa: F401
 
-from fedray import simulate
+from fedray import UserError, simulate
 from fedray.cli import main
 from fedray.data.describe import histogram, label_skew
+from fedray.data.lazy import LazyItems
 from fedray.data.mapping import Filling, map_arrays
 
 
@@ -171,3 +175,80 @@ def test_label_skew_is_what_it_says():
 def test_a_histogram_has_a_bar_where_somebody_is():
     assert histogram(np.array([1, 1, 1, 1, 9])).strip(" ") == histogram(np.array([1, 1, 1, 1, 9]))
     assert histogram(np.array([4, 4])) == "█"
+
+
+def test_images_that_were_written_since_are_read_again(tmp_path, monkeypatch):
+    """Also those of the same size that are not among the few whose content is in the digest."""
+    monkeypatch.setattr("fedray.data.lazy.HASHED", 2)
+    folder = tmp_path / "classes"
+    for i in range(30):
+        path = folder / "train" / "abc"[i % 3] / f"{i:02d}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (i, i, i)).save(path)
+        if i < 6:
+            (folder / "test" / "abc"[i % 3]).mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / "test" / "abc"[i % 3])
+    settings = {
+        "data.source": "image_folder",
+        "data.root": str(folder),
+        "data.image_size": 8,
+        "data.access": "mapped",
+        "data.clients": 2,
+        "data.partition.kind": "iid",
+    }
+
+    def read() -> np.ndarray:
+        from fedray.config import load
+        from fedray.resolve import resolve_data
+
+        return np.array(resolve_data(load({**settings, "algorithm.name": "fedavg"})).data.x)
+
+    before = read()
+    Image.new("RGB", (8, 8), (200, 200, 200)).save(folder / "train" / "b" / "13.bmp")
+    after = read()
+    assert (before != after).any(axis=(1, 2, 3)).sum() == 1
+    assert (after == 200).all(axis=(1, 2, 3)).sum() == 1
+
+
+def test_a_journal_that_was_cut_is_believed_as_far_as_it_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedray.data.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
+    items = lazy_of(split(tmp_path / "split"))
+    whole = map_arrays({"x": items}, tmp_path / "whole")["x"]
+    staging = tmp_path / "cut.partial"
+    staging.mkdir()
+    np.lib.format.open_memmap(staging / "x.npy", mode="w+", dtype=np.uint8, shape=whole.shape)[:2] = whole[:2]
+    (staging / "x.done").write_text("2 50\n0\n1")  # of 12, 13, ...
+    np.testing.assert_array_equal(map_arrays({"x": items}, tmp_path / "cut")["x"], whole)
+    staging.mkdir()
+    (staging / "x.done").write_text("4 50\n0\n1\n2\n")  # by another version, in other chunks
+    np.testing.assert_array_equal(map_arrays({"x": items}, tmp_path / "cut2")["x"], whole)
+
+
+class OneFile:
+    """A Dataset whose items are read from one open file, as few can do it from several threads."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.file, self.count, self.targets = path.open("rb"), count, np.arange(count) % 2
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        self.file.seek(64 * i)
+        time.sleep(0)
+        return np.frombuffer(self.file.read(64), np.uint8), int(self.targets[i])
+
+
+def test_a_dataset_of_a_users_is_read_by_one_thread_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedray.data.mapping.CHUNK_BYTES", 64 * 3)
+    content = np.random.default_rng(0).integers(0, 256, (2000, 64), dtype=np.uint8)
+    (tmp_path / "content").write_bytes(content.tobytes())
+    items = LazyItems(OneFile(tmp_path / "content", 2000), "data")
+    found = map_arrays({"x": items}, tmp_path / "folder", readers=lambda path: [Filling.load] * 8)
+    np.testing.assert_array_equal(found["x"], content)
+
+
+def test_items_of_which_nothing_tells_whether_they_changed_are_not_kept(tmp_path):
+    (tmp_path / "content").write_bytes(bytes(64))
+    with pytest.raises(UserError, match=r"data.access=mapped keeps the items of data .*method digest\(\)"):
+        LazyItems(OneFile(tmp_path / "content", 1), "data").stamp()

@@ -95,3 +95,10 @@ def test_a_server_that_trains_on_a_public_set_can_not_do_without(tmp_path):
     for each in (source, own):
         with pytest.raises(UserError, match=r"data.public_samples=0: pfedmo trains a model on a public set; use auto"):
             fedray.simulate(settings, data=each)
+
+
+def test_too_few_samples_for_a_public_set():
+    x, y = np.random.default_rng(0).normal(size=(6, 3)), np.arange(6) % 2
+    settings = {"algorithm.name": "pfedmo", "engine.kind": "local", "data.clients": 1, "data.partition.kind": "iid"}
+    with pytest.raises(UserError, match=r"pfedmo trains a model on a public set, and a tenth of 6 training samples"):
+        fedray.simulate(settings, data=(x, y), test=(x, y))

@@ -104,6 +104,13 @@ def test_clients_of_any_type(owners, expected, tmp_path):
     assert set(shown) == set(expected)
 
 
+@pytest.mark.parametrize("values", [[0, 1], [10, 20, 30], ["cat", "bat", "dog"]])
+def test_targets_may_be_the_clients(values, tmp_path):
+    table = frame(y=[values[i % len(values)] for i in range(ROWS)])
+    source = read(written(tmp_path / "own", table), client_column="target")
+    assert names(source) == [str(values[i % len(values)]) for i in range(ROWS - 20)]
+
+
 def test_targets_of_any_type(tmp_path):
     def targets(y: Any) -> Source:
         return read(written(tmp_path / "mine", frame(y)))

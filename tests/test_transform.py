@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,21 @@ def noise(x: Tensor) -> Tensor:
 
 def by_own_generator(x: Tensor) -> Tensor:
     return x + torch.from_numpy(np.random.default_rng().random(x.shape, dtype=np.float32))
+
+
+def seldom(x: Tensor) -> Tensor:
+    return x.flip(-1) if np.random.default_rng().random() < 0.2 else x
+
+
+class First:
+    """Draws once, when it is first called."""
+
+    noise: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.noise is None:
+            self.noise = torch.rand(x.shape[-1])
+        return x + self.noise
 
 
 def run(folder: Path, **given: Any) -> fedray.RunResult:
@@ -127,11 +143,14 @@ change = v2.Compose([v2.Lambda(shifted), v2.Identity()])
     ("transform", "message"),
     [
         (by_own_generator, r"transform changes the same samples otherwise each time.*must draw from them"),
-        (lambda x: x[:, :-1], r"transform was given \[16, 12\] .torch.float32., but returned \[16, 11\]"),
-        (lambda x: x.double(), r"but returned \[16, 12\] .torch.float64.: shape and type must stay"),
+        (lambda x: x[:, :-1], r"transform was given \[4, 12\] .torch.float32., but returned \[4, 11\]"),
+        (lambda x: x.double(), r"but returned \[4, 12\] .torch.float64.: shape and type must stay"),
         (lambda x: (x, x), r"transform was given one array, but returned \(one array, one array\)"),
         (lambda x: None, r"transform was given one array, but returned NoneType"),
         (lambda x: x.nothing, r"transform failed: AttributeError.*\(test_transform.py, line \d+\)"),
+        (seldom, r"transform changes the same samples otherwise each time"),
+        (First(), r"transform changes the same samples otherwise each time"),
+        (lambda x: x * float("nan"), "transform returns NaN"),
         (v2.RandomErasing, r"transform must be a function of a batch of inputs, not a class"),
         (3, r"transform must be a function of a batch of inputs, not int"),
     ],
@@ -139,6 +158,14 @@ change = v2.Compose([v2.Lambda(shifted), v2.Identity()])
 def test_bad_transforms(tmp_path, transform, message):
     with pytest.raises(UserError, match=message):
         run(tmp_path, transform=transform)
+
+
+def test_the_code_of_what_a_transform_consists_of_is_found():
+    composed = v2.Compose([v2.Lambda(noise), each_sample(functools.partial(seldom, x=First()))])
+    found = SeededTransform(composed).code
+    assert noise in found
+    assert seldom in found
+    assert any(isinstance(each, First) for each in found)
 
 
 def test_named_transforms_that_are_not_there(tmp_path, monkeypatch):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +21,10 @@ from fedray.importing import as_user_error
 Transform = Callable[[Any], Any]
 """``transform(x)`` returns changed inputs of one client's mini-batch, as many as ``x`` has, of the same shape and type.
 ``x`` are inputs as they are stored, ``[b, ...]``, before they are scaled: images of files are uint8, 0 to 255."""
+
+TRIED_OFTEN, FEW = 30, 4
+"""The number of seeds with which a transform is repeated on a few samples, to find out whether it can be repeated. A
+transform may change samples seldom."""
 
 TRIED_SEEDS = 4
 """The number of seeds with which a transform is tried, to find out whether it draws random numbers."""
@@ -90,14 +97,19 @@ class SeededTransform:
         can't be seeded from outside.
         """
         with as_user_error(f"{self.name} failed"):
-            first, again = (self._of(map_leaves(Tensor.clone, x), 0) for _ in range(2))
-            if not _same(first, again):
+            fresh = replace(self, function=_copy(self.function))
+            few = map_leaves(lambda leaf: leaf[:FEW], x)
+            once = [self._of(map_leaves(Tensor.clone, few), seed) for seed in range(TRIED_OFTEN)]
+            if any(map(_has_nan, once)) and not _has_nan(few):
+                raise UserError(f"{self.name} returns NaN")
+            again = [fresh._of(map_leaves(Tensor.clone, few), seed) for seed in reversed(range(TRIED_OFTEN))]
+            if not all(map(_same, once, reversed(again))):
                 raise UserError(
                     f"{self.name} changes the same samples otherwise each time, though the global generators of torch, "
                     "NumPy and Python are seeded: it must draw from them and not from a generator of its own, or no "
                     "result could be repeated"
                 )
-            others = [self._of(map_leaves(Tensor.clone, x), seed) for seed in range(1, TRIED_SEEDS)]
+            first, *others = (self._of(map_leaves(Tensor.clone, x), seed) for seed in range(TRIED_SEEDS))
             copies = map_leaves(lambda leaf: torch.stack([leaf[0]] * COPIES), x)
             of_copies = [self._of(map_leaves(Tensor.clone, copies), seed) for seed in range(TRIED_SEEDS)]
         if all(_same(first, other) for other in others):
@@ -119,6 +131,8 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
     """Yields ``thing`` and the callables in its attributes, and in lists there, such as the steps of a Compose."""
     yield thing
     inside = getattr(thing, "__dict__", None)
+    if isinstance(thing, partial):
+        inside = {"func": thing.func, "args": thing.args, "keywords": thing.keywords}
     if depth > 8 or not isinstance(inside, dict) or isinstance(thing, type):
         return
     for value in inside.values():
@@ -137,7 +151,21 @@ def _rows_of(x: Any, i: int) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(leaves(a), leaves(b), strict=True))
+    return all(
+        torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+        for one, other in zip(leaves(a), leaves(b), strict=True)
+    )
+
+
+def _has_nan(x: Any) -> bool:
+    return any(bool(leaf.isnan().any()) for leaf in leaves(x))
+
+
+def _copy(function: Transform) -> Transform:
+    """Returns a copy of a function with an own state, or the function itself if it can't be copied."""
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(function)
+    return function
 
 
 def _described(x: Any) -> str:

@@ -31,12 +31,12 @@ def arrays_of(data: FederatedData) -> dict[str, Any]:
 
 
 def with_access(
-    data: FederatedData, asked: str, key: str, map_all: MapAll = map_arrays
+    data: FederatedData, asked: str, key: Callable[[], str], map_all: MapAll = map_arrays
 ) -> tuple[FederatedData, str, tuple[str, ...]]:
     """Returns ``data`` with its samples where ``data.access`` says, where that is, and lines for the user.
 
-    ``asked`` is ``data.access``, and ``key`` a digest of the samples. ``map_all(arrays, folder)`` maps them from files.
-    Raises :class:`UserError` if samples can't be read or written.
+    ``asked`` is ``data.access``, and ``key()`` returns a digest of the samples. ``map_all(arrays, folder)`` maps them
+    from files. Raises :class:`UserError` if samples can't be read or written.
     """
     arrays = arrays_of(data)
     lazy = any(isinstance(tree, LazyItems) for tree in arrays.values())
@@ -49,7 +49,7 @@ def with_access(
     every = [] if lazy else [leaf for tree in arrays.values() for leaf in leaves(tree)]
     mapped = bool(every) and all(map(is_mapped, every))
     if not mapped and (lazy or asked == "mapped" or (asked == "auto" and _is_large(every))):
-        data, mapped = replace(data, **map_all(arrays, folder_of(key))), True
+        data, mapped = replace(data, **map_all(arrays, folder_of(key()))), True
     if mapped and asked == "memory":
         data = replace(data, **{name: map_leaves(np.array, getattr(data, name)) for name in arrays})
     if not mapped or asked == "memory":

@@ -43,10 +43,14 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
 
 
 def content_key(digests: Mapping[str, str], data: FederatedData) -> str:
-    """Returns one digest for the samples in ``data``, of whose source ``digests`` has those of its parts."""
+    """Returns one digest for a copy of the samples in ``data``, of whose source ``digests`` has those of its parts.
+
+    Raises :class:`UserError` for items that are read one by one, if nothing tells whether they have changed.
+    """
     parts = {name: digests[name] for name in PARTS if name in digests and name != "client assignment"}
     # the samples of a public set are in ``data`` only if it is used
-    return hashlib.sha256(json.dumps([parts, len(data.y), len(data.y_test)]).encode()).hexdigest()[:32]
+    stamps = [tree.stamp() for tree in (data.x, data.x_test) if isinstance(tree, LazyItems)]
+    return hashlib.sha256(json.dumps([parts, stamps, len(data.y), len(data.y_test)]).encode()).hexdigest()[:32]
 
 
 def _of_arrays(source: Source) -> dict[str, str]:

@@ -82,7 +82,7 @@ def _read(path: Path, columns: Columns, has_clients: bool = True) -> pd.DataFram
             f"{path}: column {there.index('')} has no name, as the index that pandas' to_csv writes; write it with "
             "index=False, or name the columns of inputs (data.input_columns)"
         )
-    others = [columns.target, *([] if client is None else [client])]
+    others = list(dict.fromkeys([columns.target, *([] if client is None else [client])]))
     # as texts, so that 007 stays another client than 7; the mark keeps pandas from taking NA for a gap
     texts = {there.index(column): "={}".format for column in others}
     table = _parse(path, converters=texts, low_memory=False, **EXACT)
@@ -128,7 +128,8 @@ def _with_values(train: pd.DataFrame, test: pd.DataFrame, columns: Columns) -> t
     """Returns both tables with numbers in the place of targets and clients that are texts, where all of both tables
     stand for numbers."""
     client = columns.find_client(list(train.columns), "", needed=False)
-    for column, read in ((columns.target, _targets), (client, _clients)):
+    # a column may be both
+    for column, read in {client: _clients, columns.target: _targets}.items():
         if column is None:
             continue
         frames = [frame for frame in (train, test) if column in frame]

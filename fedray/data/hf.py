@@ -68,8 +68,9 @@ def hf(
             f"{INSTALL}"
         )
     found = _find(datasets, root)
-    sets, notes = _divided(found.sets, root, columns)
-    fields = fields_of(sets, columns, kind, access, image_size, root, found.stamps)
+    sets, notes, division = _divided(found.sets, root, columns)
+    stamps = None if found.stamps is None else [*found.stamps, division]
+    fields = fields_of(sets, columns, kind, access, image_size, root, stamps)
     source = from_fields(Path(root).name, fields, root, kind, ignored)
     return replace(source, notes=(*source.notes, *notes))
 
@@ -101,7 +102,7 @@ def _find(datasets: Any, root: str) -> Found:
     if (place / "dataset_dict.json").is_file() or (place / "state.json").is_file():
         return _of_disk(datasets, place)
     for folder in (place, place / "data"):
-        files = {name: sorted(folder.glob(f"{name}*.parquet")) for name in (TRAIN, *TESTS)}
+        files = {name: _parts(folder, name) for name in (TRAIN, *TESTS)}
         if files[TRAIN]:
             return _of_parquet(datasets, {name: paths for name, paths in files.items() if paths}, place)
     script = next(place.glob("*.py"), None)
@@ -113,6 +114,18 @@ def _find(datasets: Any, root: str) -> Found:
         f"data.root={place} has neither files train*.parquet, nor dataset_dict.json or state.json, which save_to_disk "
         "writes"
     )
+
+
+def _parts(folder: Path, name: str) -> list[Path]:
+    """Returns the Parquet files of the set ``name``: ``NAME.parquet``, or its parts ``NAME-00000-of-00002.parquet``."""
+    begins = sorted(path for path in folder.glob(f"{name}*.parquet"))
+    for path in begins:
+        if not re.fullmatch(rf"{name}(-\d+.*)?\.parquet|(valid|validation)(-\d+.*)?\.parquet", path.name):
+            raise UserError(
+                f"{path} is named like the set {name!r}, but neither {name}.parquet nor {name}-00000....parquet: "
+                "rename it, or move it away"
+            )
+    return [path for path in begins if re.fullmatch(rf"{name}(-\d+.*)?\.parquet", path.name)]
 
 
 def _of_hub(datasets: Any, root: str) -> Found:
@@ -160,19 +173,20 @@ def _stamps(sets: dict[str, Any]) -> list[Any] | None:
     return [[file_stamp(Path(file["filename"])) for file in each.cache_files] for each in sets.values()]
 
 
-def _divided(sets: dict[str, Any], root: str, columns: Columns) -> tuple[dict[str, Any], Sequence[str]]:
-    """Returns the sets ``train`` and ``test``, and lines for the user about how they were chosen."""
+def _divided(sets: dict[str, Any], root: str, columns: Columns) -> tuple[dict[str, Any], Sequence[str], str]:
+    """Returns the sets ``train`` and ``test``, lines for the user about how they were chosen, and a digest of which
+    rows are test rows, if one set was divided."""
     if TRAIN not in sets:
         raise UserError(f"{root} has no set {TRAIN!r}{near_miss(TRAIN, sets)}")
     train = sets[TRAIN]
     test = next((name for name in TESTS if name in sets), None)
     if test is not None:
         notes = () if test == "test" else (f"{root} has no set 'test': its set {test!r} is the test set",)
-        return {TRAIN: train, "test": sets[test]}, notes
+        return {TRAIN: train, "test": sets[test]}, notes, ""
     there = list(train.column_names)
     client = columns.find_client(there, root, needed=True)
     tests = held_out(len(train), None if client is None else clients_of(train, client, root))
     if not tests.any():
         raise UserError(f"{root} is too short: of {len(train)} rows none is a fifth one, so that none is a test row")
     parts = {TRAIN: train.select(np.flatnonzero(~tests)), "test": train.select(np.flatnonzero(tests))}
-    return parts, (note_on_held_out(root, "test set", client is not None),)
+    return parts, (note_on_held_out(root, "test set", client is not None),), hashlib.sha256(tests.tobytes()).hexdigest()

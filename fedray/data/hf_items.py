@@ -5,6 +5,7 @@ Nothing here imports ``datasets``, which is optional: whoever has such a Dataset
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import pickle
@@ -21,6 +22,7 @@ import pyarrow as pa
 from fedray.core.structure import map_leaves
 from fedray.data.arrow import column_array
 from fedray.data.columns import Columns, in_order_of
+from fedray.data.find import file_stamp
 from fedray.data.images import decode_image
 from fedray.data.lazy import LazyItems
 from fedray.data.machine import is_much
@@ -144,8 +146,11 @@ class Rows:
 
     Targets are not read here, because a run has those of all samples in an array: y is 0. What another process gets of
     a Dataset in files is where they are, and they are opened there. ``stamps`` tell from which files the rows come, and
-    which of theirs they are; without them the rows are hashed for each digest.
+    which of theirs they are; without them the rows are hashed for each digest. Several threads may read rows at the
+    same time (``parallel``).
     """
+
+    parallel = True
 
     def __init__(
         self, dataset: Any, inputs: Sequence[str], size: int | None, name: str, stamps: Sequence[Any] | None = None
@@ -174,6 +179,17 @@ class Rows:
         known = [self.stamps, self.inputs, self.described, self.length]
         found = self._hash() if self.stamps is None else remembered(known, self._hash)
         return f"{found['rows']} {self.described} {self.size}"
+
+    def stamp(self) -> str:
+        """Returns the digest, and the times of the files of images that are not in the table itself."""
+        times = hashlib.sha256()
+        for column in self.images:
+            for value in self.opened.select_columns([column]).with_format("arrow")[:][column]:
+                found = value.as_py() or {}
+                if found.get("bytes") is None and found.get("path"):
+                    with contextlib.suppress(OSError):
+                        times.update(repr(file_stamp(Path(found["path"]))).encode())
+        return f"{self.digest()} {times.hexdigest()}"
 
     def _hash(self) -> dict[str, str]:
         digest = hashlib.sha256()

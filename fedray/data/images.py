@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,8 +22,10 @@ class ImageFiles:
     """A Dataset of image files ``paths`` below the folder ``root``, with a target for each.
 
     An item's input is uint8 ``[3, size, size]``: the image as red, green and blue, scaled so that it just covers the
-    square, and cropped in the middle.
+    square, and cropped in the middle. Several threads may read items at the same time (``parallel``).
     """
+
+    parallel = True
 
     def __init__(self, root: Path, paths: Sequence[str], targets: np.ndarray, size: int) -> None:
         self.root, self.paths, self.targets, self.size = root, np.array(paths, dtype=np.str_), targets, size
@@ -32,10 +35,20 @@ class ImageFiles:
 
     def digest(self) -> str:
         """Returns a digest of the names and sizes of all files, and of the size to which images are scaled."""
-        digest = hashlib.sha256(f"{self.size}".encode())
+        return self._digests[0]
+
+    def stamp(self) -> str:
+        """Returns a digest of the times of all files, which tell whether one was written since."""
+        return self._digests[1]
+
+    @cached_property
+    def _digests(self) -> tuple[str, str]:
+        sizes, times = hashlib.sha256(f"{self.size}".encode()), hashlib.sha256()
         for path in self.paths:
-            digest.update(f"{path} {(self.root / str(path)).stat().st_size}\n".encode())
-        return digest.hexdigest()
+            found = (self.root / str(path)).stat()
+            sizes.update(f"{path} {found.st_size}\n".encode())
+            times.update(f"{found.st_mtime_ns} {found.st_ctime_ns}\n".encode())
+        return sizes.hexdigest(), times.hexdigest()
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         return read_image(self.root / str(self.paths[i]), self.size), int(self.targets[i])

@@ -76,6 +76,27 @@ class LazyItems:
                 rows.append(self.read(i))
         return map_leaves(lambda *parts: np.concatenate(parts), *rows)
 
+    @property
+    def parallel(self) -> bool:
+        """Whether several threads may read items at the same time, which few Datasets of users can do."""
+        return bool(getattr(self.dataset, "parallel", False))
+
+    def stamp(self) -> str:
+        """Returns a digest that differs if any item may have changed, for copies that are kept.
+
+        It is what the data set's own method ``stamp`` returns, or else ``digest``. Raises :class:`UserError` if it has
+        neither of them.
+        """
+        for name in ("stamp", "digest"):
+            own = getattr(self.dataset, name, None)
+            if callable(own):
+                return str(own())
+        raise UserError(
+            f"data.access=mapped keeps the items of {self.name} for later runs, and can't tell whether they are still "
+            "the same then: give the Dataset a method digest(), which returns another text when an item changes, or "
+            "use data.access=lazy"
+        )
+
     def digest(self) -> str:
         """Returns a digest of the code of the data set, its length, some of its items, and of what its own method
         ``digest``, if it has one, returns.

@@ -6,6 +6,7 @@ on where it was, because a journal lists what is on the disk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import shutil
@@ -22,15 +23,19 @@ from filelock import FileLock
 from fedray.core.structure import leaves
 from fedray.data.find import cache_folder
 from fedray.data.lazy import LazyItems
-from fedray.data.mapped import COLUMNS, describe_folder, file_names, open_folder
+from fedray.data.mapped import AGAIN, COLUMNS, describe_folder, file_names, open_folder
 from fedray.errors import UserError
-from fedray.files import move_whole, sync
+from fedray.files import move_whole, sync, write_whole
 
 CHUNK_BYTES = 4 << 20
 """The bytes of items that are read before it is noted that they are on the disk."""
 
 RESERVE = 64 << 20
 """The bytes that stay free on a disk on which mapped arrays are written."""
+
+
+_one_at_a_time = threading.Lock()
+"""Held by whoever reads items of a data set that several threads can't read at the same time."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ class Filling:
     def load(self, chunk: int) -> list[np.ndarray]:
         """Reads the items of a chunk. Returns an array ``[items, ...]`` for each file."""
         first = chunk * self.size
-        rows = [leaves(self.items.read(i)) for i in range(first, min(len(self.items), first + self.size))]
+        with contextlib.nullcontext() if self.items.parallel else _one_at_a_time:
+            rows = [leaves(self.items.read(i)) for i in range(first, min(len(self.items), first + self.size))]
         return [np.concatenate(parts) for parts in zip(*rows, strict=True)]
 
     def write(self, chunk: int, blocks: Sequence[np.ndarray]) -> int:
@@ -118,6 +124,8 @@ def _write(
     with FileLock(folder.with_name(f"{folder.name}.lock")):
         if (folder / COLUMNS).exists():  # another process has written it meanwhile
             return
+        if folder.exists():
+            raise UserError(f"{folder} lacks {COLUMNS}: {AGAIN}")
         _check_space(arrays, staging)
         staging.mkdir(exist_ok=True)
         lazy = {name: tree for name, tree in arrays.items() if isinstance(tree, LazyItems)}
@@ -155,8 +163,7 @@ def _fill_all(lazy: Mapping[str, LazyItems], staging: Path, progress: Progress, 
     for name, items in lazy.items():
         files = [staging / file for file in file_names(name, items)]
         journal = staging / f"{name}.done"
-        filling = _begun(items, files, journal)
-        read = {int(line) for line in journal.read_text().split()}
+        filling, read = _begun(items, files, journal)
         done += sum(min(filling.size, len(items) - chunk * filling.size) for chunk in read)
         progress(done, total)
         with journal.open("a") as log:
@@ -167,19 +174,26 @@ def _fill_all(lazy: Mapping[str, LazyItems], staging: Path, progress: Progress, 
                 progress(done, total)
 
 
-def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> Filling:
-    """Returns the filling of ``files``, which are made unless ``journal`` is there, which lists the chunks in them."""
-    forms = leaves(items.first)
-    for file, form in zip(files, forms, strict=True):
-        if not journal.exists():
+def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Filling, set[int]]:
+    """Returns the filling of ``files``, and the chunks that they have already.
+
+    ``journal`` lists these, below a line with their size. Unless it is there, the files are made anew.
+    """
+    size = max(1, CHUNK_BYTES // items.bytes_each)
+    heading = f"{size} {len(items)}"
+    # a last line without its end was being written
+    lines = journal.read_text().split("\n")[:-1] if journal.exists() else []
+    if lines[:1] != [heading]:
+        lines = [heading]
+        for file, form in zip(files, leaves(items.first), strict=True):
             shape = (len(items), *form.shape[1:])
             np.lib.format.open_memmap(file, mode="w+", dtype=form.dtype, shape=shape).flush()
             with file.open("r+b") as opened:
                 # a disk that is full shows it now, and not in the middle
                 os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
-    journal.touch()
+    write_whole(journal, "".join(f"{line}\n" for line in lines))
     starts = [np.load(file, mmap_mode="r").offset for file in files]
-    return Filling(items, tuple(map(str, files)), tuple(starts), max(1, CHUNK_BYTES // items.bytes_each))
+    return Filling(items, tuple(map(str, files)), tuple(starts), size), {int(line) for line in lines[1:]}
 
 
 def _read_by(readers: Sequence[Reader], filling: Filling, chunks: Sequence[int]) -> Iterator[tuple[int, int]]:

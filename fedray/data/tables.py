@@ -48,7 +48,7 @@ def with_columns_of(
     ``columns`` says which columns are no features and need not be in both; it is None if all are features. ``names``
     stand for the two tables in messages. Raises :class:`UserError` if a feature is missing in one of the two.
     """
-    others = () if columns is None else (columns.target, columns.client or CLIENT)
+    others = [] if columns is None else list(dict.fromkeys([columns.target, columns.client or CLIENT]))
     wanted = [column for column in data.columns if column not in others]
     there = [column for column in test.columns if column not in others]
     return test[[*in_order_of(wanted, there, names), *(column for column in others if column in test.columns)]]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import threading
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,20 +36,27 @@ PIECE = 64 << 20
 class NodeReader:
     """An actor on another node. It reads items there, and takes the node's copy of the files."""
 
+    def __init__(self) -> None:
+        self.fillings: dict[tuple[str, ...], Filling] = {}
+        # other preparers may be at work
+        self.token = uuid.uuid4().hex
+
     def about(self) -> tuple[str, int]:
         """Returns the name of the node, and the number of its processors."""
         return platform.node(), os.cpu_count() or 1
 
-    def obstacle(self, items: LazyItems) -> str | None:
-        """Returns why this node can't read items, or None if it can."""
+    def obstacle(self, items: LazyItems, digest: str) -> str | None:
+        """Returns why this node can't read items that have the given digest, or None if it can."""
         try:
-            items.read(0)
+            return None if items.digest() == digest else f"its files of {items.name} are others"
         except UserError as error:
             return str(error)
-        return None
 
-    def load(self, filling: Filling, chunk: int) -> list[np.ndarray]:
-        return filling.load(chunk)
+    def load(self, files: tuple[str, ...], filling: Sequence[Any], chunk: int) -> list[np.ndarray]:
+        """Reads a chunk for ``files``. ``filling`` is a reference to their filling, which is fetched once."""
+        if files not in self.fillings:
+            self.fillings[files] = ray.get(filling[0])
+        return self.fillings[files].load(chunk)
 
     def has(self, folder: Path, columns: str) -> bool:
         """Returns whether ``folder`` is here, and holds what ``columns`` describes."""
@@ -63,8 +72,7 @@ class NodeReader:
 
     def begin(self, folder: Path, size: int) -> None:
         """Makes an empty folder for a copy of ``size`` bytes. Raises :class:`UserError` if the disk is too small."""
-        staging = _staging(folder)
-        shutil.rmtree(staging, ignore_errors=True)
+        staging = self._staging(folder)
         staging.mkdir(parents=True)
         free = shutil.disk_usage(staging).free
         if size + RESERVE > free:
@@ -73,20 +81,24 @@ class NodeReader:
             )
 
     def append(self, folder: Path, name: str, piece: np.ndarray) -> None:
-        with (_staging(folder) / name).open("ab") as file:
+        with (self._staging(folder) / name).open("ab") as file:
             file.write(piece.data)
 
     def finish(self, folder: Path, columns: str) -> None:
         """Puts the copy in its place, where it is checked. What was there before is removed."""
-        (_staging(folder) / COLUMNS).write_text(columns)
-        for file in _staging(folder).glob("*.npy"):
+        staging = self._staging(folder)
+        (staging / COLUMNS).write_text(columns)
+        for file in staging.glob("*.npy"):
             open_file(file)
         shutil.rmtree(folder, ignore_errors=True)
-        move_whole(_staging(folder), folder)
+        move_whole(staging, folder)
 
+    def drop(self, folder: Path) -> None:
+        """Removes what was copied, unless it is finished."""
+        shutil.rmtree(self._staging(folder), ignore_errors=True)
 
-def _staging(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.copy")
+    def _staging(self, folder: Path) -> Path:
+        return folder.with_name(f"{folder.name}.{self.token}.copy")
 
 
 def map_on_cluster(
@@ -101,10 +113,12 @@ def map_on_cluster(
     here = ray.get_runtime_context().get_node_id()
     nodes = [_Node(node["NodeID"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
 
+    digests = [(each, each.digest()) for each in items]
+
     def readers(path: Path) -> Sequence[Reader]:
         found = readers_here()
         for node in nodes:
-            obstacle = next(filter(None, (node.ask("obstacle", each) for each in items)), None)
+            obstacle = next(filter(None, (node.obstacle(each, digest) for each, digest in digests)), None)
             say(f"{node.name} reads no samples: {obstacle}" if obstacle else f"{node.name} reads samples too")
             found += [] if obstacle else [node.load] * node.processors
         return found
@@ -125,12 +139,16 @@ def map_on_cluster(
 def _copy(mapped: dict[str, Any], folder: Path, columns: str, nodes: Sequence[_Node]) -> None:
     """Sends the files of ``folder`` to other nodes, piece by piece."""
     files = [Path(shipped(leaf).path) for tree in mapped.values() for leaf in leaves(tree)]
-    _each(nodes, "begin", folder, sum(file.stat().st_size for file in files))
-    for file in files:
-        with file.open("rb") as opened:
-            while piece := opened.read(PIECE):
-                _each(nodes, "append", folder, file.name, ray.put(np.frombuffer(piece, np.uint8)))
-    _each(nodes, "finish", folder, columns)
+    try:
+        _each(nodes, "begin", folder, sum(file.stat().st_size for file in files))
+        for file in files:
+            with file.open("rb") as opened:
+                while piece := opened.read(PIECE):
+                    _each(nodes, "append", folder, file.name, ray.put(np.frombuffer(piece, np.uint8)))
+        _each(nodes, "finish", folder, columns)
+    finally:
+        for node in nodes:
+            ray.wait([node.begin("drop", folder)])
 
 
 def _each(nodes: Sequence[_Node], method: str, *arguments: Any) -> None:
@@ -147,6 +165,8 @@ class _Node:
         self.actor: Any = ray.remote(NodeReader).options(**options).remote()
         self.name = node
         self.name, self.processors = self.ask("about")
+        self._fillings: dict[tuple[str, ...], Any] = {}
+        self._lock = threading.Lock()
 
     def ask(self, method: str, *arguments: Any) -> Any:
         return self.end(self.begin(method, *arguments))
@@ -164,5 +184,16 @@ class _Node:
                 f"{self.name} was lost while it read samples ({first_line(error)}); the same command goes on"
             ) from None
 
+    def obstacle(self, items: LazyItems, digest: str) -> str | None:
+        """Returns why the node can't read items, or None if it can."""
+        try:
+            return self.ask("obstacle", items, digest)
+        except RayTaskError as error:  # it could not make the data set there
+            return first_line(error.cause or error)
+
     def load(self, filling: Filling, chunk: int) -> list[np.ndarray]:
-        return self.ask("load", filling, chunk)
+        """Has the node read a chunk. The data set is sent once."""
+        with self._lock:
+            if filling.files not in self._fillings:
+                self._fillings[filling.files] = ray.put(filling)
+        return self.ask("load", filling.files, [self._fillings[filling.files]], chunk)

@@ -74,6 +74,8 @@ class RayPool:
         # older
         self.done: dict[Any, tuple[float, float]] = {}
         self.failed_starts = 0
+        # what was put into Ray's store, for the tasks of one phase, of files of this node
+        self._copies: dict[Any, Any] = {}
         for actor in actors:
             self._expect(actor)
         self._await_all()
@@ -150,6 +152,7 @@ class RayPool:
         return ray.put(Packed.of(vectors).numpy())
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
+        self._copies = {}
         queue: deque[Any] = deque(tasks)
         sent: dict[Any, _Sent] = {}
         losses: Counter[int] = Counter()
@@ -215,7 +218,8 @@ class RayPool:
         if not isinstance(task, PhaseTask):
             return task
         # several clients may have received the same model
-        received = {each: self._near(each, node) for each in set(task.received)}
+        received = {each: self._copies.get(each) or self._near(each, node) for each in set(task.received)}
+        self._copies |= {each: near for each, near in received.items() if near is not each}
         states = [self._near(state, node) for state in task.states]
         return replace(task, states=states, received=[received[each] for each in task.received])
 

@@ -171,6 +171,7 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
     """Runs the trials of ``source``, which are those of ``sweeps`` and others. Returns whether the user stopped
     them."""
     started_here = start.ready()
+    from fedray.core.transform import SeededTransform
     from fedray.engine.ray_engine import ship_own_code
     from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials, unused_gpus
     from fedray.tuning.runner import Interrupted, run_trials
@@ -190,7 +191,8 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
         if not sweep.finished:
             for line in (*sweep.notes, sweep.introduction(concurrent)):
                 view.say(line)
-    own_objects = (own.model, own.loss, own.transform, *own.metrics.values())
+    changes = () if own.transform is None else SeededTransform(own.transform).code
+    own_objects = (own.model, own.loss, *changes, *own.metrics.values())
     ship_own_code([thing for thing in own_objects if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
