@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +94,23 @@ def test_the_same_bits_as_in_memory(access, whole, tmp_path):
 def test_on_actors(access, actors, whole, tmp_path, ray_cluster):
     found = run(tmp_path, access, engine__kind="ray", engine__actors=actors, engine__cpus_per_actor=0.5)
     assert_same(whole, found)
+
+
+@pytest.mark.parametrize("access", ["mapped", "lazy"])
+def test_actors_that_are_killed(access, whole, tmp_path, ray_cluster):
+    """After each of two rounds: what an actor read, or held mapped, is with it gone."""
+    killed: list[int] = []
+
+    def kill(report: Any) -> None:
+        if report.round in (1, 2):
+            log = (tmp_path / "run" / "log.txt").read_text()
+            killed.append(next(p for p in map(int, re.findall(r"client actor: pid (\d+)", log)) if p not in killed))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    onray = {"engine__kind": "ray", "engine__actors": 2, "engine__cpus_per_actor": 0.5}
+    assert_same(whole, run(tmp_path, access, callbacks=[kill], **onray))
+    assert len(set(killed)) == 2
+    assert "its work is done again" in (tmp_path / "run" / "log.txt").read_text()
 
 
 KILLED = """
