@@ -201,14 +201,21 @@ class Network:
         return Losses(losses, self.task.weights(y), followed)
 
     def _find_unfit(self, logits: Any, y: Tensor, row: int) -> None:
-        """Raises :class:`UnfitTarget` if the loss of a single sample can't be computed."""
+        """Raises :class:`UnfitTarget` if the loss of some samples can't be computed, but that of others can.
+
+        If it can't for any, the mistake is in the loss.
+        """
+        failed: dict[int, Exception] = {}
         for place in range(len(y)):
             try:
                 self.task.losses(map_leaves(lambda whole, i=place: whole[i : i + 1], logits), y[place : place + 1])
             except Exception as error:
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                target = y[place].tolist() if y[place].numel() == 1 else f"of shape {list(y[place].shape)}"
-                raise UnfitTarget(row, place, f"the loss does not take its target {target} ({reason})") from error
+                failed[place] = error
+        if failed and len(failed) < len(y):
+            place, found = min(failed.items())
+            reason = f"{type(found).__name__}: {first_line(found)}"
+            target = y[place].tolist() if y[place].numel() == 1 else f"of shape {list(y[place].shape)}"
+            raise UnfitTarget(row, place, f"the loss does not take its target {target} ({reason})") from found
 
     def training_pass(self, at: Model, batch: Batch, rng: Draws = undrawn) -> TrainingPass:
         """Runs the forward pass at the C models ``at`` with all outputs. Buffers are updated as in
