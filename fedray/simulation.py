@@ -193,7 +193,7 @@ def _line_about_end(result: RunResult) -> str:
     summary = result.summary
     name, final, best = (summary[key] for key in ("metric", "final", "best"))
     return (
-        f"{summary['status']} after {summary['rounds']} rounds"
+        f"{summary['status']} after {summary['rounds']} round{'' if summary['rounds'] == 1 else 's'}"
         + (f", {name.replace('_', ' ')} {figure(final)} (best {figure(best)})" if final is not None else "")
         + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -12,7 +13,8 @@ import datasets
 import numpy as np
 import pandas as pd
 import pytest
-from datasets import Array2D, ClassLabel, Dataset, DatasetDict, List, Value
+import torch
+from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 from hf_sets import (
     CLIENTS,
     FAST,
@@ -135,6 +137,36 @@ def test_images_are_what_those_of_files_are():
     assert np.array_equal(files.x_train.chosen(every), source.x_train.chosen(every)[order])
 
 
+class Pictured(nn.Module):
+    """A model of an image and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3 * SIZE * SIZE + 1, 3)
+
+    def forward(self, image: Tensor, b: Tensor) -> Tensor:
+        return self.last(torch.cat((image.flatten(1), b), 1))
+
+
+def test_an_image_and_a_number():
+    """Both are inputs by name, whose image is scaled and whose number stays as it is."""
+    columns = numbers(image=[picture(i) for i in range(ROWS + TESTS)])
+    features = {**dict.fromkeys("abcd", Value("float32")), "target": Value("int64"), "image": Image()}
+    divided(columns, features).save_to_disk("both")
+    bits = set()
+    for access in ("memory", "mapped", "lazy"):
+        keys = {"access": access, "image_size": SIZE, "input_columns": ["image", "b"]}
+        source = read("both", **keys)
+        assert source.scale["b"] is None
+        np.testing.assert_allclose(source.scale["image"], 1 / 255, rtol=1e-6)
+        result = simulate(
+            {**settings("both"), **{f"data.{key}": value for key, value in keys.items()}, "run.name": access},
+            model=Pictured,
+        )
+        bits.add(result.summary["model_sha256"])
+    assert len(bits) == 1
+
+
 def test_images_without_a_size_must_be_alike():
     source = read(saved(pictures((SIZE, SIZE + 2))))
     assert source.x_train.first.shape == (1, 3, SIZE, SIZE + 2)
@@ -252,6 +284,33 @@ def test_digests():
     assert digest(sets, "same", input_columns=["a", "b"]) != digest(sets, "same", input_columns=["b", "a"]) != first
     rows = Rows(sets["train"], list("abcd"), None, "mine")
     assert Rows(sets["train"].select(range(ROWS)), list("abcd"), None, "mine").digest() == rows.digest()
+
+
+def test_stamps_know_the_files_of_images(tmp_path):
+    """A stamp is another one after a file was written again, also among images that are bytes in the table."""
+    paths = [str(tmp_path / f"{k}.png") for k in range(3)]
+    for k, path in enumerate(paths):
+        picture(k).save(path)
+    data = io.BytesIO()
+    picture(3).save(data, "png")
+    values = [
+        *({"bytes": None, "path": path} for path in paths),
+        {"bytes": data.getvalue(), "path": str(tmp_path / "3.png")},
+        None,
+    ]
+    table = Dataset.from_dict({"image": values}, features=Features({"image": Image()}))
+    rows = Rows(table, ["image"], SIZE, "mine")
+    stamps = {rows.stamp()}
+    os.utime(paths[1], ns=(1, 1))
+    stamps.add(rows.stamp())
+    Path(paths[2]).unlink()
+    stamps.add(rows.stamp())
+    assert len(stamps) == 3
+    assert Rows(table.select([0, 3, 4]), ["image"], SIZE, "mine").stamp() != rows.stamp()
+    only_bytes = Rows(table.select([3]), ["image"], SIZE, "mine")
+    before = only_bytes.stamp()
+    picture(3).save(tmp_path / "3.png")
+    assert only_bytes.stamp() == before, "the bytes are in the table, whatever path they came from"
 
 
 def test_another_image_makes_another_run():

@@ -13,11 +13,13 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fedray.core.structure import map_leaves
 from fedray.data.arrow import column_array
@@ -135,6 +137,12 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
+def _files_of(images: pa.ChunkedArray) -> list[str]:
+    """Returns the paths of those images of a column that are files; the bytes of the others are not read."""
+    is_file = pc.is_null(pc.struct_field(images, "bytes"))
+    return pc.struct_field(images, "path").filter(is_file).drop_null().to_pylist()
+
+
 class Rows:
     """The rows of a Dataset of Hugging Face as a Dataset of (x, y), where ``inputs`` are the columns with the inputs.
 
@@ -183,12 +191,11 @@ class Rows:
     def stamp(self) -> str:
         """Returns the digest, and the times of the files of images that are not in the table itself."""
         times = hashlib.sha256()
-        for column in self.images:
-            for value in self.opened.select_columns([column]).with_format("arrow")[:][column]:
-                found = value.as_py() or {}
-                if found.get("bytes") is None and found.get("path"):
-                    with contextlib.suppress(OSError):
-                        times.update(repr(file_stamp(Path(found["path"]))).encode())
+        for start in range(0, self.length if self.images else 0, ROWS):
+            rows = self.opened[start : start + ROWS]
+            for path in chain.from_iterable(_files_of(rows[column]) for column in self.images):
+                with contextlib.suppress(OSError):
+                    times.update(repr(file_stamp(Path(path))).encode())
         return f"{self.digest()} {times.hexdigest()}"
 
     def _hash(self) -> dict[str, str]:

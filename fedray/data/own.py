@@ -15,7 +15,8 @@ from fedray.data.features import stack_samples
 from fedray.data.hf_items import fields_of, is_table
 from fedray.data.lazy import LazyItems, random_item, read_item, stack_targets, targets_of
 from fedray.data.machine import is_much
-from fedray.data.source import DEFAULT, Source, from_fields, validate
+from fedray.data.normalization import DEFAULT, OF_TABLES, of_choice
+from fedray.data.source import Source, from_fields, validate
 from fedray.data.tables import read_frame, with_columns_of
 from fedray.data.targets import AUTO
 from fedray.errors import UserError
@@ -42,10 +43,19 @@ def own_source(
     ``image_size`` are ``data.access`` and ``data.image_size``. Raises :class:`UserError` if something is wrong with the
     data.
     """
-    if normalization != DEFAULT:
+    if normalization not in OF_TABLES:
         raise UserError(
-            f"data.normalization={normalization} is for sources that know it; data=... is used as it is given"
+            f"data.normalization={normalization} is for sources that know it; for data=... there are "
+            f"{', '.join(OF_TABLES)}"
         )
+    source = _source_of(data, test, client_column, label_column, kind, ignored, access, image_size)
+    return replace(source, **of_choice(normalization, "data", source.x_train))
+
+
+def _source_of(
+    data: Any, test: Any, client_column: str | None, label_column: str, kind: str, ignored: int, access: str,
+    image_size: int | None,
+) -> Source:  # fmt: skip
     if isinstance(data, Source):
         if test is not None:
             raise UserError("test=... must not be given with a Source, which has its own test set")

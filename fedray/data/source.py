@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedray.config import IGNORED, DataConfig, TaskConfig
-from fedray.core.structure import leaves, map_leaves
 from fedray.data.columns import Columns
 from fedray.data.encode import encode_clients
 from fedray.data.features import alike, count_samples, form_of, read_features
+from fedray.data.normalization import DEFAULT, OF_IMAGES, OF_TABLES, OWN_SAMPLES, checked, of_bytes, of_choice
 from fedray.data.targets import AUTO, read_targets
 from fedray.errors import UserError, near_miss
 from fedray.importing import FORMS, as_user_error, import_object, is_own
-
-DEFAULT = "default"
-"""The value of ``data.normalization`` unless it is set."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +29,7 @@ class Source:
       are in other tasks. ``task`` is the kind of task; ``auto`` lets it follow from the targets.
     * ``classes``: the number of classes of a sample or token; in other tasks the numbers in a target.
     * ``scale``, ``shift`` float32 [channels], or None: a model's input is float32(x) * scale + shift along axis 1,
-      which for images is (x/255 - mean) / deviation.
+      which for images is (x/255 - mean) / deviation. For a tuple or dict of inputs they are such a structure too.
     * ``client_*`` int64 [n]: the client that a sample belongs to, for the partition ``natural``; -1 in the test set
       means nobody.
     * ``x_public``, ``y_public``: a public set of the source's own.
@@ -85,7 +82,7 @@ class SourceEntry(NamedTuple):
     loader: str
     about: str
     licence: str
-    normalizations: Mapping[str, str] = {DEFAULT: "mean and deviation of its own training samples"}
+    normalizations: Mapping[str, str] = OWN_SAMPLES
 
 
 SOURCES = {
@@ -108,47 +105,51 @@ SOURCES = {
         "fedray.data.cifar:cifar10",
         "CIFAR-10: 50,000 + 10,000 colour photographs of 32x32, 10 classes (Krizhevsky 2009)",
         "no formal licence; free for research",
-        {
-            DEFAULT: "mean and deviation of its own training samples",
-            "ghbm": "the deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables",
-        },
+        {**OWN_SAMPLES, "ghbm": "the deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables"},
     ),
     "image_folder": SourceEntry(
         "fedray.data.image_folder:image_folder",
         "image files of your own in data.root: train/CLASS/..., test/CLASS/...; data.image_size scales them",
         "yours",
+        OF_IMAGES,
     ),
     "federated_csv": SourceEntry(
         "fedray.data.federated_csv:federated_csv",
         "photographs of users: train.csv (user_id,image_id,class), test.csv, images (data.root); data.image_size",
         "yours",
+        OF_IMAGES,
     ),
     "gldv2": SourceEntry(
         "fedray.data.federated_csv:gldv2",
         "Landmarks-User-160k of Google Landmarks v2, as federated_csv: 1,262 users, 164,172 photographs, 2,028 classes",
         "terms of Google and of the photographs' authors; not checked",
+        OF_IMAGES,
     ),
     "inaturalist": SourceEntry(
         "fedray.data.federated_csv:inaturalist",
         "iNaturalist-User-120k, as federated_csv: 9,275 users, 120,300 photographs, 1,203 classes",
         "terms of iNaturalist 2017; not checked",
+        OF_IMAGES,
     ),
     "csv": SourceEntry(
         "fedray.data.csv_files:csv",
         "csv files of your own (data.root): train.csv and test.csv, or one file; data.target_column, "
         "data.client_column, data.input_columns",
         "yours",
+        OF_TABLES,
     ),
     "hf": SourceEntry(
         "fedray.data.hf:hf",
         "a data set of Hugging Face (data.root): its name on the hub, a folder of save_to_disk, or Parquet files; "
         "data.target_column, data.client_column, data.input_columns",
         "that of the data set",
+        OF_TABLES,
     ),
     "npz": SourceEntry(
         "fedray.data.npz:npz",
         "a file of your own (data.root): x_train, y_train, x_test, y_test, optional client_train, x_public, ...",
         "yours",
+        OF_TABLES,
     ),
 }
 
@@ -212,13 +213,16 @@ def _call(name: str, loader: Any, root: str | None, normalization: str, own: Map
     if entry is not None and normalization not in entry.normalizations:
         hint = near_miss(normalization, entry.normalizations)
         raise UserError(f"data.normalization: the source {name} has no {normalization!r}{hint}")
-    if normalization != DEFAULT and "normalization" not in taken:
+    if entry is None and normalization != DEFAULT and "normalization" not in taken:
         raise UserError(f"data.normalization={normalization}: the source {name} takes no argument normalization")
     if (entry is None or "columns" not in taken) and (keys := own["columns"].keys_set):
         raise UserError(f"{keys[0]}: the source {name} has no columns to choose; data.source=csv and hf have")
     places = (root,) if taken - {"normalization"} else ()
     named = {"normalization": normalization, **(own if entry is not None else {})}
-    return loader(*places, **{key: value for key, value in named.items() if key in taken})
+    loaded = loader(*places, **{key: value for key, value in named.items() if key in taken})
+    if entry is None or "normalization" in taken:
+        return loaded
+    return replace(loaded, **of_choice(normalization, loaded.name, loaded.x_train))
 
 
 def from_fields(
@@ -241,7 +245,7 @@ def from_fields(
     source = _make_source(where, {"name": name, **given}, _agreed(where, given.get("task"), kind), ignored)
     x = form_of(source.x_train)
     if isinstance(x, np.ndarray) and x.dtype == np.uint8 and source.scale is None and source.shift is None:
-        return replace(source, **_normalisation(where, {"scale": np.full(x.shape[1], 1 / 255)}, x))
+        return replace(source, **of_bytes(x))
     return source
 
 
@@ -284,7 +288,8 @@ def _make_source(where: str, given: dict[str, Any], kind: str, ignored: int) -> 
                     f"{where}: {name} has {count} samples and {key} {len(found[key])}; they must be equally many"
                 )
     notes = (*(given.get("notes") or ()), *targets.notes)
-    return Source(**{**given, **found, **_normalisation(where, given, form_of(found["x_train"])), "notes": notes})
+    scaling = checked(where, form_of(found["x_train"]), given.get("scale"), given.get("shift"))
+    return Source(**{**given, **found, **scaling, "notes": notes})
 
 
 def _has_part(where: str, given: Mapping[str, Any], part: str) -> bool:
@@ -313,29 +318,3 @@ def _names(where: str, key: str, given: Any) -> tuple[str, ...] | None:
     if isinstance(given, str) or len(set(names)) != len(names):
         raise UserError(f"{where}: {key} must be a list of different names")
     return names
-
-
-def _normalisation(where: str, fields: Mapping[str, Any], x: Any) -> dict[str, Any]:
-    """Returns ``scale`` and ``shift`` as float32, checked. Without them, uint8 inputs of a tuple or dict are scaled to
-    0..1."""
-    if fields.get("scale") is None and fields.get("shift") is None:
-        if not isinstance(x, (tuple, Mapping)) or all(leaf.dtype != np.uint8 for leaf in leaves(x)):
-            return {}
-        return {
-            key: map_leaves(lambda leaf, value=value: _channels(leaf, value) if leaf.dtype == np.uint8 else None, x)
-            for key, value in (("scale", 1 / 255), ("shift", 0.0))
-        }
-    if isinstance(x, (tuple, Mapping)):
-        raise UserError(f"{where}: scale and shift are for data of one input; scale those of a tuple or dict yourself")
-    given: dict[str, Any] = {}
-    for key, default in (("scale", 1.0), ("shift", 0.0)):
-        value = fields.get(key)
-        array = _channels(x, default) if value is None else np.asarray(value)
-        if array.shape != (x.shape[1],) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-            raise UserError(f"{where}: {key} must be {x.shape[1]} finite numbers, one per channel (axis 1 of x)")
-        given[key] = array.astype(np.float32)
-    return given
-
-
-def _channels(x: np.ndarray, value: float) -> np.ndarray:
-    return np.full(x.shape[1], value, np.float32)

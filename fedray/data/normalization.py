@@ -1,0 +1,133 @@
+"""Normalisation: what inputs are multiplied by and what is added, ``float32(x) * scale + shift`` along axis 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedray.core.structure import leaves, map_leaves, outline
+from fedray.errors import UserError
+
+DEFAULT = "default"
+"""The value of ``data.normalization`` unless it is set."""
+
+OWN_SAMPLES = {DEFAULT: "mean and deviation of its own training samples"}
+
+OF_IMAGES = {
+    DEFAULT: "pixels are divided by 255",
+    "imagenet": "mean and deviation of ImageNet, which pretrained models expect",
+}
+
+OF_TABLES = {
+    DEFAULT: "inputs stay as they are; bytes are divided by 255",
+    "standard": "mean and deviation of each column or channel of the training samples",
+    "imagenet": OF_IMAGES["imagenet"],
+}
+
+IMAGENET_MEAN, IMAGENET_DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+"""Of pixels divided by 255, in the order red, green, blue, as torchvision has them."""
+
+ROWS = 4096
+"""The number of samples that are summed at a time."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Scale and shift of one input, float32 ``[channels]``; both are None for an input that stays as it is."""
+
+    scale: np.ndarray | None = None
+    shift: np.ndarray | None = None
+
+
+def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
+    """Returns the fields ``scale`` and ``shift`` of a Source as float32, for the inputs ``x``.
+
+    For a tuple or dict of inputs they have the same parts, with None for inputs that stay as they are; if neither is
+    given, its bytes are divided by 255. Returns nothing if there is nothing to do. Raises :class:`UserError`, which
+    begins with ``where``, for whatever is wrong.
+    """
+    structured = isinstance(x, (tuple, Mapping))
+    if scale is None and shift is None:
+        return of_bytes(x) if structured else {}
+    parts = [map_leaves(lambda leaf: None, x) if each is None else each for each in (scale, shift)]
+    if structured and any(outline(each) != outline(x) for each in parts):
+        raise UserError(
+            f"{where}: scale and shift must have the same parts as the inputs; None keeps an input as it is"
+        )
+    return _fields(x, lambda leaf, *given: _checked_pair(where, leaf, *given), *parts)
+
+
+def of_bytes(x: Any) -> dict[str, Any]:
+    """Returns ``scale`` and ``shift`` that divide the inputs of type uint8 by 255; nothing if there are none."""
+    return _fields(x, lambda leaf: _Pair(_all(leaf, 1 / 255), _all(leaf, 0)) if leaf.dtype == np.uint8 else _Pair())
+
+
+def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
+    """Returns ``scale`` and ``shift`` for the training inputs ``x`` and the value ``choice`` of ``data.normalization``.
+
+    ``default`` changes nothing. In a tuple or dict of inputs those stay as they are to which the choice does not apply.
+    Raises :class:`UserError`, which begins with ``where``, if it applies to none.
+    """
+    if choice == DEFAULT:
+        return {}
+    if choice == "standard" and hasattr(x, "first"):
+        raise UserError(f"{where}: data.normalization=standard needs inputs in memory, and these are read when used")
+    found = _fields(getattr(x, "first", x), {"standard": _standard, "imagenet": _imagenet}[choice])
+    if not found:
+        needed = {"standard": "numbers with a fraction or bytes", "imagenet": "images [n, 3, height, width] of bytes"}
+        raise UserError(f"{where}: data.normalization={choice} needs {needed[choice]}")
+    return found
+
+
+def _fields(x: Any, pair_of: Callable[..., _Pair], *others: Any) -> dict[str, Any]:
+    pairs = map_leaves(pair_of, x, *others)
+    if all(pair.scale is None for pair in leaves(pairs)):
+        return {}
+    return {key: map_leaves(lambda pair, key=key: getattr(pair, key), pairs) for key in ("scale", "shift")}
+
+
+def _checked_pair(where: str, x: np.ndarray, scale: Any, shift: Any) -> _Pair:
+    if scale is None and shift is None:
+        return _Pair()
+    given = {}
+    for key, value, default in (("scale", scale, 1), ("shift", shift, 0)):
+        array = _all(x, default) if value is None else np.asarray(value)
+        if array.shape != (x.shape[1],) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise UserError(f"{where}: {key} must be {x.shape[1]} finite numbers, one per channel (axis 1 of x)")
+        given[key] = array.astype(np.float32)
+    return _Pair(**given)
+
+
+def _standard(x: np.ndarray) -> _Pair:
+    """Subtracts the mean and divides by the deviation; a column that is constant becomes 0."""
+    if x.dtype not in (np.float32, np.uint8):
+        return _Pair()
+    mean = _mean(x, lambda part: part)
+    deviation = np.sqrt(_mean(x, lambda part: (part - mean[:, None]) ** 2))
+    return _pair(mean, np.where(deviation > 0, deviation, 1))
+
+
+def _mean(x: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Returns the mean of ``function``, of parts ``[rows, channels, values]`` in float64, for each channel."""
+    total = np.zeros(x.shape[1])
+    for start in range(0, len(x), ROWS):
+        part = x[start : start + ROWS].astype(np.float64)
+        total += function(part.reshape(*part.shape[:2], -1)).sum(axis=(0, 2))
+    return total * x.shape[1] / x.size
+
+
+def _imagenet(x: np.ndarray) -> _Pair:
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[1] != 3:
+        return _Pair()
+    return _pair(255 * IMAGENET_MEAN, 255 * IMAGENET_DEVIATION)
+
+
+def _pair(mean: np.ndarray, deviation: np.ndarray) -> _Pair:
+    return _Pair((1 / deviation).astype(np.float32), (-mean / deviation).astype(np.float32))
+
+
+def _all(x: np.ndarray, value: float) -> np.ndarray:
+    return np.full(x.shape[1], value, np.float32)
