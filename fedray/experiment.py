@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from fedray.core.local_training import LocalTraining
 from fedray.core.task import Loss, Task
 from fedray.core.transform import Transform
 from fedray.data.source import Source
-from fedray.making import Maker, load_weights
+from fedray.making import Maker
 from fedray.models.inspection import ModelFacts
 
 NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
@@ -117,6 +116,4 @@ class Experiment:
             with torch.no_grad():
                 for parameter in module.parameters():
                     parameter.zero_()
-        if self.config.model.weights and client is None:
-            load_weights(module, Path(self.config.model.weights))
         return module

@@ -24,6 +24,7 @@ from fedray.errors import UserError, first_sentence, near_miss
 from fedray.importing import as_user_error
 from fedray.models import build, find_model, options_of
 from fedray.models.heads import Head, add_head, find_head
+from fedray.models.norms import replace_norms
 
 
 class Maker(Protocol):
@@ -59,8 +60,14 @@ def maker_of(section: ModelConfig, given: Any, example: Any, classes: int, head:
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
         make = SeededMaker(chosen, name, shape, classes, options, seed)
+    if section.weights is not None and section.init == "zeros":
+        raise UserError("model.init=zeros and model.weights exclude each other: give one of them")
+    if section.norm is not None:
+        make = NormMaker(make, name, section.norm, section.norm_groups)
     found = find_head(head)
-    return name, make if found is None else HeadMaker(make, name, found, head, section.proj_dim, example, seed)
+    if found is not None:
+        make = HeadMaker(make, name, found, head, section.proj_dim, example, seed)
+    return name, make if section.weights is None else WeightsMaker(make, Path(section.weights), classes)
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,25 @@ class SeededMaker:
 
 
 @dataclass(frozen=True)
+class NormMaker:
+    """A maker of a model with other normalisation layers than its own, which draws as many random numbers."""
+
+    make: Maker
+    name: str
+    norm: str
+    groups: int
+
+    @property
+    def code(self) -> Sequence[Any]:
+        return self.make.code
+
+    def __call__(self, client: int | None = None) -> nn.Module:
+        module = self.make(client)
+        replace_norms(module, self.norm, self.groups, self.name)
+        return module
+
+
+@dataclass(frozen=True)
 class HeadMaker:
     """A maker of a model with a head, whose initial weights, too, depend only on the seed and the client."""
 
@@ -136,11 +162,42 @@ class HeadMaker:
         return module
 
 
-def load_weights(module: nn.Module, path: Path) -> None:
-    """Loads initial weights into ``module`` from a safetensors or pt file.
+@dataclass(frozen=True)
+class WeightsMaker:
+    """A maker of a model whose weights are loaded from a file; those for single clients are drawn all the same."""
 
-    Raises :class:`UserError` if the file can't be read, or lacks a tensor of the right name, shape and finite numbers.
-    A file without the tensors of the model's head is accepted; the head then keeps the weights that were drawn.
+    make: Maker
+    path: Path
+    classes: int
+
+    @property
+    def code(self) -> Sequence[Any]:
+        return self.make.code
+
+    def __call__(self, client: int | None = None) -> nn.Module:
+        module = self.make(client)
+        if client is None:
+            load_weights(module, self.path, self.classes)
+        return module
+
+    def notes(self) -> list[str]:
+        """Returns lines for the user about tensors that are not loaded from the file."""
+        kept = load_weights(self.make(), self.path, self.classes)
+        if not kept:
+            return []
+        return [
+            f"model.weights: {', '.join(kept)} begin as drawn, because {self.path} has none for "
+            f"{self.classes} classes or for this head"
+        ]
+
+
+def load_weights(module: nn.Module, path: Path, classes: int) -> list[str]:
+    """Loads initial weights into ``module`` from a safetensors or pt file, and returns the names of the tensors that
+    keep the weights that were drawn.
+
+    These are those of the model's head, if the file has none of them, and those of a classifier of ``classes`` outputs,
+    if that of the file has another number. Raises :class:`UserError` if the file can't be read, or lacks any other
+    tensor of the right name, shape and finite numbers.
     """
     try:
         tensors: dict[str, Tensor] = (
@@ -156,9 +213,12 @@ def load_weights(module: nn.Module, path: Path) -> None:
         raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
     heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
-    of_head = {name for name in wanted if name.startswith(tuple(heads))}
-    if not of_head & tensors.keys():
-        wanted = {name: shape for name, shape in wanted.items() if name not in of_head}
+    of_head = [name for name in wanted if name.startswith(tuple(heads))]
+    kept = [] if tensors.keys() & set(of_head) else of_head
+    kept += [
+        name for name in _classifier(module, classes) if name in tensors and _other_length(tensors[name], wanted[name])
+    ]
+    wanted = {name: shape for name, shape in wanted.items() if name not in kept}
     for name, shape in wanted.items():
         if name not in tensors:
             raise UserError(f"model.weights: {path} has no tensor {name!r}{near_miss(name, tensors)}")
@@ -169,3 +229,17 @@ def load_weights(module: nn.Module, path: Path) -> None:
         if not torch.isfinite(tensors[name]).all():
             raise UserError(f"model.weights: {name} in {path} has numbers that are not finite")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
+    return kept
+
+
+def _classifier(module: nn.Module, classes: int) -> list[str]:
+    """Returns the names of the tensors of the model's last Linear layer, if it has ``classes`` outputs."""
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if not layers or layers[-1][1].out_features != classes:
+        return []
+    return [f"{layers[-1][0]}.{name}".lstrip(".") for name, _ in layers[-1][1].named_parameters()]
+
+
+def _other_length(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """Returns whether a tensor differs from ``shape`` in its first axis alone."""
+    return tensor.dim() == len(shape) and tensor.shape[1:] == tuple(shape[1:]) and tensor.shape[0] != shape[0]

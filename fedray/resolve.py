@@ -32,7 +32,7 @@ from fedray.experiment import Experiment, Own
 from fedray.implied import implied_values, notes_on, values_for_nulls
 from fedray.importing import as_user_error, home_of, import_object
 from fedray.inputs import inputs_of
-from fedray.making import Maker, maker_of
+from fedray.making import Maker, WeightsMaker, maker_of
 from fedray.models import find_model
 from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
@@ -184,7 +184,8 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
             f"algorithm.name={config.algorithm.name} compares what models say of classes, which task.kind={task.kind} "
             "does not have"
         )
-    return _Model(name, make, module, task, facts, notes)
+    of_weights = make.notes() if isinstance(make, WeightsMaker) else ()
+    return _Model(name, make, module, task, facts, (*notes, *of_weights))
 
 
 def _with_sections(config: Config, **sections: Mapping[str, Any]) -> Config:

@@ -194,6 +194,49 @@ def fedcm(
     return rounds
 
 
+def scaffold_m(
+    problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, beta=0.1
+) -> list[Outcome]:
+    def corrected(i, y, g):
+        met[i].append(g)
+        return beta * (g - c_i[i] + c) + (1 - beta) * momentum
+
+    x = beginning(problem, start)
+    clients = list(range(len(problem.sizes)))
+    c = momentum = np.zeros_like(x)
+    c_i = dict.fromkeys(clients, c)
+    p_all = shares(problem, clients, train)
+    rounds = []
+    for _, cohort, lr, p in schedule(problem, cohorts, train):
+        met = {i: [] for i in cohort}
+        ys, loss = local_sgd(problem, cohort, x, train, lr, corrected)
+        new = {i: sum(met[i]) / len(met[i]) for i in cohort}
+        c = c + sum(p_all[i] * (new[i] - c_i[i]) for i in cohort)
+        c_i = c_i | new
+        momentum = mean(p, {i: (x - ys[i]) / (steps(train, i) * lr) for i in cohort})
+        x = x + train.server_lr * mean(p, {i: ys[i] - x for i in cohort})
+        rounds.append(Outcome(x, loss, mean(p, ys), server={"c": c, "g": momentum}, clients={"c": c_i}))
+    return rounds
+
+
+def fedacg(
+    problem: Objectives, cohorts: Cohorts, train: Train, start: Vector | None = None, *, lam=0.85, beta=0.01
+) -> list[Outcome]:
+    def corrected(i, y, g):
+        return g + beta * (y - z)
+
+    x = beginning(problem, start)
+    m = np.zeros_like(x)
+    rounds = []
+    for _, cohort, lr, p in schedule(problem, cohorts, train):
+        z = x + lam * m
+        ys, loss = local_sgd(problem, cohort, z, train, lr, corrected)
+        m = lam * m + mean(p, {i: ys[i] - z for i in cohort})
+        x = x + m
+        rounds.append(Outcome(x, loss, mean(p, ys), server={"m": m}))
+    return rounds
+
+
 def ghbm(
     problem: Objectives,
     cohorts: Cohorts,

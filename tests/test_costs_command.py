@@ -42,6 +42,7 @@ ROUND = {
     "adabest": (1 * PLAIN, 1 * PLAIN, SGD + 2 * STEPS * PLAIN),
     "domo": (2 * PLAIN, 1 * PLAIN, SGD),
     "fastslowmo": (2 * PLAIN, 2 * PLAIN, SGD),
+    "fedacg": (1 * PLAIN, 1 * PLAIN, SGD + 2 * STEPS * PLAIN),
     "fedadagrad": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedadam": (1 * PLAIN, 1 * PLAIN, SGD),
     "fedadc": (2 * PLAIN, 1 * PLAIN, SGD),
@@ -70,6 +71,8 @@ ROUND = {
     "pfedmo": (2 * PLAIN, 2 * PLAIN, SGD + REPRESENTATION),
     # Table VIII's 2 (K + 1) |w|, of which the overview says nothing
     "scaffold": (2 * PLAIN, 2 * PLAIN, SGD + 2 * (STEPS + CLIENTS) * PLAIN),
+    # SCAFFOLD's, and one more addition in each step
+    "scaffold_m": (3 * PLAIN, 2 * PLAIN, SGD + (3 * STEPS + 2 * CLIENTS) * PLAIN),
     "slowmo": (1 * PLAIN, 1 * PLAIN, SGD),
 }  # fmt: skip
 """How many numbers each client is sent and sends, and how many FLOPs the round takes."""

@@ -17,7 +17,7 @@ ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 # the others' server rules have no eta_g
 SERVER_LR = (
     *("fedavgm", "mime", "mimemom", "mimelite", "mimelitemom"),
-    *("scaffold", "fedcm", "fedtrip", "local_ghbm", "fedhbm", "fedavg", "fedprox"),
+    *("scaffold", "scaffold_m", "fedcm", "fedtrip", "local_ghbm", "fedhbm", "fedavg", "fedprox"),
 )
 # compared over participation and weights in test_algorithms_against_references.py
 BASE = {"fedavg": ({}, {}), "fedprox": ({"mu": 0.1}, {"mu": 1.5}), "fednag": ({"gamma": 0.5}, {"gamma": 0.8})}
@@ -36,6 +36,8 @@ HYPER = {
     "feddyn": ({"alpha": 0.1}, {"alpha": 0.7}),
     "adabest": ({"mu": 0.1, "beta": 0.5}, {"mu": 0.4, "beta": 0.85}),
     "fedcm": ({"alpha": 0.1}, {"alpha": 0.5}),
+    "scaffold_m": ({"beta": 0.1}, {"beta": 0.6}),
+    "fedacg": ({"lam": 0.85, "beta": 0.01}, {"lam": 0.5, "beta": 0.3}),
     "fedtrip": ({"mu": 0.4}, {"mu": 1.0, "xi_scale": 0.5}),
     "ghbm": ({"tau": 1, "beta": 0.9}, {"tau": 3, "beta": 0.7}),
     "local_ghbm": ({"beta": 0.9}, {"beta": 0.5}),
@@ -68,7 +70,18 @@ MOMENTUM = [("slowmo", {"buffer": b}) for b in ("reset", "maintain", "average")]
 ]
 EITHER = [*((a, 0.0) for a in ALL), *((a, 0.9) for a in MOMENTUM)]
 # where ALGORITHMS.md says which weights a paper has
-UNIFORM = ("mime", "mimemom", "mimelite", "mimelitemom", "scaffold", "feddyn", "adabest", "fedcm")
+UNIFORM = (
+    "mime",
+    "mimemom",
+    "mimelite",
+    "mimelitemom",
+    "scaffold",
+    "feddyn",
+    "adabest",
+    "fedcm",
+    "scaffold_m",
+    "fedacg",
+)
 SAMPLES = ("fedavgm", "fedmom", "fedtrip", "ghbm", "local_ghbm", "fedhbm")
 
 

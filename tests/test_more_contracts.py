@@ -25,6 +25,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] =
     ("fedadc", {"beta_g": 0.5, "beta_l": 0.3}, {"beta_g": 0.0, "beta_l": 0.0}, {}),
     ("fedadc", {"variant": "nesterov", "beta_g": 0.5}, {"beta_g": 0.0}, {}),
     ("fedcm", {}, {"alpha": 1.0}, {}),
+    ("scaffold_m", {"beta": 0.3}, None, {}),
+    ("fedacg", {}, {"lam": 0.0, "beta": 0.0}, {}),
     ("scaffold", {}, None, {}),
     ("scaffold", {"option": 1}, None, {"train.weighting": "samples"}),
     ("mime", {}, None, {}),

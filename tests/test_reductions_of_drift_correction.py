@@ -51,6 +51,12 @@ def test_the_optimum_of_heterogeneous_clients_is_reached(run, convex, name, hype
     assert off(run(problem, settings | decay, name, **hyper).models[-1], optimum) <= TOLERANCE
 
 
+@pytest.mark.parametrize("settings", [STEEP, PARTLY | {"run.rounds": 240}], ids=["full", "partial"])
+def test_scaffold_m_reaches_the_optimum(run, quadratics, settings):
+    """Weight decay is left out: D contains it too, so that it counts 1 / beta times, as in FedCM."""
+    assert off(run(quadratics, settings, "scaffold_m", beta=0.3).models[-1], quadratics.optimum()) <= TOLERANCE
+
+
 def test_fedavg_is_biased(run, convex):
     problem, decay, optimum = convex
     fedavg = run(problem, STEEP | decay, "fedavg")

@@ -192,3 +192,34 @@ def test_fedcm_is_ghbm_of_tau_one(run, logistic, even, alpha):
     settings = even | UNIFORM | {"train.lr": 0.3 * alpha}
     same(fedcm, run(logistic, settings, "ghbm", tau=1, beta=1 - alpha))
     differ(fedcm, run(logistic, settings, "fedavg"))
+
+
+def test_fedacg_without_momentum_is_fedprox(run, logistic, anyhow):
+    fedacg = run(logistic, anyhow | UNIFORM, "fedacg", lam=0.0, beta=0.4)
+    same(fedacg, run(logistic, anyhow | UNIFORM, "fedprox", mu=0.4))
+    differ(fedacg, run(logistic, anyhow | UNIFORM, "fedacg", lam=0.5, beta=0.4))
+
+
+def test_one_step_of_fedacg_is_nesterovs_accelerated_gradient(run, logistic):
+    x, m, path = logistic.start, 0.0, [logistic.start]
+    for _ in range(ROUNDS):
+        ahead = x + 0.7 * m
+        m = 0.7 * m - LR * np.mean([logistic.gradient(i, ahead) for i in range(5)], axis=0)
+        x = x + m
+        path.append(x)
+    same(run(logistic, ONE_STEP | UNIFORM, "fedacg", lam=0.7, beta=0.0), path)
+
+
+def test_scaffold_m_with_fresh_gradients_alone_is_scaffold(run, logistic, anyhow):
+    """Its second option, since under plain SGD the local steps are the gradients that the client met."""
+    scaffold = run(logistic, anyhow | UNIFORM, "scaffold", option=2)
+    same(run(logistic, anyhow | UNIFORM, "scaffold_m", beta=1.0), scaffold)
+    differ(run(logistic, anyhow | UNIFORM, "scaffold_m", beta=0.5), scaffold)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
+def test_scaffold_m_of_equal_clients_is_fedcm(run, alpha):
+    """Where all clients have the same gradient, in full cohorts, c_i and c cancel."""
+    problem = make_logistic((11,))
+    settings = FULL | UNIFORM | {"train.lr": 0.2}
+    same(run(problem, settings, "scaffold_m", beta=alpha), run(problem, settings, "fedcm", alpha=alpha))

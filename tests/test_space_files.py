@@ -246,6 +246,8 @@ def test_papers_grids():
     assert grid("fedcm") == {"alpha": [0.05, 0.1, 0.5], **common, "lr": [1.0, 0.5, 0.1]}
     assert grid("ghbm") == {"tau": [5, 10, 20, 40], "beta": [0.9], **common, "lr": [1.0, 0.5, 0.1]}
     assert grid("fedhbm") == {"beta": [1.0, 0.99, 0.9], **common}
+    assert grid("scaffold_m") == {"beta": [0.05, 0.1, 0.5], **common, "lr": [1.0, 0.5, 0.1]}
+    assert grid("fedacg") == {"lam": [0.85], "beta": [0.1, 0.01, 0.001], **without}
     assert grid("fedtrip")["mu"][0] == 0.1
     assert grid("fedtrip")["mu"][-1] == 2.5
     assert grid("fedsiam_da") == {"mu": [0.05, 0.1, 0.2, 1.0]}

@@ -239,6 +239,10 @@ class ModelConfig(Section):
     name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")
     init: Literal["default", "zeros"] = Field("default", description="PyTorch's initialisation, or zeros")
     weights: str | None = Field(None, description="a safetensors or pt file with initial weights")
+    norm: Literal["batch", "group", "none"] | None = Field(
+        None, description="normalisation layers in the place of the model's own BatchNorm and GroupNorm"
+    )
+    norm_groups: Whole = Field(2, ge=1, description="norm=group: groups of each GroupNorm")
     head: str = Field(
         "auto",
         description="head in the place of the last layer: none, moon, siam, your own file.py:Class; auto: what the "

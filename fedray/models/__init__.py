@@ -1,8 +1,9 @@
 """The papers' models.
 
-A model is a class of ``torch.nn.Module`` that maps inputs ``[b, *input_shape]`` to logits ``[b, classes]``. Its
-constructor may have the arguments ``input_shape`` and ``classes``. Its other arguments are options, which a config sets
-as ``model.<option>``. A class may have its own ``task_loss(logits, targets) -> [b]``; otherwise cross-entropy is used.
+A model is a class of ``torch.nn.Module``, or a function that makes one, which maps inputs ``[b, *input_shape]`` to
+logits ``[b, classes]``. It may have the arguments ``input_shape`` and ``classes``. Its other arguments are options,
+which a config sets as ``model.<option>``. A class may have its own ``task_loss(logits, targets) -> [b]``; otherwise
+cross-entropy is used.
 """
 
 from __future__ import annotations
@@ -18,8 +19,20 @@ from fedray.importing import FORMS, as_user_error, import_object, is_own
 from fedray.models.ghbm import GHBMCNN, ResNet20
 from fedray.models.heads import Head as Head
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
+from fedray.models.text import ShakespeareLSTM, StackOverflowLSTM
+from fedray.models.vision import (
+    PREFIX,
+    AlexNet,
+    FireNet,
+    mobilenet_v2,
+    resnet18,
+    resnet50,
+    torchvision_model,
+    vgg16,
+    vit_b_16,
+)
 
-MODELS: dict[str, type[nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": Linear,
     "logistic": Logistic,
     "mlp": MLP,
@@ -27,14 +40,26 @@ MODELS: dict[str, type[nn.Module]] = {
     "cnn": FedTripCNN,
     "ghbm_cnn": GHBMCNN,
     "resnet20": ResNet20,
+    "alexnet": AlexNet,
+    "vgg16": vgg16,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "mobilenet_v2": mobilenet_v2,
+    "vit_b_16": vit_b_16,
+    "firenet": FireNet,
+    "shakespeare_lstm": ShakespeareLSTM,
+    "stackoverflow_lstm": StackOverflowLSTM,
 }
 
 
 def find_model(name: str) -> Callable[..., nn.Module]:
-    """Returns the class of the model ``name``, or the user's own as ``file.py:Class`` or ``module:Class``.
+    """Returns the class or function that makes the model ``name``, or the user's own as ``file.py:Class`` or
+    ``module:Class``.
 
-    Raises :class:`UserError` if there is none.
+    ``torchvision:NAME`` is a classifier of torchvision. Raises :class:`UserError` if there is none.
     """
+    if name.startswith(PREFIX):
+        return torchvision_model(name.removeprefix(PREFIX))
     if is_own(name):
         found = import_object(name, "model.name")
         if not callable(found):

@@ -1,0 +1,58 @@
+"""FedACG: clients start ahead of the global model, where the server's momentum will lead it.
+
+G. Kim, J. Kim, B. Han: Communication-Efficient Federated Learning with Accelerated Client Gradient. CVPR 2024 (arXiv
+2201.03172).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedray.algorithms import base
+from fedray.algorithms.base import Broadcast, Carry, Work
+from fedray.algorithms.fedavg import FedAvg
+from fedray.algorithms.server_state import ServerState
+from fedray.core.batches import Batch
+from fedray.core.client import ClientPhase
+from fedray.core.vectors import Model
+
+
+class FedACG(FedAvg):
+    """z = x^r + lambda m; y_j = y_{j-1} - eta_l (g_i(y_{j-1}) + beta (y_{j-1} - z)) from y_0 = z;
+    m <- lambda m + mean_i (y_i - z); x^{r+1} = x^r + m = mean_i y_i.
+
+    The server sends z alone. The global model is x.
+    """
+
+    paper = "Kim et al., CVPR 2024"
+    work = Work(per_step=2)
+    uses_server_lr = False
+    weighting = "uniform"
+
+    class Hyper(base.Hyper):
+        lam: float = base.parameter(0.85, "server momentum (lambda)", ge=0, lt=1)
+        beta: float = base.parameter(0.01, "weight of the proximal term (beta)", ge=0)
+
+    def init_server(self, server: ServerState) -> None:
+        server["m"] = server["x"].zeros()
+
+    def broadcast(self, server: ServerState, phase: str) -> Broadcast:
+        return Broadcast({"z": self._lookahead(server)})
+
+    def begin(self, client: ClientPhase) -> Carry:
+        return Carry({"y": client.start("z")})
+
+    def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
+        y, z = carry["y"], client.shared["z"]
+        gradient = client.objective.gradient(y, batch) + self.hyper.beta * (y - z)
+        return client.optimizer.descend(carry, "y", gradient)
+
+    def server_update(
+        self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
+    ) -> None:
+        server["m"] = self.hyper.lam * server["m"] + (sums["y"] - self._lookahead(server))
+        server["x"] = sums["y"]
+
+    def _lookahead(self, server: ServerState) -> Model:
+        return server["x"] + self.hyper.lam * server["m"]

@@ -1,0 +1,42 @@
+"""Other normalisation layers in the place of a model's own (``model.norm``).
+
+Running statistics of BatchNorm are averaged over clients whose data differ, which is why federated learning often uses
+GroupNorm instead (K. Hsieh et al.: The Non-IID Data Quagmire of Decentralized Machine Learning. ICML 2020).
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedray.errors import UserError
+
+
+def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
+    """Replaces the BatchNorm and GroupNorm layers of ``module`` by those that ``norm`` (``model.norm``) names.
+
+    ``batch`` makes BatchNorm for images of all, ``group`` GroupNorm of ``groups`` groups, ``none`` takes them away. New
+    layers begin as they do in torch, with weight 1 and bias 0. LayerNorm and other layers stay. ``name`` stands for
+    the model in messages. Raises :class:`UserError` if there is no layer to replace, or its channels can't be divided
+    into the groups.
+    """
+    found = {place: layer for place, layer in module.named_modules() if isinstance(layer, (_BatchNorm, nn.GroupNorm))}
+    if not found:
+        raise UserError(f"model.norm={norm}: model {name} has neither BatchNorm nor GroupNorm")
+    for place, layer in found.items():
+        parent, _, child = place.rpartition(".")
+        if not place:
+            raise UserError(f"model.norm={norm}: model {name} is itself a normalisation layer")
+        setattr(module.get_submodule(parent), child, _new(layer, norm, groups, f"{name}: {place}"))
+
+
+def _new(layer: _BatchNorm | nn.GroupNorm, norm: str, groups: int, where: str) -> nn.Module:
+    channels = layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.num_features
+    affine = layer.affine
+    if norm == "none":
+        return nn.Identity()
+    if norm == "batch":
+        return layer if isinstance(layer, _BatchNorm) else nn.BatchNorm2d(channels, affine=affine)
+    if channels % groups:
+        raise UserError(f"model.norm_groups={groups}: {where} has {channels} channels, which {groups} does not divide")
+    return nn.GroupNorm(groups, channels, affine=affine)

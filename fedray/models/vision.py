@@ -1,0 +1,187 @@
+"""Larger networks for images: AlexNet, FireNet, and torchvision's VGG-16, ResNets, MobileNetV2 and ViT-B/16.
+
+``torchvision:NAME`` is any other classifier of torchvision. The initial weights of all are drawn; ``model.weights``
+loads trained ones. torchvision is imported when one of them is made, because that takes a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedray.errors import UserError, near_miss
+
+PREFIX = "torchvision:"
+"""What the name of a torchvision model begins with."""
+
+TWO_OUTPUTS = ("googlenet", "inception_v3")
+"""The classifiers that have further outputs in training unless they are told to leave them out."""
+
+
+class AlexNet(nn.Module):
+    """AlexNet for small images, with one linear layer of 192 in place of two of 4,096: 2,717,578 parameters for
+    CIFAR-10.
+
+    A. Krizhevsky, I. Sutskever, G. E. Hinton: ImageNet Classification with Deep Convolutional Neural Networks. NeurIPS
+    2012, with the channels of torchvision's. FedTrip prints 2.72 million parameters and 145.93 million multiply-adds
+    for its AlexNet, and no layers. Of the variants that were tried this one is nearest, with 145.92 million.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        channels, height, width = image_shape(input_shape, least=9)
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 64, 11, stride=4, padding=5), nn.ReLU(),
+            nn.Conv2d(64, 192, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(),
+            nn.MaxPool2d(3, stride=2),
+        )  # fmt: skip
+        height, width = (((size - 1) // 4 + 1 - 3) // 2 + 1 for size in (height, width))
+        self.classifier = nn.Sequential(nn.Linear(256 * height * width, 192), nn.ReLU(), nn.Linear(192, classes))
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).flatten(1))
+
+
+class FireNet(nn.Module):
+    """FireNet, three convolutions and three linear layers for photographs of fire, 646,818 parameters for 2 classes.
+
+    A. Jadon, M. Omama, A. Varshney, M. S. Ansari, R. Sharma: FireNet: A Specialized Lightweight Fire & Smoke Detection
+    Model for Real-Time IoT Applications. arXiv 1905.11922, 2019. Each convolution has 3 x 3 kernels, ReLU, 2 x 2
+    average-pooling and dropout; images are 64 x 64 there.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        channels, height, width = image_shape(input_shape, least=22)
+        layers: list[nn.Module] = []
+        for before, after in ((channels, 16), (16, 32), (32, 64)):
+            layers += [nn.Conv2d(before, after, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Dropout(0.5)]
+            height, width = (height - 2) // 2, (width - 2) // 2
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Linear(64 * height * width, 256), nn.ReLU(), nn.Dropout(0.2),
+            nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, classes),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).flatten(1))
+
+
+def vgg16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """VGG-16 of torchvision, without BatchNorm, 134,301,514 parameters for 10 classes.
+
+    K. Simonyan, A. Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition. ICLR 2015,
+    configuration D. Features of images smaller than 224 x 224 are scaled to 7 x 7 by average-pooling.
+    """
+    return _made("vgg16", input_shape, classes, least=32)
+
+
+def resnet18(input_shape: tuple[int, ...], classes: int, stem: Literal["small", "imagenet"] = "small") -> nn.Module:
+    """ResNet-18 with BatchNorm, 11,173,962 parameters for 10 classes; a stem for small images unless
+    ``stem=imagenet``.
+
+    K. He, X. Zhang, S. Ren, J. Sun: Deep Residual Learning for Image Recognition. CVPR 2016. The small stem is one
+    convolution with 3 x 3 kernels that keeps the image's size. ImageNet's halves it twice, by a convolution with 7 x 7
+    kernels and max-pooling; then the network is torchvision's, 11,181,642 parameters.
+    """
+    return _with_stem(_made("resnet18", input_shape, classes, least=8), stem)
+
+
+def resnet50(input_shape: tuple[int, ...], classes: int, stem: Literal["small", "imagenet"] = "small") -> nn.Module:
+    """ResNet-50 with BatchNorm, 23,520,842 parameters for 10 classes; a stem for small images unless
+    ``stem=imagenet``.
+
+    The paper and the stems are those of ``resnet18``. MOON and FedSiam-DA train it on CIFAR with heads of their own
+    (``model.head``).
+    """
+    return _with_stem(_made("resnet50", input_shape, classes, least=8), stem)
+
+
+def mobilenet_v2(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """MobileNetV2 of torchvision, with BatchNorm and dropout, 3,504,872 parameters for 1,000 classes.
+
+    M. Sandler, A. Howard, M. Zhu, A. Zhmoginov, L.-C. Chen: MobileNetV2: Inverted Residuals and Linear Bottlenecks.
+    CVPR 2018. It divides the image's size by 32.
+    """
+    return _made("mobilenet_v2", input_shape, classes, least=32)
+
+
+def vit_b_16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Vision Transformer ViT-B/16 of torchvision for square images of any multiple of 16 pixels, 86 million parameters.
+
+    A. Dosovitskiy et al.: An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale. ICLR 2021.
+    """
+    return _made("vit_b_16", input_shape, classes, least=16)
+
+
+def torchvision_model(name: str) -> Callable[..., nn.Module]:
+    """Returns a function that makes the torchvision classifier ``name``, which stands behind ``torchvision:``.
+
+    Its options are those of the classifier's class in torchvision. Raises :class:`UserError` if there is none.
+    """
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if name not in known:
+        raise UserError(f"model.name={PREFIX}{name}: torchvision has no such classifier{near_miss(name, known)}")
+    made = partial(_classifier, name)
+    made.__doc__ = f"{name} of torchvision, as it is there. Its options are those of its class."
+    return made
+
+
+def _classifier(name: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
+    return _made(name, input_shape, classes, **options)
+
+
+def _made(name: str, input_shape: tuple[int, ...], classes: int, least: int = 1, **options: Any) -> nn.Module:
+    """Makes a torchvision classifier for images of ``least`` pixels or more, with weights that are drawn."""
+    from torchvision.models import get_model_builder
+
+    channels, height, width = image_shape(input_shape, least)
+    builder = get_model_builder(name)
+    if name in TWO_OUTPUTS:
+        options = {"aux_logits": False, "init_weights": True, **options}
+    if name.startswith("vit_"):
+        if height != width:
+            raise ValueError(f"it takes square images, not {height} x {width}")
+        options = {"image_size": height, **options}
+    module = builder(weights=None, num_classes=classes, **options)
+    if channels != 3:
+        _take_channels(module, channels)
+    return module
+
+
+def _take_channels(module: nn.Module, channels: int) -> None:
+    """Makes the first convolution, which takes colour images, one for images of ``channels`` channels."""
+    first = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
+    first.in_channels = channels
+    first.weight = nn.Parameter(first.weight.new_empty(first.out_channels, channels, *first.kernel_size))
+    nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _with_stem(module: Any, stem: str) -> nn.Module:
+    if stem not in ("small", "imagenet"):
+        raise ValueError(f"stem must be small or imagenet, not {stem!r}")
+    if stem == "small":
+        module.conv1 = nn.Conv2d(module.conv1.in_channels, 64, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
+        module.maxpool = nn.Identity()
+    return module
+
+
+def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    """Returns channels, height and width; raises ``ValueError`` unless inputs are images of ``least`` pixels."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        raise ValueError(
+            f"it takes images [channels, height, width] of at least {least} x {least}, not inputs {input_shape}"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
