@@ -72,9 +72,12 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
         elif name in SOURCES:
             yield from _wrap(name, SOURCES[name].about, indent=20)
             yield from _wrap("", f"licence: {SOURCES[name].licence}", indent=20)
-            if len(SOURCES[name].normalizations) > 1:
-                for value, what in SOURCES[name].normalizations.items():
-                    yield from _wrap("", f"data.normalization={value}: {what}", indent=20)
+            yield from _wrap("", f"tested with: {SOURCES[name].tested}", indent=20)
+            for key, values in (
+                ("variant", SOURCES[name].variants), ("normalization", SOURCES[name].normalizations),
+            ):  # fmt: skip
+                for value, what in values.items() if len(values) > 1 else ():
+                    yield from _wrap("", f"data.{key}={value}: {what}", indent=20)
     if not names or any(name in PARTITIONERS for name in names):
         yield from paragraph(
             "partitions (data.partition.kind); auto: natural if the data say whose each sample is, else dirichlet if "

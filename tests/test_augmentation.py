@@ -9,7 +9,7 @@ import pytest
 import torch
 from client_stacks import client_phase, data
 from small_modules import made
-from test_cifar import BINARY, batches, write  # noqa: F401
+from test_cifar import batches, write  # noqa: F401
 
 from fedray import UserError, simulate
 from fedray.core.augmentation import crop_flip
@@ -18,7 +18,7 @@ from fedray.core.local_training import LocalTraining
 from fedray.core.network import LoopNetwork, StackNetwork
 from fedray.core.samples import Samples
 from fedray.core.seeds import Purpose, stream
-from fedray.data.cifar import MEAN
+from fedray.data.cifar import MEAN, TEN
 from fedray.data.source import Source, load_source
 from fedray.models.small import Logistic
 from fedray.testing.contracts import small_source
@@ -79,7 +79,7 @@ def test_inside_the_border_bits_are_those_of_the_untouched_image():
 
 
 def test_cifar_has_the_deviations_of_ghbm(batches, tmp_path):  # noqa: F811
-    write(tmp_path, batches, BINARY)
+    write(tmp_path, batches, TEN.binary)
     for name, deviations in (("default", (0.2470, 0.2435, 0.2616)), ("ghbm", (0.2023, 0.1994, 0.2010))):
         source = load_source("cifar10", str(tmp_path), name)
         normalised = source.x_train[0].astype(float) * source.scale[:, None, None] + source.shift[:, None, None]

@@ -13,7 +13,7 @@ import pytest
 
 from fedray.cli import main
 from fedray.data import cifar
-from fedray.data.cifar import BINARY, PARTS, PYTHON, read_batch
+from fedray.data.cifar import TEN, read_batch
 from fedray.data.source import load_source
 from fedray.errors import UserError
 
@@ -30,13 +30,17 @@ def number(value):
     return b"K" + bytes([value]) if value < 256 else b"M" + struct.pack("<H", value)
 
 
-def published(x, y, label=b"testing batch 1 of 1"):
-    """A batch as the publisher's Python 2 pickled it, byte for byte but for the names of its files, which are lost."""
+def published(x, y, label=b"testing batch 1 of 1", **more):
+    """A batch as the publisher's Python 2 pickled it, byte for byte but for the names of its files, which are lost.
+
+    ``more`` are further labels by their names, as CIFAR-100's files have them.
+    """
     pixels = x.tobytes()
     pieces = [b"\x80\x02}q\x01(", text(b"batch_label"), b"q\x02", text(label), b"q\x03"]
-    pieces += [text(b"labels"), b"q\x04]q\x05"]
-    for start in range(0, len(y), 1000):
-        pieces += [b"(", *map(number, y[start : start + 1000].tolist()), b"e"]
+    for key, column in {"labels": y, **more}.items():
+        pieces += [text(key.encode()), b"q\x04]q\x05"]
+        for start in range(0, len(column), 1000):
+            pieces += [b"(", *map(number, column[start : start + 1000].tolist()), b"e"]
     pieces += [text(b"data"), b"q\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85"]
     pieces += [text(b"b"), b"\x87Rq\t(K\x01", number(len(x)), b"M\x00\x0c\x86cnumpy\ndtype\nq\n", text(b"u1")]
     pieces += [b"K\x00K\x01\x87Rq\x0b(K\x03", text(b"|"), b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"]
@@ -53,7 +57,7 @@ def records(x, y):
 def write(folder, batches, layout):
     folder.mkdir(parents=True, exist_ok=True)
     for part, (x, y) in batches.items():
-        if layout == BINARY:
+        if layout == TEN.binary:
             (folder / f"{part}.bin").write_bytes(records(x, y))
         else:
             (folder / part).write_bytes(published(x, y))
@@ -63,11 +67,11 @@ def write(folder, batches, layout):
 def batches():
     """Small batches of different sizes."""
     rng = np.random.Generator(np.random.Philox(0))
-    sizes = dict(zip(PARTS, (20, 10, 11, 12, 13, 9), strict=True))
+    sizes = dict(zip(TEN.parts, (20, 10, 11, 12, 13, 9), strict=True))
     return {part: (rng.integers(0, 256, (n, 3, 32, 32), np.uint8), np.arange(n) % 10) for part, n in sizes.items()}
 
 
-@pytest.fixture(params=[BINARY, PYTHON])
+@pytest.fixture(params=[TEN.binary, TEN.python])
 def layout(request):
     return request.param
 
@@ -76,8 +80,8 @@ def test_real_files():
     place = os.environ.get("FEDRAY_DATA")
     if not place:
         pytest.skip("FEDRAY_DATA is not set: no folder with the real data sets")
-    if not (Path(place) / BINARY).is_dir():
-        pytest.skip(f"$FEDRAY_DATA has no {BINARY}")
+    if not (Path(place) / TEN.binary).is_dir():
+        pytest.skip(f"$FEDRAY_DATA has no {TEN.binary}")
     source = load_source("cifar10")
     assert (source.name, source.classes) == ("cifar10", 10)
     assert (source.x_train.dtype, source.y_train.dtype) == (np.uint8, np.int64)
@@ -95,7 +99,7 @@ def test_real_files():
     x, y = np.concatenate([source.x_train, source.x_test]), np.concatenate([source.y_train, source.y_test])
     cut = [slice(start, start + 10000) for start in range(0, 60000, 10000)]
     with tempfile.TemporaryDirectory() as folder:  # pytest would keep the 180 MB
-        write(Path(folder), {part: (x[rows], y[rows]) for part, rows in zip(PARTS, cut, strict=True)}, PYTHON)
+        write(Path(folder), {part: (x[rows], y[rows]) for part, rows in zip(TEN.parts, cut, strict=True)}, TEN.python)
         pickled = load_source("cifar10", folder)
     for name in ("x_train", "y_train", "x_test", "y_test", "scale", "shift"):
         assert np.array_equal(getattr(source, name), getattr(pickled, name)), name
@@ -104,7 +108,7 @@ def test_real_files():
 def test_both_layouts_hold_what_was_written(batches, layout, tmp_path):
     write(tmp_path, batches, layout)
     source = load_source("cifar10", str(tmp_path))
-    train = [batches[part] for part in PARTS[:5]]
+    train = [batches[part] for part in TEN.parts[:5]]
     assert np.array_equal(source.x_train, np.concatenate([x for x, _ in train]))
     assert np.array_equal(source.y_train, np.concatenate([y for _, y in train]))
     assert np.array_equal(source.x_test, batches["test_batch"][0])
@@ -126,21 +130,21 @@ def test_files_are_found_below_root(batches, layout, tmp_path):
 
 
 def test_whole_layout_goes_before_an_incomplete_one(batches, tmp_path):
-    write(tmp_path / BINARY, batches, BINARY)
-    write(tmp_path / PYTHON, batches, PYTHON)
-    (tmp_path / BINARY / "data_batch_5.bin").unlink()
+    write(tmp_path / TEN.binary, batches, TEN.binary)
+    write(tmp_path / TEN.python, batches, TEN.python)
+    (tmp_path / TEN.binary / "data_batch_5.bin").unlink()
     assert len(load_source("cifar10", str(tmp_path)).y_train) == 66
-    (tmp_path / PYTHON / "data_batch_1").unlink()
-    (tmp_path / PYTHON / "test_batch").unlink()
-    with refused(f"data.root=.* lacks data_batch_5.bin .its companions are in .*{BINARY}.$"):
+    (tmp_path / TEN.python / "data_batch_1").unlink()
+    (tmp_path / TEN.python / "test_batch").unlink()
+    with refused(f"data.root=.* lacks data_batch_5.bin .its companions are in .*{TEN.binary}.$"):
         load_source("cifar10", str(tmp_path))
 
 
 def test_root_without_files_is_not_passed_over(batches, tmp_path, monkeypatch):
-    write(tmp_path, batches, BINARY)
+    write(tmp_path, batches, TEN.binary)
     monkeypatch.setenv("FEDRAY_DATA", str(tmp_path))
     (tmp_path / "empty").mkdir()
-    with refused(f"data.root=.*empty lacks data_batch_1.bin or data_batch_1 .*{BINARY} or {PYTHON}"):
+    with refused(f"data.root=.*empty lacks data_batch_1.bin or data_batch_1 .*{TEN.binary} or {TEN.python}"):
         load_source("cifar10", str(tmp_path / "empty"))
     with refused("nowhere is not a folder"):
         load_source("cifar10", str(tmp_path / "nowhere"))
@@ -151,7 +155,7 @@ def test_fedray_data_comes_first_and_the_cache_later(batches, layout, tmp_path, 
     write(tmp_path / "cache/fedray" / layout, batches, layout)
     monkeypatch.setenv("FEDRAY_DATA", str(tmp_path / "mine"))
     assert len(load_source("cifar10").y_train) == 66
-    write(tmp_path / "mine", dict.fromkeys(PARTS, batches["test_batch"]), layout)
+    write(tmp_path / "mine", dict.fromkeys(TEN.parts, batches["test_batch"]), layout)
     assert len(load_source("cifar10").y_train) == 45
 
 
@@ -174,13 +178,13 @@ def test_a_download_is_moved_into_the_cache_whole(batches, tmp_path, monkeypatch
         assert url.endswith(filename)
         assert len(md5) == 32
         (Path(root) / filename).write_bytes(b"the archive")
-        write(Path(root) / PYTHON, batches, PYTHON)
+        write(Path(root) / TEN.python, batches, TEN.python)
 
     monkeypatch.setattr(utils, "download_and_extract_archive", download)
     monkeypatch.delenv("FEDRAY_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert len(load_source("cifar10").y_train) == 66
-    assert [path.name for path in (tmp_path / "cache/fedray").iterdir()] == [PYTHON]
+    assert [path.name for path in (tmp_path / "cache/fedray").iterdir()] == [TEN.python]
 
 
 def test_datasets_lists_it(capsys):
@@ -201,7 +205,7 @@ def test_datasets_lists_it(capsys):
     ],
 )
 def test_damaged_binary_files_are_named(batches, damage, message, tmp_path):
-    write(tmp_path, batches, BINARY)
+    write(tmp_path, batches, TEN.binary)
     path = tmp_path / "data_batch_1.bin"
     path.write_bytes(damage(path.read_bytes()))
     with refused(f"data_batch_1.bin {message}") as raised:
@@ -211,7 +215,7 @@ def test_damaged_binary_files_are_named(batches, damage, message, tmp_path):
 
 def test_unreadable_files_are_named(tmp_path):
     with refused("can't read .*data_batch_1.bin: No such file"):
-        read_batch(tmp_path / "data_batch_1.bin")
+        read_batch(TEN, tmp_path / "data_batch_1.bin")
 
 
 def changed(old, new, content):
@@ -258,7 +262,7 @@ PICKLES = {
 
 @pytest.mark.parametrize(("damage", "message"), PICKLES.values(), ids=PICKLES.keys())
 def test_wrong_pickles_are_named(batches, damage, message, tmp_path):
-    write(tmp_path, batches, PYTHON)
+    write(tmp_path, batches, TEN.python)
     path = tmp_path / "data_batch_1"
     path.write_bytes(damage(path.read_bytes()))
     with refused(f"data_batch_1:? .*{message}") as raised:
@@ -277,7 +281,7 @@ def test_any_damage_is_a_users_error(tmp_path):
         content[rng.choice(outside, 2)] = rng.integers(0, 256, 2)
         path.write_bytes(content.tobytes())
         try:
-            x, y = read_batch(path)
+            x, y = read_batch(TEN, path)
         except UserError as error:
             refusals.append(str(error))
         else:
@@ -344,6 +348,40 @@ def test_malicious_pickles_do_nothing(content, message, tmp_path, monkeypatch):
     path = tmp_path / "test_batch"
     path.write_bytes(content)
     with refused(f"test_batch is damaged or no batch of CIFAR-10 .*{message}") as raised:
-        read_batch(path)
+        read_batch(TEN, path)
     assert "\n" not in str(raised.value)
     assert not done.exists()
+
+
+def test_cifar100_in_both_layouts(tmp_path):
+    rng = np.random.default_rng(0)
+    x, fine = rng.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8), np.array([0, 99, 5, 7, 5, 5])
+    coarse = np.array([19, 0, 3, 4, 3, 3])
+    of_images = np.concatenate([np.array([coarse, fine], np.uint8).T, x.reshape(6, -1)], axis=1)
+    (tmp_path / "train.bin").write_bytes(of_images.tobytes())
+    (tmp_path / "test.bin").write_bytes(of_images[:2].tobytes())
+    source = load_source("cifar100", str(tmp_path))
+    assert (source.y_train.tolist(), source.classes) == (fine.tolist(), 100)
+    assert np.array_equal(source.x_train, x)
+    groups = load_source("cifar100", str(tmp_path), variant="coarse")
+    assert (groups.y_train.tolist(), groups.classes) == (coarse.tolist(), 20)
+    assert not np.array_equal(load_source("cifar100", str(tmp_path), "ghbm").scale, source.scale)
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for part, rows in (("train", 6), ("test", 2)):
+        (tmp_path / f"{part}.bin").unlink()
+        labels = {"fine_labels": fine[:rows], "coarse_labels": coarse[:rows]}
+        (folder / part).write_bytes(published(x[:rows], fine[:rows], **labels))
+    again = load_source("cifar100", str(tmp_path))
+    assert np.array_equal(again.x_train, x)
+    assert again.y_test.tolist() == fine[:2].tolist()
+    for coarse_labels, message in (
+        (coarse[:4], "has 6 fine_labels and 4 coarse_labels"),
+        (np.array([1, 2, 20, 3, 3, 3]), r"has label 20 in row 2; labels must be 0..19"),
+    ):
+        (folder / "train").write_bytes(published(x, fine, fine_labels=fine, coarse_labels=coarse_labels))
+        with refused(message):
+            load_source("cifar100", str(tmp_path))
+    (folder / "train").write_bytes(published(x, fine))
+    with refused("lacks coarse_labels: it is no batch of CIFAR-100"):
+        load_source("cifar100", str(tmp_path))

@@ -109,6 +109,27 @@ def test_natural_clients_are_the_datas_own_in_order(labels, seed, least):
     assert sum(map(len, split)) == len(labels)
 
 
+@given(seeds, st.integers(1, 12), st.integers(1, 9))
+def test_natural_draws_clients_and_samples(seed, clients, most):
+    owners = np.random.default_rng(seed).integers(0, 9, 60)
+    whole = natural(np.zeros(60), 99, rng(seed), owners=owners)
+    notes = []
+    split = natural(
+        np.zeros(60), 99, rng(seed), owners=owners, max_clients=clients, max_samples=most, note=notes.append
+    )
+    assert len(split) == min(clients, len(whole))
+    chosen = [owners[held[0]] for held in split]
+    assert chosen == sorted(set(chosen))
+    for owner, held in zip(chosen, split, strict=True):
+        of_owner = np.flatnonzero(owners == owner)
+        assert len(held) == min(most, len(of_owner))
+        assert np.isin(held, of_owner).all()
+        assert (np.diff(held) > 0).all()
+    assert len(notes) == (len(whole) > clients) + any((owners == owner).sum() > most for owner in chosen)
+    again = natural(np.zeros(60), 99, rng(seed), owners=owners, max_clients=clients, max_samples=most)
+    assert all(map(np.array_equal, split, again))
+
+
 def test_natural_drops_small_clients():
     split = natural(np.zeros(6), 1, rng(), owners=np.array([5, 5, 2, 9, 9, 9]), min_samples=2)
     assert [indices.tolist() for indices in split] == [[0, 1], [3, 4, 5]]

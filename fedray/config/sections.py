@@ -157,6 +157,8 @@ class PartitionConfig(Section):
     min_samples: Whole | None = Field(
         None, ge=0, description=f"least samples per client ({MIN_SAMPLES} unless set); 0 lets clients be empty"
     )
+    max_clients: Whole | None = Field(None, ge=1, description="natural: draw so many of the data's own clients")
+    max_samples: Whole | None = Field(None, ge=1, description="natural: draw so many of each client's samples")
     overlap: bool = Field(
         False, description="iid, dirichlet_fixed, orthogonal: clients draw samples_per_client each, and may overlap"
     )
@@ -169,6 +171,7 @@ class DataConfig(Section):
     root: str | None = Field(
         None, description="folder of the files; unless set, $FEDRAY_DATA and the usual places are searched"
     )
+    variant: str | None = Field(None, description="which of a source's variants; see `fedray datasets`")
     target_column: str = Field(TARGET_COLUMN, description="csv, hf: the column that holds the targets")
     client_column: str | None = Field(
         None, description='csv, hf: the column that says whose each sample is; "client", if there is one, unless set'

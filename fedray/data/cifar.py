@@ -1,6 +1,6 @@
-"""CIFAR-10 in the publisher's binary or python layout, found on this machine or downloaded.
+"""CIFAR-10 and CIFAR-100 in the publisher's binary or python layout, found on this machine or downloaded.
 
-Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
+A. Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import io
 import pickle
 import reprlib
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,67 +18,119 @@ from fedray.data.find import download_into, file_stamp, find_files
 from fedray.data.source import Source
 from fedray.errors import UserError, first_sentence
 
-PARTS = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
-BINARY, PYTHON = "cifar-10-batches-bin", "cifar-10-batches-py"
 PIXELS = 3 * 32 * 32
-MEAN = np.array([0.4914, 0.4822, 0.4465])  # of pixels/255: red, green, blue
+MEAN = np.array([0.4914, 0.4822, 0.4465])
 DEVIATIONS = {"default": np.array([0.2470, 0.2435, 0.2616]), "ghbm": np.array([0.2023, 0.1994, 0.2010])}
-"""The deviations of pixels/255 for each value of ``data.normalization``.
+"""Mean and deviations of CIFAR-10's pixels/255 (red, green, blue), these for each value of ``data.normalization``.
 
 Those of ``ghbm`` are computed as many programs do: each is the mean, over the images, of an image's own deviation.
 """
+MEAN_100, DEVIATION_100 = np.array([0.5071, 0.4865, 0.4409]), np.array([0.2673, 0.2564, 0.2762])
+
+
+class Layout(NamedTuple):
+    """How a data set is published: the name of its class in torchvision, its files (training first), the folders of
+    its binary and its python layout, and the numbers of classes of each of the labels of an image; ``keys`` are their
+    names in the python layout."""
+
+    name: str
+    torchvision: str
+    parts: tuple[str, ...]
+    binary: str
+    python: str
+    classes: tuple[int, ...]
+    keys: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"CIFAR-{max(self.classes)}"
+
+    @property
+    def record(self) -> int:
+        """The bytes of a record of the binary layout: labels, then pixels."""
+        return len(self.classes) + PIXELS
+
+
+TEN = Layout(
+    "cifar10", "CIFAR10", (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"), "cifar-10-batches-bin",
+    "cifar-10-batches-py", (10,), ("labels",),
+)  # fmt: skip
+HUNDRED = Layout(
+    "cifar100", "CIFAR100", ("train", "test"), "cifar-100-binary", "cifar-100-python", (20, 100),
+    ("coarse_labels", "fine_labels"),
+)  # fmt: skip
 
 
 def cifar10(root: str | None, normalization: str = "default") -> Source:
     """Loads CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
-    paths = find(root)
+    return _load(TEN, root, 0, MEAN, DEVIATIONS[normalization])
+
+
+def cifar100(root: str | None, variant: str, normalization: str = "default") -> Source:
+    """Loads CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 100 ``fine`` or 20 ``coarse`` classes
+    (``variant``)."""
+    mean, deviation = (MEAN, DEVIATIONS["ghbm"]) if normalization == "ghbm" else (MEAN_100, DEVIATION_100)
+    return _load(HUNDRED, root, ("coarse", "fine").index(variant), mean, deviation)
+
+
+def _load(layout: Layout, root: str | None, label: int, mean: np.ndarray, deviation: np.ndarray) -> Source:
+    """Loads a data set. ``label`` says which of an image's labels is its class."""
+    paths = find(layout, root)
     files = tuple(map(file_stamp, paths))
-    *train, (x_test, y_test) = map(read_batch, paths)
+    *train, (x_test, y_test) = (read_batch(layout, path) for path in paths)
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
-    deviation = DEVIATIONS[normalization]
-    scale, shift = (1 / (255 * deviation)).astype(np.float32), (-MEAN / deviation).astype(np.float32)
-    return Source("cifar10", x_train, y_train, x_test, y_test, 10, scale, shift, files=files)
+    scale, shift = (1 / (255 * deviation)).astype(np.float32), (-mean / deviation).astype(np.float32)
+    classes = layout.classes[label]
+    return Source(layout.name, x_train, y_train[:, label], x_test, y_test[:, label], classes, scale, shift, files=files)
 
 
-def find(root: str | None) -> list[Path]:
-    """Returns the paths of the six files, training first, in one of the places in which :func:`find_files` looks."""
+def find(layout: Layout, root: str | None) -> list[Path]:
+    """Returns the paths of the files, training first, in one of the places in which :func:`find_files` looks."""
+    first = layout.parts[0]
+    companions = "its five companions" if layout is TEN else "test"
     return find_files(
-        "cifar10",
+        layout.name,
         root,
-        look=_look,
-        download=_download,
-        wanted=f"{PARTS[0]}.bin (or {PARTS[0]} of the python version) and its five companions",
+        look=partial(_look, layout),
+        download=partial(_download, layout),
+        wanted=f"{first}.bin (or {first} of the python version) and {companions}",
     )
 
 
-def _look(place: Path) -> list[Path]:
-    binary = [[folder / f"{part}.bin" for part in PARTS] for folder in (place / BINARY, place)]
-    python = [[folder / part for part in PARTS] for folder in (place / PYTHON, place)]
+def _look(layout: Layout, place: Path) -> list[Path]:
+    binary = [[folder / f"{part}.bin" for part in layout.parts] for folder in (place / layout.binary, place)]
+    python = [[folder / part for part in layout.parts] for folder in (place / layout.python, place)]
     best = max([*binary, *python], key=lambda paths: sum(path.is_file() for path in paths))
     missing = [path.name for path in best if not path.is_file()]
-    if len(missing) == len(PARTS):
-        raise UserError(f"data.root={place} lacks {PARTS[0]}.bin or {PARTS[0]} (nor are they in {BINARY} or {PYTHON})")
+    if len(missing) == len(layout.parts):
+        first = layout.parts[0]
+        raise UserError(
+            f"data.root={place} lacks {first}.bin or {first} (nor are they in {layout.binary} or {layout.python})"
+        )
     if missing:
         raise UserError(f"data.root={place} lacks {missing[0]} (its companions are in {best[0].parent})")
     return best
 
 
-def _download(cache: Path) -> None:
+def _download(layout: Layout, cache: Path) -> None:
     """Downloads the files through torchvision, which also checks their checksums."""
 
     def fetch(scratch: Path) -> list[Path]:
-        from torchvision.datasets import CIFAR10, utils
+        from torchvision import datasets
 
-        # CIFAR10(download=True) would also unpickle them
-        utils.download_and_extract_archive(CIFAR10.url, str(scratch), filename=CIFAR10.filename, md5=CIFAR10.tgz_md5)
-        return [scratch / PYTHON / part for part in PARTS]
+        published = getattr(datasets, layout.torchvision)
+        # its own download=True would also unpickle the files
+        datasets.utils.download_and_extract_archive(
+            published.url, str(scratch), filename=published.filename, md5=published.tgz_md5
+        )
+        return [scratch / layout.python / part for part in layout.parts]
 
-    download_into(cache, PYTHON, fetch)
+    download_into(cache, layout.python, fetch)
 
 
-def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Reads images uint8 [n, 3, 32, 32] and labels int64 [n] in 0..9 from a file of CIFAR-10, which may have the binary
-    layout or that of pickled Python objects.
+def read_batch(layout: Layout, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Reads images uint8 [n, 3, 32, 32] and labels int64 [n, kinds] from a file, which may have the binary layout or
+    that of pickled Python objects.
 
     Raises :class:`UserError`, which names the file, if it can't be read or holds anything else.
     """
@@ -85,25 +138,26 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"can't read {path}: {error.strerror or error}") from None
-    x, labels = (_read_binary if path.suffix == ".bin" else _read_pickled)(path, content)
+    x, labels = (_read_binary if path.suffix == ".bin" else _read_pickled)(layout, path, content)
     if not len(x):
         raise UserError(f"{path} holds no images")
-    for row, label in enumerate(labels):
-        if type(label) is not int or label not in range(10):
-            raise UserError(f"{path} has label {reprlib.repr(label)} in row {row}; labels must be 0..9")
-    return x.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
+    for column, classes in zip(labels, layout.classes, strict=True):
+        for row, label in enumerate(column):
+            if type(label) is not int or label not in range(classes):
+                raise UserError(f"{path} has label {reprlib.repr(label)} in row {row}; labels must be 0..{classes - 1}")
+    return x.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64).T
 
 
-def _read_binary(path: Path, content: bytes) -> tuple[np.ndarray, list[int]]:
-    """Reads the binary layout: records of one byte for the label and 3072 for the image."""
-    record = 1 + PIXELS
-    if len(content) % record:
+def _read_binary(layout: Layout, path: Path, content: bytes) -> tuple[np.ndarray, list[list[int]]]:
+    """Reads the binary layout: records of a byte for each label and 3072 for the image."""
+    if len(content) % layout.record:
         raise UserError(
-            f"{path} is truncated or has extra bytes: {len(content)} bytes are no whole number of records of {record}; "
-            "get the file again"
+            f"{path} is truncated or has extra bytes: {len(content)} bytes are no whole number of records of "
+            f"{layout.record}; get the file again"
         )
-    records = np.frombuffer(content, np.uint8).reshape(-1, record)
-    return records[:, 1:], records[:, 0].tolist()
+    records = np.frombuffer(content, np.uint8).reshape(-1, layout.record)
+    kinds = len(layout.classes)
+    return records[:, kinds:], records[:, :kinds].T.tolist()
 
 
 class _Call:
@@ -128,8 +182,8 @@ class _Unpickler(pickle.Unpickler):
         return _Call
 
 
-def _read_pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
-    """Reads the python layout: a dict, pickled by Python 2, with an array ``data`` and a list ``labels``."""
+def _read_pickled(layout: Layout, path: Path, content: bytes) -> tuple[np.ndarray, list[list[Any]]]:
+    """Reads the python layout: a dict, pickled by Python 2, with an array ``data`` and lists of labels."""
     try:
         stream = io.BytesIO(content)
         batch = _Unpickler(stream, encoding="bytes").load()
@@ -137,15 +191,19 @@ def _read_pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
             raise ValueError("it has extra bytes at its end")
     except Exception as error:  # a damaged pickle can lead to any
         reason = first_sentence(error)
-        raise UserError(f"{path} is damaged or no batch of CIFAR-10 ({reason}); get the file again") from None
+        raise UserError(f"{path} is damaged or no batch of {layout.title} ({reason}); get the file again") from None
     if not isinstance(batch, dict):
         raise UserError(f"{path} holds a pickled {type(batch).__name__}, not a dict of data and labels")
-    for key in (b"data", b"labels"):
-        if key not in batch:
-            raise UserError(f"{path} lacks {key.decode()}: it is no batch of CIFAR-10")
-    labels = batch[b"labels"]
-    if not isinstance(labels, list):
-        raise UserError(f"{path}: labels is of type {type(labels).__name__}, not a list")
+    for key in ("data", *layout.keys):
+        if key.encode() not in batch:
+            raise UserError(f"{path} lacks {key}: it is no batch of {layout.title}")
+    labels = [batch[key.encode()] for key in layout.keys]
+    for key, column in zip(layout.keys, labels, strict=True):
+        if not isinstance(column, list):
+            raise UserError(f"{path}: {key} is of type {type(column).__name__}, not a list")
+        if len(column) != len(labels[0]):
+            raise UserError(f"{path} has {len(column)} {key} and {len(labels[0])} {layout.keys[0]}")
+    images = len(labels[0])
     match batch[b"data"]:
         case _Call(state=(_, shape, _Call(arguments=(code, *_)), False, bytes(pixels))):
             pass
@@ -153,8 +211,8 @@ def _read_pickled(path: Path, content: bytes) -> tuple[np.ndarray, list[Any]]:
             raise UserError(f"{path}: data is not a numpy array of bytes by rows")
     if code != b"u1":
         raise UserError(f"{path}: data is of type {reprlib.repr(code)}, not unsigned bytes (b'u1')")
-    if shape != (len(labels), PIXELS):
-        raise UserError(f"{path}: data has shape {reprlib.repr(shape)}; its labels promise {(len(labels), PIXELS)}")
-    if len(pixels) != len(labels) * PIXELS:
-        raise UserError(f"{path}: data holds {len(pixels)} bytes where its shape promises {len(labels) * PIXELS}")
+    if shape != (images, PIXELS):
+        raise UserError(f"{path}: data has shape {reprlib.repr(shape)}; its labels promise {(images, PIXELS)}")
+    if len(pixels) != images * PIXELS:
+        raise UserError(f"{path}: data holds {len(pixels)} bytes where its shape promises {images * PIXELS}")
     return np.frombuffer(pixels, np.uint8).reshape(-1, PIXELS), labels

@@ -35,15 +35,16 @@ def find_files(
     name: str,
     root: str | None,
     look: Callable[[Path], Files],
-    download: Callable[[Path], None],
+    download: Callable[[Path], None] | None,
     wanted: str,
     system: Iterable[str] = (),
 ) -> Files:
     """Returns what ``look`` returns for the first folder that has the files of the data set ``name``.
 
     If ``root`` is not None, only that folder is searched. Otherwise $FEDRAY_DATA, the folders ``system`` and the user's
-    cache are, and then the files are downloaded into the cache by ``download``. ``look`` is called with a folder, and
-    raises :class:`UserError` if the folder lacks some of the files.
+    cache are, and then the files are downloaded into the cache by ``download``, which is None where the publisher does
+    not offer them to programs. ``look`` is called with a folder, and raises :class:`UserError` if the folder lacks some
+    of the files.
 
     Raises :class:`UserError` if the files are nowhere; the message says which files are ``wanted``.
     """
@@ -57,10 +58,14 @@ def find_files(
     for place in [*places, cache]:
         with contextlib.suppress(UserError):
             return look(place)
+    searched = ", ".join(map(str, [*places, cache]))
+    if download is None:
+        raise UserError(
+            f"{name} is not in {searched}: put {wanted} into a folder and give it as data.root or $FEDRAY_DATA"
+        )
     try:
         download(cache)
     except Exception as error:  # torchvision raises RuntimeError, URLError, OSError, ...
-        searched = ", ".join(map(str, [*places, cache]))
         raise UserError(
             f"{name} is not in {searched} and could not be downloaded ({first_sentence(error)}): put {wanted} "
             "into a folder and give it as data.root or $FEDRAY_DATA"

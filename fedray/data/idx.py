@@ -71,8 +71,8 @@ def _load(name: str, paths: dict[str, Path]) -> Source:
     return Source(name, x_train, y_train, x_test, y_test, 10, scale, shift, files=files)
 
 
-def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Reads images uint8 [n, 1, height, width] and labels int64 [n] in 0..9 from two idx files.
+def read_pair(images: Path, labels: Path, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Reads images uint8 [n, 1, height, width] and labels int64 [n] in 0..classes-1 from two idx files.
 
     Raises :class:`UserError`, which names the file, if it holds anything else.
     """
@@ -87,9 +87,9 @@ def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
         raise UserError(f"{images} holds {len(x)} images, but {labels} {len(y)} labels")
     if not len(x):
         raise UserError(f"{images} holds no images")
-    if y.max() > 9:
-        row = int(np.argmax(y > 9))
-        raise UserError(f"{labels} has label {y[row]} in row {row}; labels must be 0..9")
+    if y.max() >= classes:
+        row = int(np.argmax(y >= classes))
+        raise UserError(f"{labels} has label {y[row]} in row {row}; labels must be 0..{classes - 1}")
     return x[:, None], y.astype(np.int64)
 
 

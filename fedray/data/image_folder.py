@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedray.data.columns import HELD_OUT
+from fedray.data.find import find_files
 from fedray.data.images import SUFFIXES, ImageFiles
 from fedray.data.lazy import LazyItems
 from fedray.data.source import Source
@@ -50,6 +52,20 @@ def image_folder(root: str | None, image_size: int | None) -> Source:
     (x, y), (x_test, y_test) = sets["train"], sets["test"]
     scale = np.full(3, 1 / 255, np.float32)
     return Source("image_folder", x, y, x_test, y_test, len(names), scale, class_names=names, notes=notes)
+
+
+def fire(root: str | None, image_size: int | None) -> Source:
+    """Loads the two classes ``fire`` and ``nofire``, as :func:`image_folder` does, at 64 pixels unless ``image_size``
+    says otherwise."""
+
+    def look(place: Path) -> Path:
+        for folder in (place / "fire", place):
+            if (folder / "fire").is_dir() and (folder / "nofire").is_dir():
+                return folder
+        raise UserError(f"data.root={place} has no folders fire and nofire")
+
+    folder = find_files("fire", root, look, None, "the folders fire and nofire with photographs (cair's data set)")
+    return replace(image_folder(str(folder), image_size or 64), name="fire")
 
 
 def _files(folder: Path) -> dict[str, list[Path]]:

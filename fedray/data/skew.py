@@ -286,11 +286,14 @@ def natural(
     *,
     owners: np.ndarray | None,
     min_samples: int = MIN_SAMPLES,
+    max_clients: int | None = None,
+    max_samples: int | None = None,
     note: Note = ignore_note,
 ) -> Split:
     """Deals the samples to the data's own clients ``owners``, int64 [n], in the order of their ids.
 
-    ``clients`` and ``rng`` are not used. Clients with fewer than ``min_samples`` samples are left out.
+    ``clients`` is not used. Clients with fewer than ``min_samples`` samples are left out. Of the others ``max_clients``
+    are drawn, and of each client's samples ``max_samples``, if there are more and these are given.
     """
     if owners is None:
         raise UserError("data.partition.kind=natural needs a source that says whose each sample is (client_train)")
@@ -304,5 +307,17 @@ def natural(
         note(
             f"natural: {np.count_nonzero(~kept)} of {len(kept)} clients have fewer than {min_samples} samples: left out"
         )
-    rank = np.where(kept, np.cumsum(kept) - 1, -1)
-    return by_owner(rank[owner.ravel()], int(kept.sum()))
+    drawn = np.flatnonzero(kept)
+    if max_clients is not None and len(drawn) > max_clients:
+        note(f"natural: {max_clients} of {len(drawn)} clients are drawn (data.partition.max_clients)")
+        drawn = np.sort(rng.permutation(drawn)[:max_clients])
+    rank = np.full(len(sizes), -1)
+    rank[drawn] = np.arange(len(drawn))
+    split = by_owner(rank[owner.ravel()], len(drawn))
+    if max_samples is None or sizes[drawn].max() <= max_samples:
+        return split
+    note(
+        f"natural: {np.count_nonzero(sizes[drawn] > max_samples)} clients keep {max_samples} of their samples "
+        "(data.partition.max_samples)"
+    )
+    return [np.sort(rng.permutation(held)[:max_samples]) for held in split]

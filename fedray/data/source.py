@@ -1,4 +1,4 @@
-"""A data set before it is spread over clients, the checks of a user's own data, and the list of sources."""
+"""A data set before it is spread over clients, and the checks of a user's own data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from fedray.config import IGNORED, DataConfig, TaskConfig
 from fedray.data.columns import Columns
 from fedray.data.encode import encode_clients
 from fedray.data.features import alike, count_samples, form_of, read_features
-from fedray.data.normalization import DEFAULT, OF_IMAGES, OF_TABLES, OWN_SAMPLES, checked, of_bytes, of_choice
+from fedray.data.normalization import DEFAULT, checked, of_bytes, of_choice
+from fedray.data.registry import SOURCES as SOURCES
 from fedray.data.targets import AUTO, read_targets
 from fedray.errors import UserError, near_miss
 from fedray.importing import FORMS, as_user_error, import_object, is_own
@@ -72,88 +73,6 @@ class Source:
         return len(self.y_train) // 10 if self.y_public is None else len(self.y_public)
 
 
-class SourceEntry(NamedTuple):
-    """A source that comes with fedray.
-
-    ``loader`` is its function as ``module:function``, which is imported when it is used. ``about`` says what the data
-    are. ``normalizations`` are the values of ``data.normalization`` that it takes, each with a line about it.
-    """
-
-    loader: str
-    about: str
-    licence: str
-    normalizations: Mapping[str, str] = OWN_SAMPLES
-
-
-SOURCES = {
-    "sample": SourceEntry(
-        "fedray.data.idx:sample",
-        "Fashion-MNIST cut down to 10,000 + 2,000 images of 28x28, balanced; inside the package",
-        "MIT, Zalando SE 2017",
-    ),
-    "mnist": SourceEntry(
-        "fedray.data.idx:mnist",
-        "MNIST: 60,000 + 10,000 handwritten digits of 28x28 (LeCun et al. 1998)",
-        "no formal licence; free for research",
-    ),
-    "fashion_mnist": SourceEntry(
-        "fedray.data.idx:fashion_mnist",
-        "Fashion-MNIST: 60,000 + 10,000 pictures of clothes of 28x28, 10 classes (Xiao et al. 2017)",
-        "MIT, Zalando SE 2017",
-    ),
-    "cifar10": SourceEntry(
-        "fedray.data.cifar:cifar10",
-        "CIFAR-10: 50,000 + 10,000 colour photographs of 32x32, 10 classes (Krizhevsky 2009)",
-        "no formal licence; free for research",
-        {**OWN_SAMPLES, "ghbm": "the deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables"},
-    ),
-    "image_folder": SourceEntry(
-        "fedray.data.image_folder:image_folder",
-        "image files of your own in data.root: train/CLASS/..., test/CLASS/...; data.image_size scales them",
-        "yours",
-        OF_IMAGES,
-    ),
-    "federated_csv": SourceEntry(
-        "fedray.data.federated_csv:federated_csv",
-        "photographs of users: train.csv (user_id,image_id,class), test.csv, images (data.root); data.image_size",
-        "yours",
-        OF_IMAGES,
-    ),
-    "gldv2": SourceEntry(
-        "fedray.data.federated_csv:gldv2",
-        "Landmarks-User-160k of Google Landmarks v2, as federated_csv: 1,262 users, 164,172 photographs, 2,028 classes",
-        "terms of Google and of the photographs' authors; not checked",
-        OF_IMAGES,
-    ),
-    "inaturalist": SourceEntry(
-        "fedray.data.federated_csv:inaturalist",
-        "iNaturalist-User-120k, as federated_csv: 9,275 users, 120,300 photographs, 1,203 classes",
-        "terms of iNaturalist 2017; not checked",
-        OF_IMAGES,
-    ),
-    "csv": SourceEntry(
-        "fedray.data.csv_files:csv",
-        "csv files of your own (data.root): train.csv and test.csv, or one file; data.target_column, "
-        "data.client_column, data.input_columns",
-        "yours",
-        OF_TABLES,
-    ),
-    "hf": SourceEntry(
-        "fedray.data.hf:hf",
-        "a data set of Hugging Face (data.root): its name on the hub, a folder of save_to_disk, or Parquet files; "
-        "data.target_column, data.client_column, data.input_columns",
-        "that of the data set",
-        OF_TABLES,
-    ),
-    "npz": SourceEntry(
-        "fedray.data.npz:npz",
-        "a file of your own (data.root): x_train, y_train, x_test, y_test, optional client_train, x_public, ...",
-        "yours",
-        OF_TABLES,
-    ),
-}
-
-
 def load_source(
     name: str,
     root: str | None = None,
@@ -163,6 +82,7 @@ def load_source(
     image_size: int | None = None,
     columns: Columns | None = None,
     access: str = AUTO,
+    variant: str | None = None,
 ) -> Source:
     """Loads and checks the source ``name``: one of :data:`SOURCES`, or the user's own function.
 
@@ -170,7 +90,8 @@ def load_source(
     an argument, and with ``normalization`` if it has an argument of that name, which it needs to take other values than
     "default". It returns a :class:`Source` or a dict of its fields, in which ``classes`` may be missing and is then the
     largest label + 1. ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``, ``image_size`` and
-    ``access`` are ``data.image_size`` and ``data.access``, and ``columns`` are those that the user named.
+    ``access`` are ``data.image_size`` and ``data.access``, ``columns`` are those that the user named, and
+    ``variant`` is ``data.variant``.
 
     Raises :class:`UserError` for unknown names, failing imports and bad data, and for columns of a source that has
     none.
@@ -186,7 +107,7 @@ def load_source(
         raise UserError(f"data.source: there is no source {name!r}{close}; your own is given as {FORMS}")
     with as_user_error(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
         own = {"kind": kind, "ignored": ignored, "image_size": image_size, "access": access}
-        own["columns"] = columns or Columns()
+        own |= {"columns": columns or Columns(), "variant": variant}
         loaded = _call(name, loader, root, normalization, own)
     if isinstance(loaded, Source):
         # a user's function may have changed what it read from files
@@ -201,7 +122,7 @@ def source_of(data: DataConfig, task: TaskConfig) -> Source:
     """Loads and checks the source that a configuration names, as :func:`load_source` does."""
     return load_source(
         data.source, data.root, data.normalization, task.kind, task.ignore_index, data.image_size, Columns.of(data),
-        data.access,
+        data.access, data.variant,
     )  # fmt: skip
 
 
@@ -210,6 +131,10 @@ def _call(name: str, loader: Any, root: str | None, normalization: str, own: Map
     own loaders may also take what is in ``own``."""
     taken = set(inspect.signature(loader).parameters)
     entry = SOURCES.get(name)
+    if entry is not None:
+        own = {**own, "variant": entry.variant(name, own["variant"])}
+    elif own["variant"] is not None:
+        raise UserError(f"data.variant is for sources that come with fedray, not for {name}")
     if entry is not None and normalization not in entry.normalizations:
         hint = near_miss(normalization, entry.normalizations)
         raise UserError(f"data.normalization: the source {name} has no {normalization!r}{hint}")

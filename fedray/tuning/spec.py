@@ -34,8 +34,8 @@ DECIDED = ("run.name", "run.output", "run.resume", "run.eval_test")
 """The keys that a sweep sets itself for each trial, so that a space file must not."""
 
 OF_ALL_TRIALS = (
-    "data.source", "data.root", "data.normalization", "data.image_size", "data.target_column", "data.client_column",
-    "data.input_columns", "engine.",
+    "data.source", "data.root", "data.variant", "data.normalization", "data.image_size", "data.target_column",
+    "data.client_column", "data.input_columns", "engine.",
 )  # fmt: skip
 """The keys, or beginnings of keys, that can't be searched: all trials have the same data and run on the same resources.
 """
