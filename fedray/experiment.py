@@ -12,6 +12,7 @@ from torch import nn
 from fedray.algorithms import Algorithm
 from fedray.config import Config, flat
 from fedray.core.local_training import LocalTraining
+from fedray.core.schedule import Schedule
 from fedray.core.task import Loss, Task
 from fedray.core.transform import Transform
 from fedray.data.source import Source
@@ -87,6 +88,15 @@ class Experiment:
     @property
     def precision(self) -> str:
         return self.config.train.precision
+
+    def rates(self, number: int) -> tuple[float, float]:
+        """Returns the learning rates eta_l of the clients and eta_g of the server in round ``number``."""
+        train = self.config.train
+        of_clients, of_server = (
+            Schedule(**each.model_dump(exclude_none=True)) for each in (train.lr_schedule, train.server_lr_schedule)
+        )
+        lr = train.lr * train.lr_decay ** (number - 1)
+        return lr * of_clients.factor(number), train.server_lr * of_server.factor(number)
 
     @property
     def draws(self) -> bool:

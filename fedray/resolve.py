@@ -128,7 +128,8 @@ def resolve(
         model={"name": model.name, "head": head, **_extra_keys(config.model)},
         train={
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
-            "weighting": weighting,
+            "weighting": weighting, "lr_schedule": config.train.lr_schedule.over(rounds),
+            "server_lr_schedule": config.train.server_lr_schedule.over(rounds),
         },
         engine={**engine, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
     )  # fmt: skip
@@ -252,10 +253,10 @@ def _algorithm(config: Config) -> Algorithm:
     hyper = check(cls.Hyper, extras, prefix="algorithm.")
     with as_user_error(f"algorithm.name={config.algorithm.name} can't be made"):
         algorithm = cls(hyper)
-    if config.train.server_lr != 1 and not algorithm.uses_server_lr:
-        raise UserError(
-            f"train.server_lr={config.train.server_lr}: {config.algorithm.name} has no server learning rate"
-        )
+    train = config.train
+    if (train.server_lr != 1 or train.server_lr_schedule.kind != "constant") and not algorithm.uses_server_lr:
+        key = f"train.server_lr={train.server_lr}" if train.server_lr != 1 else "train.server_lr_schedule"
+        raise UserError(f"{key}: {config.algorithm.name} has no server learning rate")
     return algorithm
 
 

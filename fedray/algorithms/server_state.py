@@ -30,9 +30,10 @@ class ServerState:
     ``vectors`` are the server's models and tensors by name, of which ``x`` is the model x^r. ``table`` holds numbers
     for each client, by name. Both are in checkpoints.
 
-    The rest describes the round r in progress. ``lr`` is the client learning rate eta_l of this round and ``server_lr``
-    is eta_g. ``N`` clients hold samples, ``total_samples`` in all. ``weighting`` is samples or uniform. ``batch_size``
-    is B, None for full batches. ``public_samples`` and ``test_samples`` are the sizes of these sets.
+    The rest describes the round r in progress. ``lr`` is the client learning rate eta_l of this round, and
+    ``server_lr`` is its eta_g. ``N`` clients hold samples, ``total_samples`` in all. ``weighting`` is samples or
+    uniform. ``batch_size`` is B, None for full batches. ``public_samples`` and ``test_samples`` are the sizes of these
+    sets.
     """
 
     vectors: dict[str, Vector]

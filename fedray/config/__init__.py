@@ -13,6 +13,8 @@ from fedray.config.reading import (
     run_name,
     unknown_key,
 )
+from fedray.config.schedule import ScheduleConfig
+from fedray.config.section import Auto, Real, Section, Whole
 from fedray.config.sections import (
     ALPHA,
     CLUSTERS,
@@ -20,18 +22,14 @@ from fedray.config.sections import (
     MIN_SAMPLES,
     TARGET_COLUMN,
     AlgorithmConfig,
-    Auto,
     Config,
     DataConfig,
     EngineConfig,
     ModelConfig,
     PartitionConfig,
-    Real,
     RunConfig,
-    Section,
     TaskConfig,
     TrainConfig,
-    Whole,
 )
 from fedray.config.yaml_text import dump_yaml, parse_yaml
 
@@ -50,6 +48,7 @@ __all__ = [
     "PartitionConfig",
     "Real",
     "RunConfig",
+    "ScheduleConfig",
     "Section",
     "TaskConfig",
     "TrainConfig",

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from fedray.config.sections import Config, in_message, is_section
+from fedray.config.section import in_message, is_section
+from fedray.config.sections import Config
 from fedray.config.yaml_text import parse_yaml, problem_of
 from fedray.errors import UserError, closest, near_miss
 from fedray.importing import short_name

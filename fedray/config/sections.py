@@ -6,55 +6,12 @@ checked in :mod:`fedray.resolve`. This module imports neither torch nor Ray, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-Auto = Literal["auto"]
-
-
-def _whole(value: Any) -> Any:
-    """Turns a float without a fraction into a whole number, because 1000.0 and 1e3 mean 1000."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _not_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_whole), BeforeValidator(_not_bool)]
-Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_not_bool)]
-
-
-def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    """Returns whether the type of a key is a section, which has keys of its own."""
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def in_message(value: Any) -> str:
-    """Returns a value as a message shows it: in YAML's words, and shortened if it is long."""
-    text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
-    text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
-    return text if len(text) <= 60 else text[:60] + "..."
-
-
-class Section(BaseModel):
-    """A section of the configuration. A key that it does not have is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty_sections(cls, values: Any) -> Any:
-        """Leaves out sections that are null, because `train:` with nothing below it is an empty section."""
-        if not isinstance(values, Mapping):
-            return values
-        sections = {key for key, field in cls.model_fields.items() if is_section(field.annotation)}
-        return {key: value for key, value in values.items() if not (value is None and key in sections)}
-
+from fedray.config.schedule import ScheduleConfig
+from fedray.config.section import Auto, Real, Section, Whole, in_message
 
 ROUNDS, LOCAL_STEPS = 50, 20
 """The rounds, and the local steps of each, where a configuration sets neither them nor what replaces them."""
@@ -268,6 +225,8 @@ class TrainConfig(Section):
     weight_decay: Real = Field(0.0, ge=0, description="weight decay of the clients' SGD")
     grad_clip: Real = Field(0.0, ge=0, description="clip the update direction to this norm; 0 is off")
     lr_decay: Real = Field(1.0, gt=0, le=1, description="factor on eta_l per round")
+    lr_schedule: ScheduleConfig = Field(ScheduleConfig(), description="how eta_l changes from round to round")
+    server_lr_schedule: ScheduleConfig = Field(ScheduleConfig(), description="how eta_g changes from round to round")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast on the forward pass")
     cohort_size: Whole | None = Field(None, ge=1, description="clients per round; all unless set")
     participation: Real | None = Field(
@@ -287,6 +246,8 @@ class TrainConfig(Section):
             raise ValueError("give train.local_steps or train.local_epochs, not both")
         if self.cohort_size is not None and self.participation is not None:
             raise ValueError("give train.cohort_size or train.participation, not both")
+        if self.lr_decay != 1 and self.lr_schedule.kind != "constant":
+            raise ValueError("give train.lr_decay or train.lr_schedule, not both")
         if isinstance(self.batch_size, int) and self.batch_size < 1:
             raise ValueError(f"train.batch_size must be 'full' or at least 1, not {self.batch_size}")
         return self

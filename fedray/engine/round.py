@@ -71,8 +71,9 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
     """Runs round ``number`` (from 1) on ``state``. ``dealer`` cuts the cohort into tasks, and ``queue`` has them
     done."""
     began = time.perf_counter()
-    server, algorithm, train = state.server, experiment.algorithm, experiment.config.train
-    server.round, server.lr = number, train.lr * train.lr_decay ** (number - 1)
+    server, algorithm = state.server, experiment.algorithm
+    server.round = number
+    server.lr, server.server_lr = experiment.rates(number)
     server.cohort = cohort_of_round(state, experiment, number)
     server.client_scalars = {}
     state.earlier.remember(number, server["x"])

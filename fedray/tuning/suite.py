@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from fedray.config import Section, Whole, assign, check, flat, load, read_file
+from fedray.config import ScheduleConfig, Section, Whole, assign, check, flat, load, read_file
 from fedray.errors import UserError, near_miss
 from fedray.tuning.alike import algorithm_of, share_settings
 from fedray.tuning.driver import load_own, run_sweeps, start_ray
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 OF_OPTIMIZERS = (
     "train.lr", "train.server_lr", "train.momentum", "train.weight_decay", "train.grad_clip", "train.lr_decay",
+    *(f"train.{rate}_schedule.{key}" for rate in ("lr", "server_lr") for key in ScheduleConfig.model_fields),
 )  # fmt: skip
 """Hyper-parameters outside ``algorithm.*`` that an algorithm's own space file may set or search in a suite."""
 

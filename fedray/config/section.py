@@ -1,0 +1,52 @@
+"""What all sections of the configuration have in common: kinds of numbers, and how a mistake is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeGuard
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Auto = Literal["auto"]
+
+
+def _whole(value: Any) -> Any:
+    """Turns a float without a fraction into a whole number, because 1000.0 and 1e3 mean 1000."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _not_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole), BeforeValidator(_not_bool)]
+Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_not_bool)]
+
+
+def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    """Returns whether the type of a key is a section, which has keys of its own."""
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def in_message(value: Any) -> str:
+    """Returns a value as a message shows it: in YAML's words, and shortened if it is long."""
+    text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
+    text = "a section" if isinstance(value, (Mapping, BaseModel)) else {"none": "nothing"}.get(text, text)
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+class Section(BaseModel):
+    """A section of the configuration. A key that it does not have is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty_sections(cls, values: Any) -> Any:
+        """Leaves out sections that are null, because `train:` with nothing below it is an empty section."""
+        if not isinstance(values, Mapping):
+            return values
+        sections = {key for key, field in cls.model_fields.items() if is_section(field.annotation)}
+        return {key: value for key, value in values.items() if not (value is None and key in sections)}

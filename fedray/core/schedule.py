@@ -1,0 +1,43 @@
+"""Schedules of learning rates by round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The factor by which a learning rate is multiplied in each round r, from 1.
+
+    With t = r - 1 - warmup, it is
+
+    * ``constant``: 1
+    * ``exponential``: decay^t
+    * ``step``: decay^floor(t / every)
+    * ``cosine``: final + (1 - final) (1 + cos(pi t / (rounds - warmup))) / 2, and ``final`` after so many ``rounds``.
+
+    In the first ``warmup`` rounds it is r / (warmup + 1) instead. These are LinearLR, ExponentialLR, StepLR and
+    CosineAnnealingLR of torch.optim.
+    """
+
+    kind: str = "constant"
+    decay: float = 1.0
+    every: int = 1
+    final: float = 0.0
+    rounds: int = 1
+    warmup: int = 0
+
+    def factor(self, number: int) -> float:
+        """Returns the factor of round ``number``."""
+        t = number - 1 - self.warmup
+        if t < 0:
+            return number / (self.warmup + 1)
+        if self.kind == "exponential":
+            return self.decay**t
+        if self.kind == "step":
+            return self.decay ** (t // self.every)
+        if self.kind == "cosine":
+            share = min(1.0, t / (self.rounds - self.warmup))
+            return self.final + (1 - self.final) * (1 + math.cos(math.pi * share)) / 2
+        return 1.0
