@@ -194,6 +194,7 @@ def _line_about_end(result: RunResult) -> str:
     name, final, best = (summary[key] for key in ("metric", "final", "best"))
     return (
         f"{summary['status']} after {summary['rounds']} round{'' if summary['rounds'] == 1 else 's'}"
+        + (f" ({summary['stopped_by']})" if summary.get("stopped_by") else "")
         + (f", {name.replace('_', ' ')} {figure(final)} (best {figure(best)})" if final is not None else "")
         + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
     )

@@ -46,6 +46,11 @@ class RunConfig(Section):
         0, ge=0, description="score the global model after so many local SGD steps on each client of the cohort"
     )
     targets: list[Real] = Field([], description="values of the main metric whose first round is reported")
+    stop_at: Real | None = Field(None, description="end the run when the main metric has reached this value")
+    patience: Whole | None = Field(
+        None, ge=1, description="end the run when the main metric has got no better for so many rounds"
+    )
+    save_best: bool = Field(False, description="keep the best evaluated model as model-best.safetensors")
     checkpoint_every: Whole = Field(10, ge=0, description="rounds between checkpoints; 0 turns them off")
     keep_checkpoints: Whole = Field(2, ge=1, description="how many of the last checkpoints are kept")
     resume: Literal["auto"] | bool = Field(
@@ -79,6 +84,8 @@ class RunConfig(Section):
             raise ValueError(f"run.eval_clients must be 'all' or at least 0, not {self.eval_clients}")
         if self.rounds is not None and self.iterations is not None:
             raise ValueError("give run.rounds or run.iterations, not both")
+        if not self.eval_every and (self.stop_at is not None or self.patience is not None):
+            raise ValueError("run.stop_at and run.patience need evaluations: run.eval_every of at least 1")
         return self
 
 
@@ -322,6 +329,14 @@ class Config(Section):
         if self.run.iterations is not None and self.train.steps is not None:
             return self.run.iterations // self.train.steps
         return self.run.rounds or ROUNDS
+
+    @model_validator(mode="after")
+    def _check_what_is_followed(self) -> Config:
+        run = self.run
+        asked = [key for key in ("stop_at", "patience", "save_best") if getattr(run, key) not in (None, False)]
+        if asked and not run.eval_test and not self.data.validation_samples:
+            raise ValueError(f"run.{asked[0]} needs a test set (run.eval_test) or data.validation_samples")
+        return self
 
     @model_validator(mode="after")
     def _check_iterations(self) -> Config:

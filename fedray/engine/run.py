@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from fedray.core.vectors import frozen
 from fedray.data.federated import FederatedData
+from fedray.engine.best import Best
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.client_scores import Scoring
 from fedray.engine.dealing import Dealer
@@ -27,6 +28,7 @@ from fedray.engine.task_queue import TaskQueue
 from fedray.engine.worker import Worker
 from fedray.experiment import Experiment
 from fedray.files import replacement_of
+from fedray.tracking.folder import read_metrics
 from fedray.tracking.recorder import Recorder
 
 
@@ -67,10 +69,12 @@ class Run:
         chunk = experiment.chunk
         self.dealer = Dealer(pool, experiment.training, chunk, state.layout.row_width)
         self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
+        self.best = Best(experiment, self._save_model)
         self.observers = (
             Costs(state, experiment),
             Accuracies(state, experiment, scoring, data, self.queue),
             Records(recorder, self.wall_seconds),
+            self.best,
             self.checkpoints,
         )
         self._unreported: list[RoundResult] = []
@@ -79,6 +83,7 @@ class Run:
         """Goes back to a checkpoint."""
         self.state.restore(saved, self.pool, self.worker.clients.states)
         self.checkpoints.saved_round = saved.round
+        self.best.restore(read_metrics(self.recorder.folder.path))
         self._wall_before = saved.record["wall_seconds"]
 
     def wall_seconds(self) -> float:
@@ -88,7 +93,8 @@ class Run:
     def rounds(self) -> Iterator[Report]:
         """Runs the rounds that are left, and yields a report of each.
 
-        It ends early when ``stopping`` is set, or when the loss or the model is no longer finite. A round is reported
+        It ends early when ``stopping`` is set, when the loss or the model is no longer finite, or when the main metric
+        is good enough or gets no better (:class:`~fedray.engine.best.Best`). A round is reported
         once it has been evaluated; with ``overlap`` the next round has been trained by then.
         """
         self._began = time.perf_counter()
@@ -107,6 +113,8 @@ class Run:
                 yield from self._reports()
             if result.diverged:
                 status = "diverged"
+                break
+            if self.best.reason is not None:
                 break
         self._finish_queue()
         yield from self._reports()
@@ -154,12 +162,17 @@ class Run:
                 observer.evaluated(result)
             yield Report(result.number, result.metrics)
 
+    def _save_model(self, name: str) -> None:
+        """Writes the evaluated model into the run folder, with all tensors of the user's module."""
+        network = self.worker.clients.network
+        model = self.experiment.algorithm.eval_model(self.state.server)
+        named = {**frozen(network.module), **network.layout.named(model)}
+        with replacement_of(self.recorder.folder.path / name) as staging:
+            save_file({name: tensor.cpu().contiguous() for name, tensor in named.items()}, staging)
+
     def _finish(self, status: str) -> None:
         model, layout = self.experiment.algorithm.eval_model(self.state.server), self.worker.clients.network.layout
-        named = {**frozen(self.worker.clients.network.module), **layout.named(model)}
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in named.items()}
-        with replacement_of(self.recorder.folder.path / "model.safetensors") as staging:
-            save_file(tensors, staging)
+        self._save_model("model.safetensors")
         self.recorder.withdraw_promise(nondeterministic_operations())
         self.recorder.finish(
             status,
@@ -167,4 +180,5 @@ class Run:
             model_sha256=flat_sha256(layout.named(model)),
             partition_hash=self.data.partition_hash,
             **({} if self.data.class_names is None else {"class_names": self.data.class_names}),
+            stopped_by=self.best.reason,
         )

@@ -107,7 +107,11 @@ class RunFolder:
             )
         if summary and summary.get("status") == "diverged":
             return FoundRun("finished", rounds, summary)
-        if summary and summary.get("status") == "completed" and summary.get("rounds") == wanted:
+        if (
+            summary
+            and summary.get("status") == "completed"
+            and (summary.get("rounds") == wanted or summary.get("stopped_by"))
+        ):
             return FoundRun("finished", rounds, summary)
         return FoundRun("unfinished", rounds, summary)
 

@@ -1,0 +1,131 @@
+"""Runs that end early because of the main metric, and the best model: also resumed, killed and on Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedray import UserError, simulate
+from fedray.config import load
+from fedray.testing.contracts import SETTINGS, small_source
+
+
+def settings(folder: Path, name: str, **keys: Any) -> dict[str, Any]:
+    changed = {key.replace("__", "."): value for key, value in keys.items()}
+    common = {"algorithm.name": "fedavgm", "run.output": str(folder), "run.name": name, "run.rounds": 14}
+    return {**SETTINGS, **common, "run.checkpoint_every": 1, "train.lr": 0.4, **changed}
+
+
+def model_of(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    return load_file(folder / name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run to its end, and the accuracy after each round."""
+    folder = tmp_path_factory.mktemp("whole")
+    result = simulate(settings(folder, "whole"), data=small_source())
+    return result, result.metrics.set_index("round")["test_accuracy"]
+
+
+def first(values, reached) -> int:
+    return next(number for number, value in values.items() if reached(value))
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_the_first_round_that_reaches_a_value(engine, whole, tmp_path, request):
+    if engine == "ray":
+        request.getfixturevalue("ray_cluster")
+    _, values = whole
+    target = float(values.quantile(0.6))
+    result = simulate(settings(tmp_path, "early", run__stop_at=target, engine__kind=engine), data=small_source())
+    end = first(values, lambda value: value >= target)
+    assert 1 < end < 14, "the example shows something"
+    assert (result.summary["rounds"], result.summary["status"]) == (end, "completed")
+    assert result.summary["stopped_by"] == "run.stop_at"
+    plain = simulate(settings(tmp_path, "plain", run__rounds=end), data=small_source())
+    assert plain.summary["model_sha256"] == result.summary["model_sha256"]
+    assert plain.summary["stopped_by"] is None
+    again = simulate(settings(tmp_path, "early", run__stop_at=target, engine__kind=engine), data=small_source())
+    assert again.summary == result.summary, "it is finished"
+
+
+def test_patience(whole, tmp_path):
+    _, values = whole
+    best, end = 1, None
+    for number, value in values.items():
+        if value > values[best]:
+            best = number
+        if number - best >= 2:
+            end = number
+            break
+    assert end is not None, "the example shows something"
+    result = simulate(settings(tmp_path, "early", run__patience=2), data=small_source())
+    assert (result.summary["rounds"], result.summary["stopped_by"]) == (end, "run.patience")
+
+
+def test_less_is_better(tmp_path):
+    keys = {"task__metric": "loss", "run__stop_at": 1.0}
+    result = simulate(settings(tmp_path, "loss", **keys), data=small_source())
+    losses = result.metrics["test_loss"]
+    assert losses.iloc[-1] <= 1.0
+    assert (losses.iloc[:-1] > 1.0).all()
+
+
+def test_the_best_model_is_kept(whole, tmp_path):
+    _, values = whole
+    best = int(values.idxmax())
+    result = simulate(settings(tmp_path, "best", run__save_best=True), data=small_source())
+    shorter = simulate(settings(tmp_path, "shorter", run__rounds=best), data=small_source())
+    kept = model_of(result.folder, "model-best.safetensors")
+    expected = model_of(shorter.folder, "model.safetensors")
+    assert all(torch.equal(kept[name], expected[name]) for name in expected)
+    assert result.summary["model_sha256"] == whole[0].summary["model_sha256"], "to follow the metric changes nothing"
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_resumed(at, whole, tmp_path):
+    """What was seen before the break counts: the best value, and when it was."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(report: Any) -> None:
+        if report.round == at:
+            raise Stop
+
+    keys = {"run__patience": 3, "run__save_best": True}
+    straight = simulate(settings(tmp_path, "straight", **keys), data=small_source())
+    with pytest.raises(Stop):
+        simulate(settings(tmp_path, "parts", **keys), data=small_source(), callbacks=[stop])
+    parts = simulate(settings(tmp_path, "parts", **keys), data=small_source())
+    for key in ("rounds", "stopped_by", "model_sha256"):
+        assert parts.summary[key] == straight.summary[key]
+    one, other = (model_of(each.folder, "model-best.safetensors") for each in (parts, straight))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"run.patience": 0}, "run.patience must be at least 1, not 0"),
+        ({"run.stop_at": 0.9, "run.eval_every": 0}, "run.stop_at and run.patience need evaluations"),
+        ({"run.save_best": True, "run.eval_test": False}, "run.save_best needs a test set"),
+        ({"run.patiense": 3}, "did you mean 'run.patience'"),
+    ],
+)
+def test_what_is_refused(keys, message):
+    with pytest.raises(UserError) as error:
+        load(keys)
+    assert message in str(error.value)
+
+
+def test_on_the_validation_set(tmp_path):
+    keys = {"run__eval_test": False, "data__validation_samples": 60, "run__stop_at": 0.5}
+    result = simulate(settings(tmp_path, "validation", **keys), data=small_source())
+    assert result.metrics["validation_accuracy"].iloc[-1] >= 0.5
+    assert result.summary["stopped_by"] == "run.stop_at"
