@@ -189,6 +189,9 @@ class TaskConfig(Section):
         "auto", description="auto: as the targets are; other: any outputs and targets, with a loss of your own"
     )
     ignore_index: Whole = Field(IGNORED, description="tokens: the target of tokens that do not count")
+    label_smoothing: Real = Field(
+        0.0, ge=0, lt=1, description="classification, tokens: share of the weight that all classes get in training"
+    )
     metric: str | None = Field(
         None,
         description="the main metric, which best, targets, sweeps and reports follow: loss, one of the task's, or your "

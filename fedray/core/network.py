@@ -194,7 +194,7 @@ class Network:
             total, count = self.task.sums(self.task.followed, detached, y)
             followed = total.sum(), None if count is None else count.sum()
         try:
-            losses = self.task.losses(outputs.logits, y)
+            losses = self.task.training_losses(outputs.logits, y)
         except Exception:
             self._find_unfit(outputs.logits, y, row)
             raise
@@ -323,7 +323,7 @@ class StackNetwork(Network):
 
         def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
             outputs = self.outputs(x, self.layout.unflatten(w), features=own_loss, predict=own_loss)
-            each = task = self.task.losses(outputs.logits, y)
+            each = task = self.task.training_losses(outputs.logits, y)
             own = self.task.weights(y)
             if own is not None:
                 real = own * (weight > 0)

@@ -93,7 +93,9 @@ class Task:
     the name of the metric by which models are compared, or ``loss``. ``followed`` is the metric that is also recorded
     of each client's mini-batches, None if there is none. ``ignored`` is the target of tokens that do not count, None
     where all count; ``loss_per_entry`` says whether the loss gives a value for each token. ``class_axis`` is the axis
-    of the logits ``[b, ...]`` that has the classes.
+    of the logits ``[b, ...]`` that has the classes. ``smoothing`` is that of labels in training: each target has the
+    weight 1 - smoothing, and all classes share the rest (C. Szegedy et al.: Rethinking the Inception Architecture for
+    Computer Vision. CVPR 2016, section 7).
     """
 
     kind: str = "classification"
@@ -105,6 +107,7 @@ class Task:
     ignored: int | None = None
     loss_per_entry: bool = False
     class_axis: int = -1
+    smoothing: float = 0.0
 
     @property
     def functions(self) -> list[Loss]:
@@ -114,6 +117,19 @@ class Task:
     def losses(self, outputs: Any, targets: Tensor) -> Tensor:
         """Returns the loss of each sample, ``[b]``: the mean over its tokens, if there is a loss for each token."""
         total, count = self._totals(self.loss(outputs, targets), targets)
+        return total if count is None else total / count.clamp(min=1)
+
+    def training_losses(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Returns the loss of each sample in training, ``[b]``, which is that of :meth:`losses` unless labels are
+        smoothed."""
+        if not self.smoothing:
+            return self.losses(outputs, targets)
+        ignored = -100 if self.ignored is None else self.ignored
+        each = F.cross_entropy(
+            outputs.movedim(self.class_axis, 1), targets, reduction="none", ignore_index=ignored,
+            label_smoothing=self.smoothing,
+        )  # fmt: skip
+        total, count = self._totals(each, targets)
         return total if count is None else total / count.clamp(min=1)
 
     def weights(self, targets: Tensor) -> Tensor | None:

@@ -64,12 +64,21 @@ def fit_task(
                 "warning: the loss of a sample depends on the other samples of its batch, so test_loss depends on the "
                 "size of evaluation batches, and train_loss on train.batch_size"
             )
+    task = replace(task, smoothing=_smoothing(section, kind, loss))
     task = _with_metrics(task, trial, section, metrics)
     with as_user_error(f"model {name} failed in training mode"):
         outputs = outputs_of(module, x, training=True)
     if obstacle := _misfit(kind, outputs, y, classes):
         raise UserError(f"model {name}, in training mode, {obstacle}")
     return task, notes
+
+
+def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
+    """Returns ``task.label_smoothing``. Raises :class:`UserError` for a loss that is not fedray's cross-entropy."""
+    if section.label_smoothing and (loss is not None or kind not in ("classification", "tokens")):
+        what = "a loss of your own or of the model's" if loss is not None else f"task.kind={kind}"
+        raise UserError(f"task.label_smoothing is for cross-entropy, not for {what}")
+    return section.label_smoothing
 
 
 def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
