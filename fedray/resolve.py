@@ -362,7 +362,9 @@ def _training(config: Config, augment: Sequence[Augmentation]) -> LocalTraining:
         local_steps=train.steps,
         local_epochs=train.local_epochs,
         momentum=train.momentum,
+        nesterov=train.nesterov,
         weight_decay=train.weight_decay,
+        decay_norms_and_biases=train.decay_norms_and_biases,
         grad_clip=train.grad_clip,
         augment=tuple(augment),
     )

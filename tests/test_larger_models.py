@@ -55,6 +55,17 @@ def test_parameters(name):
     assert sum(p.numel() for p in module.parameters()) == parameters
 
 
+@pytest.mark.parametrize(("shape", "side"), [((561,), 24), ((9, 128), 34)])
+def test_lenet_of_signals(shape, side):
+    """What is no image is laid out in a square of the smallest side, and is the same as that image."""
+    signals, images = made("lenet5", shape, 6), made("lenet5", (1, side, side), 6)
+    images.load_state_dict(signals.state_dict())
+    x = torch.randn(3, *shape)
+    square = torch.zeros(3, side * side)
+    square[:, : x[0].numel()] = x.flatten(1)
+    assert torch.equal(signals(x), images(square.view(3, 1, side, side)))
+
+
 def conv(side: int, kernel: int, before: int, after: int) -> int:
     return side * side * kernel * kernel * before * after
 

@@ -232,7 +232,11 @@ class TrainConfig(Section):
     lr: Real = Field(0.01, gt=0, description="client learning rate eta_l")
     server_lr: Real = Field(1.0, gt=0, description="server learning rate eta_g")
     momentum: Real = Field(0.0, ge=0, lt=1, description="momentum of the clients' SGD")
+    nesterov: bool = Field(False, description="Nesterov's form of train.momentum")
     weight_decay: Real = Field(0.0, ge=0, description="weight decay of the clients' SGD")
+    decay_norms_and_biases: bool = Field(
+        True, description="whether weight decay also pulls biases and the parameters of normalisation layers"
+    )
     grad_clip: Real = Field(0.0, ge=0, description="clip the update direction to this norm; 0 is off")
     lr_decay: Real = Field(1.0, gt=0, le=1, description="factor on eta_l per round")
     lr_schedule: ScheduleConfig = Field(ScheduleConfig(), description="how eta_l changes from round to round")
@@ -256,6 +260,8 @@ class TrainConfig(Section):
             raise ValueError("give train.local_steps or train.local_epochs, not both")
         if self.cohort_size is not None and self.participation is not None:
             raise ValueError("give train.cohort_size or train.participation, not both")
+        if self.nesterov and not self.momentum:
+            raise ValueError("train.nesterov=true needs train.momentum above 0")
         if self.lr_decay != 1 and self.lr_schedule.kind != "constant":
             raise ValueError("give train.lr_decay or train.lr_schedule, not both")
         if isinstance(self.batch_size, int) and self.batch_size < 1:

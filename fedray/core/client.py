@@ -75,7 +75,8 @@ class ClientPhase:
     ) -> None:
         self.data = LocalData(samples, training, stack.ids, stack.indices, stack.steps, round, stack.purpose, clock)
         self.objective = Objective(network, self.data, clock)
-        self.optimizer = LocalOptimizer(training, lr)
+        decayed = None if training.decay_norms_and_biases else network.decayed
+        self.optimizer = LocalOptimizer(training, lr, decayed)
         self.stack, self.round, self.lr, self.N, self.members = stack, round, lr, clients, members
         self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
         self._initial, self._device = initial, network.device

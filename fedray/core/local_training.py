@@ -21,6 +21,8 @@ class LocalTraining:
     local_steps: int | None = 20
     local_epochs: int | None = None
     momentum: float = 0.0
+    nesterov: bool = False
     weight_decay: float = 0.0
+    decay_norms_and_biases: bool = True
     grad_clip: float = 0.0
     augment: tuple[Augmentation, ...] = ()

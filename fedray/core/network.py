@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -82,6 +83,21 @@ class Network:
         self._frozen_norms = [m for m in self.module.modules() if isinstance(m, _NormBase) and _is_frozen(m)]
         self._head = predicting_head(self.module)
         self._watched = False
+
+    @cached_property
+    def decayed(self) -> Tensor:
+        """1 for each parameter that is neither a bias nor of a normalisation layer, 0 for the others, ``[width]``."""
+        norms = {
+            f"{place}.{name}".lstrip(".")
+            for place, layer in self.module.named_modules()
+            if isinstance(layer, (_NormBase, nn.GroupNorm, nn.LayerNorm)) or type(layer).__name__.endswith("Norm")
+            for name, _ in layer.named_parameters(recurse=False)
+        }
+        found = torch.zeros(self.layout.width, device=self.device)
+        for slot in self.layout.slots:
+            if slot.name not in norms and "bias" not in slot.name.rpartition(".")[2]:
+                found[slot.start : slot.start + slot.size] = 1
+        return found
 
     def _bind(self, parameters: Tensor) -> None:
         """Makes the module's parameters views into ``parameters [width]``."""

@@ -48,28 +48,35 @@ def _where(chosen: Tensor, one: Any, other: Any) -> Any:
 
 
 class LocalOptimizer:
-    """SGD with the learning rate ``lr`` (eta_l), and with the clipping, weight decay and momentum of ``training``."""
+    """SGD with the learning rate ``lr`` (eta_l), and with the clipping, weight decay and momentum of ``training``.
 
-    def __init__(self, training: LocalTraining, lr: float) -> None:
-        self.training, self.lr = training, lr
+    ``decayed [width]`` is 1 for the parameters that weight decay pulls to 0, and 0 for the others; None means all.
+    """
+
+    def __init__(self, training: LocalTraining, lr: float, decayed: Tensor | None = None) -> None:
+        self.training, self.lr, self.decayed = training, lr, decayed
 
     def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
         """Returns the direction ``[C, width]`` of a step of the models ``carry[name]``, and the carry with the new
         momentum buffer.
 
         ``gradient`` may have been corrected by the algorithm. First it is clipped, then weight decay is added, and the
-        sum goes through the momentum buffer.
+        sum g goes through the momentum buffer b, as in torch.optim.SGD: b <- m b + g. The direction is b, or g + m b in
+        Nesterov's form.
         """
         training = self.training
         if training.grad_clip:
             norm = gradient.norm(dim=1, keepdim=True)
             gradient = gradient * (training.grad_clip / norm.clamp(min=training.grad_clip))
         if training.weight_decay:
-            gradient = gradient.add(carry[name].parameters, alpha=training.weight_decay)
+            pulled = carry[name].parameters
+            pulled = pulled if self.decayed is None else pulled * self.decayed
+            gradient = gradient.add(pulled, alpha=training.weight_decay)
         if training.momentum:
             before = torch.zeros_like(gradient) if carry.momentum is None else carry.momentum
-            gradient = gradient.add(before, alpha=training.momentum)
-            carry = Carry(carry._values, gradient)
+            buffer = gradient.add(before, alpha=training.momentum)
+            gradient = gradient.add(buffer, alpha=training.momentum) if training.nesterov else buffer
+            carry = Carry(carry._values, buffer)
         return gradient, carry
 
     def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:

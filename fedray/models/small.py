@@ -5,8 +5,8 @@ Convolutions keep their weights channels-last, because most kernels on a CPU are
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
-from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ class Logistic(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(prod(input_shape), classes)
+        self.linear = nn.Linear(math.prod(input_shape), classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x.flatten(1))
@@ -45,7 +45,7 @@ class MLP(nn.Module):
         hidden = [100] if hidden is None else hidden
         if not isinstance(hidden, list) or not all(type(size) is int and size > 0 for size in hidden):
             raise ValueError(f"hidden must be a list of positive whole numbers, not {hidden!r}")
-        sizes = [prod(input_shape), *hidden]
+        sizes = [math.prod(input_shape), *hidden]
         layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
         self.layers = nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], classes))
 
@@ -59,11 +59,15 @@ class LeNet5(nn.Module):
     The convolutions have 6 and 16 channels, and each is followed by ReLU and 2 x 2 max-pooling. The first one pads its
     input by two pixels on each side. The network is that of LeCun et al.: Gradient-Based Learning Applied to Document
     Recognition, 1998, with ReLU and max-pooling in place of its activations and subsampling.
+
+    Inputs that are no images, such as the 561 features of UCI-HAR, are laid out row by row in the smallest square that
+    holds them, the rest of which is 0. pFedMo, which trains LeNet-5 on them, does not say how it does it.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels, height, width = _image(input_shape)
+        self.side = 0 if len(input_shape) == 3 else math.ceil(math.sqrt(math.prod(input_shape)))
+        channels, height, width = _image((1, self.side, self.side) if self.side else input_shape)
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
         self.conv2 = nn.Conv2d(6, 16, 5)
         features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
@@ -73,6 +77,9 @@ class LeNet5(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.side:
+            x = x.flatten(1)
+            x = F.pad(x, (0, self.side**2 - x.shape[1])).unflatten(1, (1, self.side, self.side))
         x = conv_relu_pool(x, self.conv1)
         x = conv_relu_pool(x, self.conv2)
         x = F.relu(self.fc1(x.flatten(1)))

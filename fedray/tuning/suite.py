@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 
 OF_OPTIMIZERS = (
-    "train.lr", "train.server_lr", "train.momentum", "train.weight_decay", "train.grad_clip", "train.lr_decay",
+    "train.lr", "train.server_lr", "train.momentum", "train.nesterov", "train.weight_decay",
+    "train.decay_norms_and_biases", "train.grad_clip", "train.lr_decay",
     *(f"train.{rate}_schedule.{key}" for rate in ("lr", "server_lr") for key in ScheduleConfig.model_fields),
 )  # fmt: skip
 """Hyper-parameters outside ``algorithm.*`` that an algorithm's own space file may set or search in a suite."""
