@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedray.algorithms import Algorithm
@@ -121,9 +120,4 @@ class Experiment:
 
         With ``client``, other weights are drawn, which depend on ``run.seed`` and the client.
         """
-        module = self.module(client)
-        if self.config.model.init == "zeros":
-            with torch.no_grad():
-                for parameter in module.parameters():
-                    parameter.zero_()
-        return module
+        return self.module(client)

@@ -60,13 +60,13 @@ def maker_of(section: ModelConfig, given: Any, example: Any, classes: int, head:
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
         make = SeededMaker(chosen, name, shape, classes, options, seed)
-    if section.weights is not None and section.init == "zeros":
-        raise UserError("model.init=zeros and model.weights exclude each other: give one of them")
     if section.norm is not None:
         make = NormMaker(make, name, section.norm, section.norm_groups)
     found = find_head(head)
     if found is not None:
         make = HeadMaker(make, name, found, head, section.proj_dim, example, seed)
+    if section.init == "zeros":
+        make = ZerosMaker(make)
     return name, make if section.weights is None else WeightsMaker(make, Path(section.weights), classes)
 
 
@@ -163,6 +163,24 @@ class HeadMaker:
 
 
 @dataclass(frozen=True)
+class ZerosMaker:
+    """A maker of a model all of whose parameters are 0."""
+
+    make: Maker
+
+    @property
+    def code(self) -> Sequence[Any]:
+        return self.make.code
+
+    def __call__(self, client: int | None = None) -> nn.Module:
+        module = self.make(client)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.zero_()
+        return module
+
+
+@dataclass(frozen=True)
 class WeightsMaker:
     """A maker of a model whose weights are loaded from a file; those for single clients are drawn all the same."""
 
@@ -186,7 +204,7 @@ class WeightsMaker:
         if not kept:
             return []
         return [
-            f"model.weights: {', '.join(kept)} begin as drawn, because {self.path} has none for "
+            f"model.weights: {', '.join(kept)} begin as model.init says, because {self.path} has none for "
             f"{self.classes} classes or for this head"
         ]
 

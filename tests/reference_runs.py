@@ -170,7 +170,7 @@ def check(data, output, name, reference, hyper, train, keys, start=None):
     vector = None
     if start is not None:
         vector, path = start
-        keys |= {"model.init": "default", "model.weights": str(path)}
+        keys["model.weights"] = str(path)
     result = run(data, output, name, train, **keys)
     cohorts = cohorts_of(result)
     assert len(cohorts) == ROUNDS

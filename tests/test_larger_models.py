@@ -230,7 +230,7 @@ class TestWeights:
         keys = {**small(tmp_path), "model.name": "torchvision:shufflenet_v2_x0_5", "model.weights": str(path)}
         experiment, _ = resolve(load(keys), Own(source=images()))
         (line,) = [line for line in experiment.notes if "model.weights" in line]
-        assert line.startswith("model.weights: fc.weight, fc.bias begin as drawn, because ")
+        assert line.startswith("model.weights: fc.weight, fc.bias begin as model.init says, because ")
         assert line.endswith("has none for 4 classes or for this head")
         tensors, module = torch.load(path), experiment.build_model().state_dict()
         assert all(torch.equal(module[name], tensors[name]) for name in tensors if not name.startswith("fc."))
@@ -242,10 +242,14 @@ class TestWeights:
         with pytest.raises(UserError, match=r"conv5.0.weight is|stage2.0.branch1.2.weight is \[24, 24, 1, 1\] in"):
             resolve(load({**keys, "model.weights": str(self.path(tmp_path))}), Own(source=images()))
 
-    def test_zeros_and_weights_exclude_each_other(self, tmp_path):
-        keys = {**small(tmp_path), "model.init": "zeros", "model.weights": str(self.path(tmp_path))}
-        with pytest.raises(UserError, match=r"model.init=zeros and model.weights exclude each other"):
-            resolve(load(keys), Own(source=images()))
+    def test_weights_go_before_zeros(self, tmp_path):
+        """The file's weights are loaded into a model of zeros, of which a classifier that is not in the file stays."""
+        path = self.path(tmp_path)
+        keys = {**small(tmp_path), "model.name": "torchvision:shufflenet_v2_x0_5", "model.init": "zeros"}
+        experiment, _ = resolve(load({**keys, "model.weights": str(path)}), Own(source=images()))
+        found = experiment.build_model().state_dict()
+        assert torch.equal(found["conv5.0.weight"], torch.load(path)["conv5.0.weight"])
+        assert not found["fc.weight"].any()
 
 
 def test_pretrained_mobilenet():
