@@ -120,17 +120,23 @@ class SeededMaker:
 
 
 @dataclass(frozen=True)
-class NormMaker:
-    """A maker of a model with other normalisation layers than its own, which draws as many random numbers."""
+class AroundMaker:
+    """What makers have in common that change what another one has made."""
 
     make: Maker
-    name: str
-    norm: str
-    groups: int
 
     @property
     def code(self) -> Sequence[Any]:
         return self.make.code
+
+
+@dataclass(frozen=True)
+class NormMaker(AroundMaker):
+    """A maker of a model with other normalisation layers than its own, which draws as many random numbers."""
+
+    name: str
+    norm: str
+    groups: int
 
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)
@@ -163,14 +169,8 @@ class HeadMaker:
 
 
 @dataclass(frozen=True)
-class ZerosMaker:
+class ZerosMaker(AroundMaker):
     """A maker of a model all of whose parameters are 0."""
-
-    make: Maker
-
-    @property
-    def code(self) -> Sequence[Any]:
-        return self.make.code
 
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)
@@ -181,16 +181,11 @@ class ZerosMaker:
 
 
 @dataclass(frozen=True)
-class WeightsMaker:
+class WeightsMaker(AroundMaker):
     """A maker of a model whose weights are loaded from a file; those for single clients are drawn all the same."""
 
-    make: Maker
     path: Path
     classes: int
-
-    @property
-    def code(self) -> Sequence[Any]:
-        return self.make.code
 
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)

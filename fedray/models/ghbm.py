@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedray.models.shapes import image_shape
+
 GROUPS = 2
 """The number of groups of each GroupNorm."""
 
@@ -25,7 +27,7 @@ class GHBMCNN(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels, height, width = _image(input_shape, least=16)
+        channels, height, width = image_shape(input_shape, least=16)
         self.conv1 = nn.Conv2d(channels, 64, 5)
         self.conv2 = nn.Conv2d(64, 64, 5)
         features = 64 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
@@ -52,7 +54,7 @@ class ResNet20(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels, _, _ = _image(input_shape, least=4)
+        channels, _, _ = image_shape(input_shape, least=4)
         self.conv = _conv3(channels, 16)
         self.norm = nn.GroupNorm(GROUPS, 16)
         widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
@@ -92,12 +94,3 @@ class Block(nn.Module):
 
 def _conv3(channels: int, width: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
-
-
-def _image(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    if len(input_shape) != 3 or min(input_shape[1:]) < least:
-        raise ValueError(
-            f"it takes images [channels, height, width] of at least {least} x {least}, not inputs {input_shape}"
-        )
-    channels, height, width = input_shape
-    return channels, height, width

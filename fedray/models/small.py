@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray.models.pooling import conv_relu_pool
+from fedray.models.shapes import image_shape
 
 
 class Logistic(nn.Module):
@@ -67,7 +68,7 @@ class LeNet5(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         self.side = 0 if len(input_shape) == 3 else math.ceil(math.sqrt(math.prod(input_shape)))
-        channels, height, width = _image((1, self.side, self.side) if self.side else input_shape)
+        channels, height, width = image_shape((1, self.side, self.side) if self.side else input_shape, least=12)
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
         self.conv2 = nn.Conv2d(6, 16, 5)
         features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
@@ -94,7 +95,7 @@ class FedTripCNN(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels, height, width = _image(input_shape)
+        channels, height, width = image_shape(input_shape, least=12)
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.conv3 = nn.Conv2d(16, 120, 5)
@@ -121,10 +122,3 @@ def _conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
         return conv(x)
     rows, weight = (tensor.permute(0, 2, 3, 1).flatten(1) for tensor in (x, conv.weight))
     return F.linear(rows, weight, conv.bias)[:, :, None, None]
-
-
-def _image(input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(input_shape) != 3 or min(input_shape[1:]) < 12:
-        raise ValueError(f"it takes images [channels, height, width] of at least 12 x 12, not inputs {input_shape}")
-    channels, height, width = input_shape
-    return channels, height, width

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedray.errors import UserError, near_miss
+from fedray.models.shapes import image_shape
 
 PREFIX = "torchvision:"
 """What the name of a torchvision model begins with."""
@@ -175,13 +176,3 @@ def _with_stem(module: Any, stem: str) -> nn.Module:
         nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
         module.maxpool = nn.Identity()
     return module
-
-
-def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """Returns channels, height and width; raises ``ValueError`` unless inputs are images of ``least`` pixels."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < least:
-        raise ValueError(
-            f"it takes images [channels, height, width] of at least {least} x {least}, not inputs {input_shape}"
-        )
-    channels, height, width = input_shape
-    return channels, height, width
