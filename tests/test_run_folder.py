@@ -34,7 +34,7 @@ OF_SHARES = [
 
 SUMMARY = {
     "status", "metric", "mode", "final", "best", "last10", "final_accuracy", "best_accuracy", "last10_accuracy",
-    "rounds", "targets", "parameters", "model_sha256", "partition_hash", "versions", "machine",
+    "rounds", "targets", "parameters", "model_sha256", "partition_hash", "stopped_by", "versions", "machine",
 }  # fmt: skip
 
 
