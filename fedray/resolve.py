@@ -13,12 +13,9 @@ from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
-from fedray.core.augmentation import Augmentation, crop_flip
-from fedray.core.local_training import LocalTraining
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
 from fedray.core.task import Loss, Task
-from fedray.core.transform import SeededTransform
 from fedray.data.access import MapAll, with_access
 from fedray.data.columns import Columns
 from fedray.data.contents import content_key, data_digests
@@ -30,18 +27,17 @@ from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
 from fedray.implied import implied_values, notes_on, values_for_nulls
-from fedray.importing import as_user_error, home_of, import_object
+from fedray.importing import as_user_error
 from fedray.inputs import inputs_of
+from fedray.local_training import local_training, own_transform
 from fedray.making import Maker, WeightsMaker, maker_of
 from fedray.models import find_model
 from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
 from fedray.models.inspection import ModelFacts, inspect_model
+from fedray.models.precision import precision_obstacle
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
-
-EXAMPLES = 16
-"""The number of samples on which a transform is tried."""
 
 VMAP_CHUNK = 64
 """The number of clients in a batched stack under ``engine.chunk: auto``; fewer if a cohort would not make two stacks.
@@ -100,13 +96,13 @@ def resolve(
     head = _head(config, algorithm)
     model = _model(config, own, algorithm, data, head)
     task = model.task
-    transform, transform_notes = _transform(config, own, data)
-    augment: list[Augmentation] = [crop_flip] if config.data.augment == "crop_flip" else []
-    training = _training(config, [*augment, *transform])
+    transform, transform_notes = own_transform(config, own, data)
+    training = local_training(config, transform)
     source_name = source.name if "data" in own.given else config.data.source
     name = run_name(config, source_name)
     device, engine, placed = place(config.engine, Path(config.run.output) / name, auto_device)
     size = training.batch_size or int(data.sizes().max())
+    _check_precision(config.train.precision, device, model, data)
     vectorize, chunk = _stacks(config, device, model, data, size, cohort_size)
     kind = kind_of(config.data, source.client_train is not None, data.task == "classification")
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)
@@ -128,7 +124,7 @@ def resolve(
         model={"name": model.name, "head": head, **_extra_keys(config.model)},
         train={
             "local_steps": training.local_steps, "cohort_size": cohort_size, "participation": None,
-            "weighting": weighting, "lr_schedule": config.train.lr_schedule.over(rounds),
+            "weighting": weighting, **config.train.adam, "lr_schedule": config.train.lr_schedule.over(rounds),
             "server_lr_schedule": config.train.server_lr_schedule.over(rounds),
         },
         engine={**engine, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
@@ -257,6 +253,11 @@ def _algorithm(config: Config) -> Algorithm:
     if (train.server_lr != 1 or train.server_lr_schedule.kind != "constant") and not algorithm.uses_server_lr:
         key = f"train.server_lr={train.server_lr}" if train.server_lr != 1 else "train.server_lr_schedule"
         raise UserError(f"{key}: {config.algorithm.name} has no server learning rate")
+    if train.optimizer != "sgd" and not algorithm.any_optimizer:
+        raise UserError(
+            f"train.optimizer={train.optimizer}: the rules of algorithm.name={config.algorithm.name} count on the step "
+            "of sgd"
+        )
     return algorithm
 
 
@@ -338,36 +339,14 @@ def _per_sample(loss: Any) -> Loss:
     return loss
 
 
-def _transform(config: Config, own: Own, data: FederatedData) -> tuple[list[SeededTransform], list[str]]:
-    """Returns the user's transform of mini-batches, if there is one, and lines for the user about it."""
-    asked = config.data.transform
-    if own.transform is not None:
-        transform = SeededTransform(own.transform)
-    elif asked is not None:
-        key = "data.transform"
-        transform = SeededTransform(import_object(asked, key), f"{key}={asked}", home_of(asked, key))
-    else:
-        return [], []
-    if not callable(transform.function) or isinstance(transform.function, type):
-        what = "a class" if isinstance(transform.function, type) else type(transform.function).__name__
-        raise UserError(f"{transform.name} must be a function of a batch of inputs, not {what}")
-    return [transform], transform.check(data.stored_examples(min(len(data.y), EXAMPLES)).x)
-
-
-def _training(config: Config, augment: Sequence[Augmentation]) -> LocalTraining:
-    train = config.train
-    return LocalTraining(
-        seed=config.run.seed,
-        batch_size=None if train.batch_size == "full" else train.batch_size,
-        local_steps=train.steps,
-        local_epochs=train.local_epochs,
-        momentum=train.momentum,
-        nesterov=train.nesterov,
-        weight_decay=train.weight_decay,
-        decay_norms_and_biases=train.decay_norms_and_biases,
-        grad_clip=train.grad_clip,
-        augment=tuple(augment),
-    )
+def _check_precision(precision: str, device: str, model: _Model, data: FederatedData) -> None:
+    if precision != "fp32" and device == "cpu":
+        reason = precision_obstacle(model.module, model.task, precision, *data.examples(2))
+        if reason:
+            raise UserError(
+                f"train.precision={precision}: model.name={model.name} can't be trained in it on this processor: "
+                f"{reason}"
+            )
 
 
 def _stacks(

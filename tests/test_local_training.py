@@ -64,7 +64,7 @@ def test_a_client_that_has_made_its_steps_stands_still(kind):
     carry, history = algorithm.begin(client), []
     for batch in client.data.batches():
         carry = client.hold(algorithm.step(client, carry, batch), carry, batch.step)
-        history.append((carry["x"].row, carry["y"], carry.momentum))
+        history.append((carry["x"].row, carry["y"], carry.buffers["momentum"]))
     assert len(history) == 6
     for row, count in enumerate(steps):
         for carried in zip(*history, strict=True):
@@ -111,7 +111,7 @@ def test_row_padding_stays_zero(name, kind):
     client.scalars = {"a": torch.linspace(0, 1, 5)[:, None]}
     carry = trained(algorithm, client)
     found = [upload.value for upload in algorithm.end(client, carry).uploads.values()]
-    found += [carry.momentum, client.objective.full_gradient(client.start("x"))]
+    found += [carry.buffers["momentum"], client.objective.full_gradient(client.start("x"))]
     for value in found:
         vector = value.parameters if isinstance(value, Model) else value
         assert vector[:, : network.layout.parameters].all(dim=0).any()
@@ -157,7 +157,7 @@ def test_the_order_of_clipping_decay_and_momentum():
     # second step, at the same w for simplicity: the new directions, plus half of the first (3.2, 2.6), (1.5, 0.5)
     second, carry = optimizer.direction(carry.update(w=w), "w", padded([0, 2], [0, 8]))
     torch.testing.assert_close(second, padded([2 + 1.6, 3 + 1.3], [0.5 + 0.75, 2.5 + 0.25]))
-    assert torch.equal(carry.momentum, second)
+    assert torch.equal(carry.buffers["momentum"], second)
 
 
 def test_clipping_is_torchs():

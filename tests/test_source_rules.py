@@ -22,6 +22,7 @@ LAYERS = [
     ("tracking", "inputs"),
     ("placement", "implied", "making"),
     ("experiment",),
+    ("local_training",),
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),

@@ -159,6 +159,9 @@ class Algorithm:
     needs_classes: ClassVar[bool] = False
     """Whether clients or server compare what models say of classes, which only classifications and tokens have."""
     uses_server_lr: ClassVar[bool] = True
+    any_optimizer: bool = False
+    """Whether the local step only descends against a gradient, so that ``train.optimizer`` may be another than sgd. It
+    is false where rules count on the step of SGD: they divide by eta_l, add to the step, or keep its momentum."""
     assumes_plain_sgd: ClassVar[bool] = False
     """Whether the local rule is meant for clients without momentum. A momentum buffer would accumulate its corrections.
     """

@@ -27,6 +27,7 @@ class FedADC(FedAvg):
     """
 
     paper = "Ozfatura et al., ISIT 2021"
+    any_optimizer = False
     assumes_plain_sgd = True
     traffic = Traffic(vectors_down=1)
     uses_server_lr = False

@@ -19,6 +19,7 @@ class FedAvg(Algorithm):
     """y_j = y_{j-1} - eta_l g_i(y_{j-1}) from y_0 = x^r; x^{r+1} = x^r - eta_g (x^r - sum_i p_i y_i)."""
 
     paper = "McMahan et al., AISTATS 2017"
+    any_optimizer = True
 
     def begin(self, client: ClientPhase) -> Carry:
         return Carry({"y": client.start("x")})

@@ -28,6 +28,7 @@ class GHBM(FedAvg):
     """
 
     paper = "Zaccone et al., TMLR 2025"
+    any_optimizer = False
     assumes_plain_sgd = True
     traffic = Traffic(models_down=2)
 
@@ -58,6 +59,8 @@ class GHBM(FedAvg):
 
 class _OwnWindow(FedAvg):
     """The variants whose window is a client's own: since it last took part."""
+
+    any_optimizer = False
 
     def scale(self, client: ClientPhase) -> Tensor | float:
         """Returns s_i: one over the rounds that the window spans, or the participation ratio C in its place."""

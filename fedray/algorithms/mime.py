@@ -27,6 +27,7 @@ class MimeLite(FedAvg):
     """
 
     paper = "Karimireddy et al., NeurIPS 2021"
+    any_optimizer = False
     assumes_plain_sgd = True
     traffic = Traffic(vectors_down=1, vectors_up=1)
     work = Work(full_gradients=1)

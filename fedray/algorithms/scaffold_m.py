@@ -28,6 +28,7 @@ class ScaffoldM(FedAvg):
 
     name = "scaffold_m"
     paper = "Cheng et al., ICLR 2024"
+    any_optimizer = False
     assumes_plain_sgd = True
     client_state = ("c",)
     traffic = Traffic(vectors_down=2, vectors_up=1)

@@ -35,6 +35,7 @@ class SlowMo(FedAvg):
 
     def __init__(self, hyper: base.Hyper | None = None) -> None:
         super().__init__(hyper)
+        self.any_optimizer = self.hyper.buffer == "reset"
         if self.hyper.buffer == "maintain":
             self.client_state = ("b",)
         elif self.hyper.buffer == "average":
@@ -56,15 +57,16 @@ class SlowMo(FedAvg):
         if self.hyper.buffer == "reset":
             return super().begin(client)
         b = client.state["b"] if self.hyper.buffer == "maintain" else client.start("b")
-        return Carry({"y": client.start("x")}, momentum=b)
+        return Carry({"y": client.start("x")}, {"momentum": b})
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         result = super().end(client, carry)
-        if carry.momentum is None or self.hyper.buffer == "reset":
+        b = carry.buffers.get("momentum")
+        if b is None or self.hyper.buffer == "reset":
             return result
         if self.hyper.buffer == "maintain":
-            return Result(result.uploads, state={"b": carry.momentum})
-        return Result({**result.uploads, "b": Upload.weighted_mean(carry.momentum)})
+            return Result(result.uploads, state={"b": b})
+        return Result({**result.uploads, "b": Upload.weighted_mean(b)})
 
     def server_update(
         self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]

@@ -22,6 +22,9 @@ IGNORED = -100
 TARGET_COLUMN = "target"
 """The column of a table that holds the targets, unless ``data.target_column`` names another."""
 
+ADAM = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+"""The options of the optimizers adam and adamw where they are null. They are those of torch."""
+
 ALPHA, CLUSTERS, MIN_SAMPLES = 0.5, 5, 1
 """What the options of a partition that are null stand for."""
 
@@ -231,9 +234,21 @@ class TrainConfig(Section):
     batch_size: Whole | Literal["full"] = Field(64, description="batch size B, or full")
     lr: Real = Field(0.01, gt=0, description="client learning rate eta_l")
     server_lr: Real = Field(1.0, gt=0, description="server learning rate eta_g")
-    momentum: Real = Field(0.0, ge=0, lt=1, description="momentum of the clients' SGD")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="the clients' optimizer; adam and adamw where an algorithm's local rule is a gradient step"
+    )
+    beta1: Real | None = Field(
+        None, ge=0, lt=1, description=f"adam, adamw: decay of the mean; {ADAM['beta1']} unless set"
+    )
+    beta2: Real | None = Field(
+        None, ge=0, lt=1, description=f"adam, adamw: decay of the mean square; {ADAM['beta2']} unless set"
+    )
+    epsilon: Real | None = Field(
+        None, gt=0, description=f"adam, adamw: what is added to the root; {ADAM['epsilon']:g} unless set"
+    )
+    momentum: Real = Field(0.0, ge=0, lt=1, description="sgd: momentum")
     nesterov: bool = Field(False, description="Nesterov's form of train.momentum")
-    weight_decay: Real = Field(0.0, ge=0, description="weight decay of the clients' SGD")
+    weight_decay: Real = Field(0.0, ge=0, description="weight decay of the clients' optimizer")
     decay_norms_and_biases: bool = Field(
         True, description="whether weight decay also pulls biases and the parameters of normalisation layers"
     )
@@ -241,13 +256,21 @@ class TrainConfig(Section):
     lr_decay: Real = Field(1.0, gt=0, le=1, description="factor on eta_l per round")
     lr_schedule: ScheduleConfig = Field(ScheduleConfig(), description="how eta_l changes from round to round")
     server_lr_schedule: ScheduleConfig = Field(ScheduleConfig(), description="how eta_g changes from round to round")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast on the forward pass")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="bf16, fp16: autocast on the forward pass; fp16 with loss scaling"
+    )
     cohort_size: Whole | None = Field(None, ge=1, description="clients per round; all unless set")
     participation: Real | None = Field(
         None, gt=0, le=1, description="clients per round as a fraction C of those with samples"
     )
     sampling: Literal["uniform", "cyclic"] = Field("uniform", description="how cohorts are drawn")
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
+
+    @property
+    def adam(self) -> dict[str, float]:
+        """The options of adam or adamw, none for sgd."""
+        asked = {key: getattr(self, key) for key in ADAM}
+        return {} if self.optimizer == "sgd" else {key: ADAM[key] if asked[key] is None else asked[key] for key in ADAM}
 
     @property
     def steps(self) -> int | None:
@@ -262,6 +285,9 @@ class TrainConfig(Section):
             raise ValueError("give train.cohort_size or train.participation, not both")
         if self.nesterov and not self.momentum:
             raise ValueError("train.nesterov=true needs train.momentum above 0")
+        foreign = [key for key in ADAM if getattr(self, key) is not None] if self.optimizer == "sgd" else ["momentum"]
+        if foreign and getattr(self, foreign[0]):
+            raise ValueError(f"train.{foreign[0]} is not for train.optimizer={self.optimizer}")
         if self.lr_decay != 1 and self.lr_schedule.kind != "constant":
             raise ValueError("give train.lr_decay or train.lr_schedule, not both")
         if isinstance(self.batch_size, int) and self.batch_size < 1:

@@ -43,7 +43,7 @@ class ClientPhase:
     """A stack of C clients in one phase of one round.
 
     It has three parts: ``data`` gives the mini-batches, ``objective`` computes gradients and forward passes, and
-    ``optimizer`` is the clients' SGD.
+    ``optimizer`` makes their steps.
 
     ``shared`` is the server's broadcast by name, and ``scalars`` its numbers for each client, ``[C, 1]``. ``state``
     holds the clients' own vectors ``[C, width]`` and models, which are zeros before the first participation. ``kept``

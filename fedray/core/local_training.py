@@ -13,7 +13,8 @@ class LocalTraining:
     optimizer.
 
     A ``batch_size`` of None is the full batch. One of ``local_steps`` and ``local_epochs`` is None. ``augment`` are
-    the changes that are made to the inputs of mini-batches, in their order.
+    the changes that are made to the inputs of mini-batches, in their order. ``beta1``, ``beta2`` and ``epsilon`` are
+    those of the optimizers ``adam`` and ``adamw``.
     """
 
     seed: int
@@ -25,4 +26,8 @@ class LocalTraining:
     weight_decay: float = 0.0
     decay_norms_and_biases: bool = True
     grad_clip: float = 0.0
+    optimizer: str = "sgd"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
     augment: tuple[Augmentation, ...] = ()

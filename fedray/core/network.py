@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
+from fedray.core.loss_scale import LossScale, write_gradient
 from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget, stacked
 from fedray.core.structure import arguments, map_leaves
 from fedray.core.task import Task
@@ -147,9 +148,9 @@ class Network:
         return Outputs(map_leaves(_in_single_precision, logits), z, prediction)  # type: ignore[arg-type]
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
     def mode(self, training: bool, normalise: bool = True) -> None:
         """Puts the module into training or evaluation mode. ``normalise`` says whether normalisation layers use the
@@ -233,10 +234,12 @@ class Network:
             target = y[place].tolist() if y[place].numel() == 1 else f"of shape {list(y[place].shape)}"
             raise UnfitTarget(row, place, f"the loss does not take its target {target} ({reason})") from found
 
-    def training_pass(self, at: Model, batch: Batch, rng: Draws = undrawn) -> TrainingPass:
+    def training_pass(
+        self, at: Model, batch: Batch, rng: Draws = undrawn, scale: LossScale | None = None
+    ) -> TrainingPass:
         """Runs the forward pass at the C models ``at`` with all outputs. Buffers are updated as in
         :meth:`gradients`."""
-        found = TrainingPass(self.layout)
+        found = TrainingPass(self.layout, scale)
         for row in range(len(at.row)):
             x, y = self._begin(batch, row)
             # .data has a version count of its own: updating the buffers in the same row must not spoil the gradient
@@ -258,12 +261,13 @@ class Network:
         rule_loss: RuleLoss | None = None,
         extras: Sequence[Tensor] = (),
         rng: Draws = undrawn,
+        scale: LossScale | None = None,
     ) -> Gradient:
         """Returns the gradient of the mean loss over each client's batch at the C models ``at``, in training mode.
 
         The buffers of ``at`` are updated in place, as the module's forward pass does it. ``rule_loss`` replaces the
         task loss; it gets one row of each of ``extras [C, ...]``. The forward pass of a module that draws random
-        numbers (dropout) runs within ``rng``.
+        numbers (dropout) runs within ``rng``. Losses are multiplied by ``scale`` before the backward pass.
         """
         raise NotImplementedError
 
@@ -284,6 +288,7 @@ class LoopNetwork(Network):
         rule_loss: RuleLoss | None = None,
         extras: Sequence[Tensor] = (),
         rng: Draws = undrawn,
+        scale: LossScale | None = None,
     ) -> Gradient:
         value = torch.empty_like(at.parameters, memory_format=torch.contiguous_format)
         value[:, self.layout.parameters :] = 0
@@ -299,8 +304,7 @@ class LoopNetwork(Network):
             task_losses.append(objective.detach())
             if rule_loss is not None:
                 objective = losses.mean(rule_loss(outputs, losses.each, *(extra[row] for extra in extras)))
-            pieces = torch.autograd.grad(objective, self._trainable, allow_unused=True)
-            self.layout.gather(pieces, value[row])
+            write_gradient(objective, self._trainable, self.layout, value[row], scale, row)
             self._store_buffers(at[row])
             followed.append(losses.followed)
         return Gradient(value, torch.stack(task_losses), stacked(followed))
@@ -327,6 +331,7 @@ class StackNetwork(Network):
         rule_loss: RuleLoss | None = None,
         extras: Sequence[Tensor] = (),
         rng: Draws = undrawn,
+        scale: LossScale | None = None,
     ) -> Gradient:
         self.mode(training=True)
         own_loss, size = rule_loss is not None, batch.y.shape[1]
@@ -348,6 +353,10 @@ class StackNetwork(Network):
                 each = rule_loss(outputs, task, *extra)
             return (each * weight).sum(), ((task * weight).sum(), followed(outputs.logits, y, weight > 0))
 
+        def scaled(factor: Tensor, *inputs: Any) -> tuple[Tensor, Any]:
+            loss, found = objective(*inputs)
+            return loss * factor, found
+
         def followed(logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
             # vmap returns tensors only, and no None
             if self.task.followed is None:
@@ -355,8 +364,17 @@ class StackNetwork(Network):
             sums = self.task.sums(self.task.followed, logits, y)
             return tuple((each * real).sum() for each in sums if each is not None)
 
-        gradient = torch.func.vmap(torch.func.grad(objective, has_aux=True), randomness="error")
-        value, (losses, found) = gradient(at.parameters, batch.x, batch.y, weights, *extras)
+        def gradient(of: Callable[..., tuple[Tensor, Any]], place: int, *inputs: Any) -> Any:
+            return torch.func.vmap(torch.func.grad(of, place, has_aux=True), randomness="error")(*inputs)
+
+        inputs = at.parameters, batch.x, batch.y, weights, *extras
+        if scale is None:
+            value, (losses, found) = gradient(objective, 0, *inputs)
+        while scale is not None:
+            value, (losses, found) = gradient(scaled, 1, scale.factors, *inputs)
+            value /= scale.factors[:, None]
+            if not scale.lowered(value):
+                break
         return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)
 
 

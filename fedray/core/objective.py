@@ -15,6 +15,7 @@ from fedray.core import seeds
 from fedray.core.batches import Batch
 from fedray.core.clock import Clock
 from fedray.core.local_data import LocalData
+from fedray.core.loss_scale import LossScale
 from fedray.core.network import Draws, Network
 from fedray.core.passes import Gradient, Outputs, RuleLoss, TrainingPass, UnfitTarget
 from fedray.core.samples import Indices
@@ -38,11 +39,15 @@ class Objective:
 
     def __init__(self, network: Network, data: LocalData, clock: Clock | None = None) -> None:
         self.network, self.data, self.clock = network, data, clock or Clock()
+        self._scale = self._new_scale(len(data.ids))
         self._losses: list[Tensor] = []
         # of each step: the two sums of the metric that the task follows
         self._totals: list[Tensor] = []
         self._counts: list[Tensor | list[int]] = []
         self._last_step = -1
+
+    def _new_scale(self, clients: int) -> LossScale | None:
+        return LossScale(clients, self.network.device) if self.network.precision == "fp16" else None
 
     def gradient(self, at: Model, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
         """Returns the mini-batch gradient ``[C, width]`` at the C models ``at``.
@@ -53,7 +58,7 @@ class Objective:
         call is logged, and the metric that the task follows.
         """
         with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
-            gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step))
+            gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step), self._scale)
         self._log(batch, gradient)
         return gradient.value
 
@@ -74,7 +79,7 @@ class Objective:
         ``training_pass(at, batch).gradient(loss, extras)`` is what :meth:`gradient` would have returned.
         """
         with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
-            forward = self.network.training_pass(at, batch, self._draws(batch.step))
+            forward = self.network.training_pass(at, batch, self._draws(batch.step), self._scale)
         forward.clock = self.clock
         self._log(batch, forward)
         return forward
@@ -94,7 +99,7 @@ class Objective:
                     x, y = self.data.samples.gather(part[None])
                 draws = self._draws(NO_STEP + number, row)
                 with self.clock.on("gradient"), self._naming([part].__getitem__, row):
-                    gradient = self.network.gradients(model, Batch(x, y, -1), rng=draws)
+                    gradient = self.network.gradients(model, Batch(x, y, -1), rng=draws, scale=self._new_scale(1))
                 total += gradient.value[0].double() * share
             rows.append(total.float())
         return torch.stack(rows)

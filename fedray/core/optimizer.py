@@ -1,5 +1,5 @@
-"""The clients' own optimizer, which is SGD with clipping, weight decay and momentum; and what local training carries
-from step to step."""
+"""The clients' own optimizer: SGD, Adam or AdamW, with clipping and weight decay; and what local training carries from
+step to step."""
 
 from __future__ import annotations
 
@@ -15,32 +15,46 @@ from fedray.core.vectors import Model
 
 class Carry:
     """What local training carries from one local step to the next: the algorithm's models and vectors of C clients by
-    name, and the momentum buffer ``momentum [C, width]`` of the clients' optimizer, which is None before its first
-    step.
+    name, and what the clients' optimizer remembers.
+
+    ``buffers`` are the optimizer's vectors ``[C, width]`` by name. There are none before its first step. ``steps`` are
+    the steps that it has made.
 
     A carry never changes. Each step makes a new one.
     """
 
-    __slots__ = ("_values", "momentum")
+    __slots__ = ("_values", "buffers", "steps")
 
-    def __init__(self, values: Mapping[str, Any], momentum: Tensor | None = None) -> None:
-        self._values, self.momentum = values, momentum
+    def __init__(self, values: Mapping[str, Any], buffers: Mapping[str, Tensor] | None = None, steps: int = 0) -> None:
+        self._values, self.buffers, self.steps = values, buffers or {}, steps
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
     def update(self, **values: Any) -> Carry:
         """Returns the carry with these values in place of those with the same names."""
-        return Carry({**self._values, **values}, self.momentum)
+        return Carry({**self._values, **values}, self.buffers, self.steps)
+
+    def remember(self, **buffers: Tensor) -> Carry:
+        """Returns the carry after another step of the optimizer, which remembers these ``buffers``."""
+        return Carry(self._values, buffers, self.steps + 1)
+
+    def buffer(self, name: str, like: Tensor) -> Tensor:
+        """Returns a vector of the optimizer's, which is 0 before its first step, with the form of ``like``."""
+        found = self.buffers.get(name)
+        return torch.zeros_like(like) if found is None else found
 
     @staticmethod
     def where(chosen: Tensor, one: Carry, other: Carry) -> Carry:
-        """Returns ``one`` for the clients for which ``chosen [C, 1]`` is true, and ``other`` for the rest."""
-        momentum = one.momentum
-        if momentum is not None:
-            before = torch.zeros_like(momentum) if other.momentum is None else other.momentum
-            momentum = torch.where(chosen, momentum, before)
-        return Carry({name: _where(chosen, value, other[name]) for name, value in one._values.items()}, momentum)
+        """Returns ``one`` for the clients for which ``chosen [C, 1]`` is true, and ``other`` for the rest.
+
+        Clients of ``other`` make no further steps, so the optimizer's ``steps`` are those of ``one``.
+        """
+        buffers = {
+            name: torch.where(chosen, buffer, other.buffer(name, buffer)) for name, buffer in one.buffers.items()
+        }
+        values = {name: _where(chosen, value, other[name]) for name, value in one._values.items()}
+        return Carry(values, buffers, one.steps)
 
 
 def _where(chosen: Tensor, one: Any, other: Any) -> Any:
@@ -48,7 +62,8 @@ def _where(chosen: Tensor, one: Any, other: Any) -> Any:
 
 
 class LocalOptimizer:
-    """SGD with the learning rate ``lr`` (eta_l), and with the clipping, weight decay and momentum of ``training``.
+    """The optimizer that ``training`` names, with the learning rate ``lr`` (eta_l) and the clipping and weight decay of
+    ``training``. Its memory is new in each round.
 
     ``decayed [width]`` is 1 for the parameters that weight decay pulls to 0, and 0 for the others; None means all.
     """
@@ -57,27 +72,45 @@ class LocalOptimizer:
         self.training, self.lr, self.decayed = training, lr, decayed
 
     def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
-        """Returns the direction ``[C, width]`` of a step of the models ``carry[name]``, and the carry with the new
-        momentum buffer.
+        """Returns the direction ``[C, width]`` of a step of the models ``carry[name]``, and the carry with what the
+        optimizer remembers after it.
 
         ``gradient`` may have been corrected by the algorithm. First it is clipped, then weight decay is added, and the
-        sum g goes through the momentum buffer b, as in torch.optim.SGD: b <- m b + g. The direction is b, or g + m b in
-        Nesterov's form.
+        sum goes to the optimizer. AdamW adds weight decay to the direction instead.
         """
         training = self.training
         if training.grad_clip:
             norm = gradient.norm(dim=1, keepdim=True)
             gradient = gradient * (training.grad_clip / norm.clamp(min=training.grad_clip))
-        if training.weight_decay:
-            pulled = carry[name].parameters
-            pulled = pulled if self.decayed is None else pulled * self.decayed
-            gradient = gradient.add(pulled, alpha=training.weight_decay)
-        if training.momentum:
-            before = torch.zeros_like(gradient) if carry.momentum is None else carry.momentum
-            buffer = gradient.add(before, alpha=training.momentum)
-            gradient = gradient.add(buffer, alpha=training.momentum) if training.nesterov else buffer
-            carry = Carry(carry._values, buffer)
-        return gradient, carry
+        if training.optimizer == "adamw":
+            direction, carry = self._adam(carry, gradient)
+            return self._with_decay(direction, carry[name]), carry
+        gradient = self._with_decay(gradient, carry[name])
+        return self._adam(carry, gradient) if training.optimizer == "adam" else self._sgd(carry, gradient)
+
+    def _with_decay(self, vector: Tensor, model: Model) -> Tensor:
+        if not self.training.weight_decay:
+            return vector
+        pulled = model.parameters if self.decayed is None else model.parameters * self.decayed
+        return vector.add(pulled, alpha=self.training.weight_decay)
+
+    def _sgd(self, carry: Carry, g: Tensor) -> tuple[Tensor, Carry]:
+        """b <- m b + g with the momentum m, as in torch.optim.SGD. The direction is b, or g + m b in Nesterov's
+        form."""
+        m = self.training.momentum
+        if not m:
+            return g, carry
+        b = g.add(carry.buffer("momentum", g), alpha=m)
+        return g.add(b, alpha=m) if self.training.nesterov else b, carry.remember(momentum=b)
+
+    def _adam(self, carry: Carry, g: Tensor) -> tuple[Tensor, Carry]:
+        """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2. The direction of step t is
+        m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) (Kingma and Ba, ICLR 2015)."""
+        beta1, beta2, t = self.training.beta1, self.training.beta2, carry.steps + 1
+        m = torch.lerp(carry.buffer("m", g), g, 1 - beta1)
+        v = (carry.buffer("v", g) * beta2).addcmul(g, g, value=1 - beta2)
+        scale = v.sqrt() / (1 - beta2**t) ** 0.5 + self.training.epsilon
+        return m / (1 - beta1**t) / scale, carry.remember(m=m, v=v)
 
     def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:
         """Makes one step of the models ``carry[name]``: w - eta_l * direction."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedray.core.clock import Clock
+from fedray.core.loss_scale import LossScale, write_gradient
 from fedray.core.task import mean_loss
 from fedray.core.vectors import Layout
 
@@ -58,8 +59,8 @@ class TrainingPass:
     ``features [C, b, d]`` are detached. ``task_loss`` and ``followed`` are those of :class:`Gradient`.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, scale: LossScale | None = None) -> None:
+        self._layout, self._scale = layout, scale
         self.clock = Clock()
         self._passes: list[_Pass] = []
 
@@ -85,8 +86,8 @@ class TrainingPass:
         with self.clock.on("gradient"):
             for row, (tensors, outputs, losses) in enumerate(self._passes):
                 each = loss(outputs, losses.each, *(extra[row] for extra in extras))
-                pieces = torch.autograd.grad(losses.mean(each), list(tensors.values()), allow_unused=True)
-                self._layout.gather(pieces, value[row])
+                tensor_list = list(tensors.values())
+                write_gradient(losses.mean(each), tensor_list, self._layout, value[row], self._scale, row)
         return value
 
 
