@@ -33,8 +33,9 @@ OF_SHARES = [
 """Further columns of an algorithm that has personal models, here pFedMo."""
 
 SUMMARY = {
-    "status", "metric", "mode", "final", "best", "last10", "final_accuracy", "best_accuracy", "last10_accuracy",
-    "rounds", "targets", "parameters", "model_sha256", "partition_hash", "stopped_by", "versions", "machine",
+    "status", "metric", "mode", "final", "best", "last10", "last_rounds", "final_accuracy", "best_accuracy",
+    "last10_accuracy", "rounds", "targets", "parameters", "model_sha256", "partition_hash", "stopped_by",
+    "versions", "machine",
 }  # fmt: skip
 
 
@@ -53,6 +54,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
         run__eval_train_samples=50,
         data__validation_samples=40,
         run__targets=[0.3, 1.0],
+        run__last_rounds=3,
     )
 
 
@@ -126,6 +128,10 @@ def test_summary_keys(finished):
     assert summary["final_accuracy"] == accuracy.iloc[-1]
     assert summary["best_accuracy"] == accuracy.max()
     assert summary["last10_accuracy"] == pytest.approx(accuracy.mean())
+    # rounds 1, 4 and 6 were evaluated
+    assert summary["last_rounds"] == {
+        "from_round": 4, "to_round": 6, "evaluations": 2, "mean": pytest.approx(accuracy.iloc[-2:].mean())
+    }  # fmt: skip
     assert summary["parameters"] == 12 * 8 + 8 + 8 * 4 + 4
     row = finished.metrics[finished.metrics["test_accuracy"] >= 0.3].iloc[0]
     assert summary["targets"]["0.3"] == {

@@ -53,6 +53,9 @@ class RunConfig(Section):
     patience: Whole | None = Field(
         None, ge=1, description="end the run when the main metric has got no better for so many rounds"
     )
+    last_rounds: Whole | None = Field(
+        None, ge=1, description="also report the mean of the main metric over the evaluations of so many last rounds"
+    )
     save_best: bool = Field(False, description="keep the best evaluated model as model-best.safetensors")
     checkpoint_every: Whole = Field(10, ge=0, description="rounds between checkpoints; 0 turns them off")
     keep_checkpoints: Whole = Field(2, ge=1, description="how many of the last checkpoints are kept")

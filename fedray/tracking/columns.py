@@ -95,6 +95,8 @@ SUMMARY = {
     "final": "the main metric on the test set at the last evaluation; null if there was none, or it is not finite",
     "best": "the best of all evaluations",
     "last10": "the mean over the last ten evaluations",
+    "last_rounds": "the mean over the evaluations of the last run.last_rounds rounds, with `from_round`, `to_round`, "
+    "`evaluations` and `mean`; null unless that key is set",
     "final_accuracy": "test accuracy of the last evaluation; null if there was none, or it is not finite",
     "best_accuracy": "the highest test accuracy of all evaluations",
     "last10_accuracy": "mean test accuracy of the last ten evaluations",

@@ -20,6 +20,8 @@ from fedray.tracking.tensorboard import Events
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedray.config.sections import RunConfig
+
 
 class Recorder:
     """Writes the folder of a run that has made the rounds up to ``after`` before.
@@ -109,9 +111,7 @@ class Recorder:
         self.sync()
         metrics = read_metrics(self.folder.path)
         config = self.folder.config
-        summary = (
-            summarize(metrics, status, config.run.targets, config.task.metric or "accuracy", config.task.mode) | facts
-        )
+        summary = summarize(metrics, status, config.run, config.task.metric or "accuracy", config.task.mode) | facts
         summary |= {"versions": versions(), "machine": self.machine}
         self._events.hyper_parameters(
             self.hyper_parameters,
@@ -130,7 +130,7 @@ class Recorder:
 
 
 def summarize(
-    metrics: pd.DataFrame, status: str, targets: Sequence[float], metric: str = "accuracy", mode: str = "max"
+    metrics: pd.DataFrame, status: str, run: RunConfig, metric: str = "accuracy", mode: str = "max"
 ) -> dict[str, Any]:
     """Returns the keys of summary.json that follow from metrics.csv (see :data:`fedray.tracking.columns.SUMMARY`).
 
@@ -138,7 +138,7 @@ def summarize(
     """
     values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}
-    for target in targets:
+    for target in run.targets:
         rows = metrics[values <= target if mode == "min" else values >= target]
         first = None if rows.empty else rows.iloc[0]
         reached[f"{target:g}"] = None if first is None else {
@@ -153,9 +153,23 @@ def summarize(
         "metric": metric,
         "mode": "min" if mode == "min" else "max",
         **_figures(values, mode),
+        "last_rounds": None if run.last_rounds is None else _last(metrics, values, run.last_rounds),
         **{f"{name}_accuracy": value for name, value in accuracy.items()},
         "rounds": int(metrics["round"].max()) if len(metrics) else 0,
         "targets": reached,
+    }
+
+
+def _last(metrics: pd.DataFrame, values: pd.Series[float], rounds: int) -> dict[str, Any]:
+    """Returns the mean of ``values`` over those of the last ``rounds`` rounds that were evaluated, and which rounds
+    these are."""
+    end = int(metrics["round"].max()) if len(metrics) else 0
+    there = values[metrics["round"] > end - rounds].dropna()
+    return {
+        "from_round": max(1, end - rounds + 1),
+        "to_round": end,
+        "evaluations": len(there),
+        "mean": _number(there.mean()) if len(there) else None,
     }
 
 
