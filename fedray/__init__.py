@@ -14,15 +14,21 @@ if TYPE_CHECKING:
     from fedray.core.transform import each_sample
     from fedray.engine.run import Report
     from fedray.errors import ClientError, UserError
+    from fedray.evaluating.evaluate import evaluate
+    from fedray.evaluating.tables import Evaluation
     from fedray.simulation import RunResult, simulate
     from fedray.tuning import SweepResult, tune
 
 _HOME = {
-    "ClientError": "errors", "Report": "engine.run", "RunResult": "simulation", "SweepResult": "tuning",
-    "UserError": "errors", "each_sample": "core.transform", "simulate": "simulation", "tune": "tuning",
+    "ClientError": "errors", "Evaluation": "evaluating.tables", "Report": "engine.run", "RunResult": "simulation",
+    "SweepResult": "tuning", "UserError": "errors", "each_sample": "core.transform",
+    "evaluate": "evaluating.evaluate", "simulate": "simulation", "tune": "tuning",
 }  # fmt: skip
 
-__all__ = ["ClientError", "Report", "RunResult", "SweepResult", "UserError", "each_sample", "simulate", "tune"]
+__all__ = [
+    "ClientError", "Evaluation", "Report", "RunResult", "SweepResult", "UserError", "each_sample", "evaluate",
+    "simulate", "tune",
+]  # fmt: skip
 
 
 __version__ = "0.1.0"

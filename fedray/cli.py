@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 from fedray import __version__, data_command, listing
 from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
+from fedray.evaluating import command as evaluate_command
 from fedray.importing import FORMS
 
-COMMANDS = ("run", "tune", "data", "costs", "keys", "algorithms", "models", "datasets")
-TAKING_SETTINGS = ("run", "tune", "data", "costs")
+COMMANDS = ("run", "tune", "evaluate", "data", "costs", "keys", "algorithms", "models", "datasets")
+TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs")
 
 RESULTS = (
     "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss of a run diverged, "
@@ -107,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(function=_run)
     _add_tune(commands)
+    evaluate_command.add_parser(commands)
     data_command.add_parser(commands, _load)
     compare = "compare what the algorithms cost: bytes and FLOPs"
     costs = commands.add_parser(

@@ -204,13 +204,13 @@ class WeightsMaker(AroundMaker):
         ]
 
 
-def load_weights(module: nn.Module, path: Path, classes: int) -> list[str]:
+def load_weights(module: nn.Module, path: Path, classes: int, key: str = "model.weights") -> list[str]:
     """Loads initial weights into ``module`` from a safetensors or pt file, and returns the names of the tensors that
     keep the weights that were drawn.
 
     These are those of the model's head, if the file has none of them, and those of a classifier of ``classes`` outputs,
     if that of the file has another number. Raises :class:`UserError` if the file can't be read, or lacks any other
-    tensor of the right name, shape and finite numbers.
+    tensor of the right name, shape and finite numbers; ``key`` says in messages where the file was named.
     """
     try:
         tensors: dict[str, Tensor] = (
@@ -219,11 +219,11 @@ def load_weights(module: nn.Module, path: Path, classes: int) -> list[str]:
             else torch.load(path, map_location="cpu", weights_only=True)
         )
     except OSError as error:
-        raise UserError(f"model.weights: can't read {path}: {error.strerror or error}") from None
+        raise UserError(f"{key}: can't read {path}: {error.strerror or error}") from None
     except Exception as error:
-        raise UserError(f"model.weights: {path} is not a weights file: {first_sentence(error)}") from None
+        raise UserError(f"{key}: {path} is not a weights file: {first_sentence(error)}") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise UserError(f"model.weights: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
+        raise UserError(f"{key}: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
     heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
     of_head = [name for name in wanted if name.startswith(tuple(heads))]
@@ -234,13 +234,11 @@ def load_weights(module: nn.Module, path: Path, classes: int) -> list[str]:
     wanted = {name: shape for name, shape in wanted.items() if name not in kept}
     for name, shape in wanted.items():
         if name not in tensors:
-            raise UserError(f"model.weights: {path} has no tensor {name!r}{near_miss(name, tensors)}")
+            raise UserError(f"{key}: {path} has no tensor {name!r}{near_miss(name, tensors)}")
         if tensors[name].shape != shape:
-            raise UserError(
-                f"model.weights: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model"
-            )
+            raise UserError(f"{key}: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model")
         if not torch.isfinite(tensors[name]).all():
-            raise UserError(f"model.weights: {name} in {path} has numbers that are not finite")
+            raise UserError(f"{key}: {name} in {path} has numbers that are not finite")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
     return kept
 

@@ -152,22 +152,34 @@ def simulate(
     settings = config if isinstance(config, Config) else load(config, overrides)
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
-
-    def own() -> Own:
-        from fedray.experiment import Own
-
-        source = None
-        if data is not None:
-            from fedray.data.own import own_source
-
-            task = settings.task
-            source = own_source(
-                data, test, client_column, label_column, settings.data.normalization, task.kind, task.ignore_index,
-                settings.data.access, settings.data.image_size,
-            )  # fmt: skip
-        return Own(source, model, loss, metrics or {}, transform)
-
+    own = partial(own_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform)
     return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose))
+
+
+def own_objects(
+    settings: Config,
+    data: Any,
+    test: Any,
+    client_column: str | None,
+    label_column: str,
+    model: nn.Module | Callable[..., nn.Module] | None,
+    loss: Loss | None,
+    metrics: Mapping[str, Loss] | None,
+    transform: Transform | None = None,
+) -> Own:
+    """Returns the objects that were handed over from Python. The arguments are those of :func:`simulate`."""
+    from fedray.experiment import Own
+
+    source = None
+    if data is not None:
+        from fedray.data.own import own_source
+
+        task = settings.task
+        source = own_source(
+            data, test, client_column, label_column, settings.data.normalization, task.kind, task.ignore_index,
+            settings.data.access, settings.data.image_size,
+        )  # fmt: skip
+    return Own(source, model, loss, metrics or {}, transform)
 
 
 def run_experiment(

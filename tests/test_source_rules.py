@@ -26,7 +26,7 @@ LAYERS = [
     ("resolve",),
     ("engine", "comparison"),
     ("simulation",),
-    ("testing", "tuning"),
+    ("testing", "tuning", "evaluating"),
     ("rerun", "listing", "data_command"),
     ("cli",),
     ("run",),

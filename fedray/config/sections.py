@@ -46,7 +46,7 @@ class RunConfig(Section):
         0, description="score the global model on the own test share of so many clients, the same in every evaluation"
     )
     finetune_steps: Whole = Field(
-        0, ge=0, description="score the global model after so many local SGD steps on each client of the cohort"
+        0, ge=0, description="score the global model after so many plain local steps on each client of the cohort"
     )
     targets: list[Real] = Field([], description="values of the main metric whose first round is reported")
     stop_at: Real | None = Field(None, description="end the run when the main metric has reached this value")

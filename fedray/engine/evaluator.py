@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedray.core.client import ClientPhase, Stack
 from fedray.core.clock import Clock
@@ -45,11 +46,11 @@ class Evaluator:
         else:
             own = self.data.validation if task.split == "validation" else self.data.train_subset
             samples, indices = self.clients.train, own[task.start : task.stop]
-        with self._draws(0, SERVER, task.start):
+        with self.draws(0, SERVER, task.start):
             found = [self._evaluate(models[name], samples, indices) for name in task.models]
         return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
 
-    def _draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
+    def draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
         """A context that seeds torch's random numbers for a module that draws even in evaluation mode."""
         if not self.experiment.draws:
             return contextlib.nullcontext()
@@ -59,24 +60,29 @@ class Evaluator:
     def _evaluate(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
         """Returns the two sums of the loss and of each metric over some samples, and those of each sample for the main
         metric, ``[n, 2]``."""
-        self.network.mode(training=False)
         self.network.load(model)
         task = self.experiment.task
         found = {name: [0.0, 0.0] for name in ("loss", *task.metrics)}
         each = np.ones((len(indices), 2))
-        size = EVAL_BATCH[self.clients.device.type]
-        for start in range(0, len(indices), size):
-            x, y = samples.gather(indices[start : start + size])
-            outputs = self.network.outputs(x, features=False).logits
+        for rows, outputs, y in self.passes(samples, indices):
             for name, sums in found.items():
                 total, count = task.sums(name, outputs, y)
                 sums[0] += float(total.double().sum())
                 sums[1] += len(y) if count is None else float(count.double().sum())
                 if name == task.main:
-                    each[start : start + size, 0] = total.double().cpu().numpy()
+                    each[rows, 0] = total.double().cpu().numpy()
                     if count is not None:
-                        each[start : start + size, 1] = count.double().cpu().numpy()
+                        each[rows, 1] = count.double().cpu().numpy()
         return {name: (total, count) for name, (total, count) in found.items()}, each
+
+    def passes(self, samples: Samples, indices: NDArray[np.int64]) -> Iterator[tuple[slice, Any, Tensor]]:
+        """Runs the loaded model over some samples, and yields for each batch its rows, its outputs and its targets."""
+        self.network.mode(training=False)
+        size = EVAL_BATCH[self.clients.device.type]
+        for start in range(0, len(indices), size):
+            rows = slice(start, min(start + size, len(indices)))
+            x, y = samples.gather(indices[rows])
+            yield rows, self.network.outputs(x, features=False).logits, y
 
     def score(self, task: ScoreTask) -> ScoreResult:
         """Evaluates each client's own models on its own test share."""
@@ -94,7 +100,7 @@ class Evaluator:
             for place, client in enumerate(task.ids[rows]):
                 own = self.data.client_test(client)
                 for name, models in made.items():
-                    with self._draws(task.round, client, NO_STEP):
+                    with self.draws(task.round, client, NO_STEP):
                         sums, _ = self._evaluate(models[place], self.clients.test, own)
                     found.setdefault(name, []).append(sums[self.experiment.task.main])
         return ScoreResult(found)
@@ -127,9 +133,10 @@ class Evaluator:
         return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
-        """Returns for each client the model that results from local SGD on its own data, started from the global model.
+        """Returns for each client the model that results from plain local steps on its own data, which begin with the
+        global model.
 
-        Every algorithm is fine-tuned with plain SGD in place of its own local rule, so that their accuracies compare
+        Every algorithm is fine-tuned as FedAvg trains, in place of its own local rule, so that their accuracies compare
         the global models alone.
         """
         client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr)

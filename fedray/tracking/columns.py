@@ -42,7 +42,7 @@ FURTHER_METRICS = {
     "global_on_shares_accuracy": "mean over the cohort's clients, each counting the same, of the accuracy of the "
     "evaluated model on the client's own test share",
     "<model>_on_shares_accuracy": "the same of a further model of the algorithm",
-    "finetuned_accuracy": "the same of the evaluated model after run.finetune_steps steps of plain SGD on the client",
+    "finetuned_accuracy": "the same of the evaluated model after run.finetune_steps plain local steps on the client",
     "cohort_with_shares": "clients of the cohort that have a test share; the means over the cohort are over these",
     "cohort_least_share": "test samples in the smallest of their test shares",
     "clients_accuracy_mean": "mean over the clients of run.eval_clients, each counting the same, of the accuracy of "
@@ -84,7 +84,7 @@ EVALUATION = {
     "<model>_accuracy": "the same of a further model of the algorithm",
     "personal_accuracy": "the same of the client's personal model; of algorithms that have personal models",
     "<model>_<metric>": "any column here whose name has `accuracy`, in a task with another main metric",
-    "finetuned_accuracy": "the same of the evaluated model after run.finetune_steps steps of plain SGD on the client",
+    "finetuned_accuracy": "the same of the evaluated model after run.finetune_steps plain local steps on the client",
 }
 """The columns of evaluation.parquet."""
 

@@ -1,0 +1,65 @@
+"""The command ``fedray evaluate``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fedray.errors import UserError
+from fedray.evaluating import SPLITS
+
+DESCRIPTION = """\
+Evaluate a saved model: its loss and metrics, those of each class and each
+client, and the confusion matrix.
+
+A run's folder stands for its final model. A file in it, such as
+model-best.safetensors, is evaluated by the run's configuration too. For a file
+from elsewhere, say what it is: model.name=... data.source=...
+
+With another data.source than the run's, data.* are what you say here. The keys
+that count are data.*, task.*, model.*, run.seed (by which clients get their
+shares of the test set), train.precision, and engine.device, threads and
+portable_bits."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="evaluate a saved model on any data",
+        description=DESCRIPTION,
+        usage="fedray evaluate RUN | FILE [CONFIG.yaml] [key=value ...] [options]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--split", choices=SPLITS, default="test", help="the samples: test (default), train, validation"
+    )
+    parser.add_argument(
+        "--output", metavar="DIR", help="folder of the results; unless set, one in evaluations/ beside the model"
+    )
+    parser.set_defaults(function=_evaluate)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    words = [word for word in options.settings if "=" not in word]
+    overrides = [word for word in options.settings if "=" in word]
+    if not words or len(words) > 2:
+        given = f"; not {' '.join(words)}" if words else ""
+        raise UserError(f"give a run's folder or a model's file, and one config file at most{given}")
+    from fedray.tracking.progress import Display
+
+    display = Display()
+    display.say("fedray: loading ...")
+    from fedray.config import plain
+    from fedray.evaluating.evaluate import evaluate
+    from fedray.evaluating.report import lines, write
+
+    found = evaluate(words[0], *words[1:], split=options.split, overrides=overrides, say=display.say)
+    for line in lines(found):
+        print(line)
+    folder = Path(options.output or found.folder / plain(f"{found.source}-{found.split}"))
+    names = [path.name for path in write(found, folder)]
+    print(f"wrote {', '.join(names)} into {folder}")
+    return 0

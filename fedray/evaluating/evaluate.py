@@ -1,0 +1,195 @@
+"""Runs a saved model over the samples of a data set, and gathers what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from fedray.core.samples import Samples
+from fedray.core.seeds import SERVER
+from fedray.core.task import Task
+from fedray.data.federated import FederatedData
+from fedray.engine.checkpoint import flat_sha256
+from fedray.engine.clients import Clients
+from fedray.engine.evaluation import EVAL_BLOCK
+from fedray.engine.evaluator import Evaluator
+from fedray.engine.process import computing_process
+from fedray.engine.states import StateFolder
+from fedray.errors import UserError, near_miss
+from fedray.evaluating import SPLITS
+from fedray.evaluating.request import Request, request_of
+from fedray.evaluating.tables import Evaluation, confusion_of, table_of_classes, value_over
+from fedray.experiment import Experiment, Own
+from fedray.making import load_weights
+from fedray.resolve import resolve
+from fedray.simulation import own_objects
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedray.core.task import Loss
+
+
+def evaluate(
+    target: str | Path,
+    base: str | Path | None = None,
+    *,
+    split: str = "test",
+    data: Any = None,
+    test: Any = None,
+    client_column: str | None = None,
+    label_column: str = "label",
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Loss] | None = None,
+    overrides: Iterable[str] = (),
+    say: Callable[[str], None] = lambda line: None,
+) -> Evaluation:
+    """Evaluates a saved model.
+
+    * ``target``: the folder of a run, whose final model is meant, or a file with a model (safetensors, or a
+      ``state_dict`` in pt). A file in a run's folder is evaluated by the run's configuration, as its folder is. For
+      another file, the YAML file ``base`` or ``overrides`` say what the model is and which data are meant.
+    * ``overrides``: ``key=value`` texts on top of the configuration, such as ``data.source=emnist``. With another
+      source, no ``data.*`` of the run is used but ``data.image_size``.
+    * ``split``: ``test``, ``train`` (the samples that clients hold) or ``validation``.
+    * ``data``, ``test``, ``client_column``, ``label_column``, ``model``, ``loss``, ``metrics``: as for
+      :func:`fedray.simulate`.
+
+    The model is run as at the end of a round, in the same batches, and gets the same numbers. Raises
+    :class:`fedray.UserError` if there is no such model, or if it does not fit the data.
+    """
+    if split not in SPLITS:
+        raise UserError(f"there is no split {split!r}{near_miss(split, SPLITS)}; there are {', '.join(SPLITS)}")
+    objects = {"data": data, "model": model, "loss": loss, "metrics": metrics}
+    request = request_of(target, base, overrides, [name for name, each in objects.items() if each is not None], split)
+    own = own_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
+    experiment, federated = resolve(request.config, own)
+    return _evaluate(request, experiment, federated, own, split, say)
+
+
+def _evaluate(
+    request: Request,
+    experiment: Experiment,
+    data: FederatedData,
+    own: Own,
+    split: str,
+    say: Callable[[str], None],
+) -> Evaluation:
+    engine, task = experiment.config.engine, experiment.task
+    source = own.source.name if own.source is not None else experiment.config.data.source
+    with computing_process(engine.threads, engine.portable_bits):
+        clients = Clients(experiment, data, StateFolder(Path()), experiment.device)
+        _load_model(clients, request, source)
+        samples, indices, shares = _samples_of(split, clients)
+        if not len(indices):
+            hint = ": data.validation_samples sets some aside" if split == "validation" else ""
+            raise UserError(f"{source} has no {split} samples{hint}")
+        for line in (*request.notes, f"evaluating {request.file} on {len(indices):,} {split} samples of {source} ..."):
+            say(line)
+        found = _run(clients, samples, indices)
+    classes, confusion = None, None
+    if found.targets is not None and found.predicted is not None:
+        number = found.classes
+        confusion = confusion_of(found.targets, found.predicted, number)
+        classes = table_of_classes(confusion, number, data.class_names if task.kind == "classification" else None)
+    return Evaluation(
+        file=request.file,
+        model_sha256=flat_sha256(clients.network.layout.named(clients.network.loaded())),
+        source=source,
+        split=split,
+        samples=len(indices),
+        metrics={name: value_over(task, name, sums) for name, sums in found.sums.items()},
+        main=task.main,
+        mode=task.mode,
+        classes=classes,
+        confusion=confusion,
+        clients=None if shares is None else _of_clients(task, data, found.sums, shares),
+    )
+
+
+def _load_model(clients: Clients, request: Request, source: str) -> None:
+    """Loads the model of the file into the network. Raises :class:`UserError` if it does not fit."""
+    classes = clients.data.classes
+    kept = load_weights(clients.network.module, request.file, classes, "fedray evaluate")
+    if kept:
+        raise UserError(
+            f"{request.file} does not fit the data: {', '.join(kept)} would need other shapes for the {classes} "
+            f"classes of {source}"
+        )
+
+
+def _samples_of(split: str, clients: Clients) -> tuple[Samples, NDArray[np.int64], list[NDArray[np.int64]] | None]:
+    """Returns the samples of a split, the indices of those that are evaluated, and for each client the places of its
+    own among these."""
+    data = clients.data
+    if split == "validation":
+        return clients.train, data.validation, None
+    everyone = range(data.clients)
+    if split == "test":
+        return clients.test, np.arange(len(data.y_test)), [data.client_test(client) for client in everyone]
+    places = [np.arange(start, stop) for start, stop in zip(data.offsets[:-1], data.offsets[1:], strict=True)]
+    return clients.train, data.indices, places
+
+
+@dataclass
+class _Found:
+    """What a pass over n samples finds: for each metric its two ``sums [n, 2]``; and ``targets`` and ``predicted``, the
+    ``classes`` of all samples or tokens that count. These are None where there are no classes."""
+
+    sums: dict[str, NDArray[np.float64]]
+    targets: NDArray[np.int64] | None
+    predicted: NDArray[np.int64] | None
+    classes: int
+
+
+@torch.no_grad()
+def _run(clients: Clients, samples: Samples, indices: NDArray[np.int64]) -> _Found:
+    """Runs the model over samples, in the batches and with the random numbers of an evaluation at a round's end."""
+    evaluator, task = Evaluator(clients), clients.experiment.task
+    sums = {name: np.ones((len(indices), 2)) for name in ("loss", *task.metrics)}
+    pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    classes = clients.data.classes
+    for start in range(0, len(indices), EVAL_BLOCK):
+        block = slice(start, start + EVAL_BLOCK)
+        with evaluator.draws(0, SERVER, start):
+            for rows, outputs, y in evaluator.passes(samples, indices[block]):
+                for name, each in sums.items():
+                    total, count = task.sums(name, outputs, y)
+                    each[block][rows, 0] = total.double().cpu().numpy()
+                    if count is not None:
+                        each[block][rows, 1] = count.double().cpu().numpy()
+                if task.kind in ("classification", "tokens"):
+                    classes = max(classes, outputs.shape[task.class_axis])
+                    pairs.append(_classes_of(task, outputs, y))
+    if not pairs:
+        return _Found(sums, None, None, classes)
+    targets, predicted = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    return _Found(sums, targets, predicted, classes)
+
+
+def _classes_of(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the target and the predicted class of each sample, or of each token that counts, both ``[n]``."""
+    predicted, targets = outputs.argmax(task.class_axis).reshape(-1), y.reshape(-1)
+    if task.ignored is not None:
+        counts = targets != task.ignored
+        predicted, targets = predicted[counts], targets[counts]
+    return targets.cpu().numpy().astype(np.int64), predicted.cpu().numpy().astype(np.int64)
+
+
+def _of_clients(
+    task: Task, data: FederatedData, sums: Mapping[str, NDArray[np.float64]], shares: list[NDArray[np.int64]]
+) -> pd.DataFrame:
+    """Returns the table of the clients whose ``shares``, places among the samples, are not empty."""
+    ids = [client for client, own in enumerate(shares) if len(own)]
+    columns: dict[str, Any] = {"client": ids, **data.names_of(ids), "samples": [len(shares[client]) for client in ids]}
+    for name, each in sums.items():
+        columns[name] = [value_over(task, name, each[shares[client]]) for client in ids]
+    return pd.DataFrame(columns)

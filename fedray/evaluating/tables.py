@@ -1,0 +1,86 @@
+"""What an evaluation finds: numbers of the model, of each class, and of each client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedray.core.task import Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of a model on the samples of a ``split``: test, train or validation.
+
+    * ``file``: the model's file, and ``model_sha256`` its digest; ``source``: the data.
+    * ``metrics``: the loss and the task's metrics, by name.
+    * ``classes``: a row for each class: ``class``, ``name``, ``samples`` (tokens, for the task ``tokens``),
+      ``predicted``, ``correct``, ``accuracy`` (the share of its samples that are found, also called recall),
+      ``precision`` (the share right of what is taken for it) and ``f1``. None if samples have no classes.
+    * ``confusion``: how many samples of the class ``target`` are taken for the class ``predicted``, without pairs that
+      never occur. None if samples have no classes.
+    * ``clients``: a row for each client that has samples: ``client``, ``client_name`` if the data name clients,
+      ``samples``, ``loss``, and the metrics. None for the split ``validation``, which belongs to no client.
+    """
+
+    file: Path
+    model_sha256: str
+    source: str
+    split: str
+    samples: int
+    metrics: Mapping[str, float]
+    main: str
+    mode: str
+    classes: pd.DataFrame | None
+    confusion: pd.DataFrame | None
+    clients: pd.DataFrame | None
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which ``fedray evaluate`` makes one for the results, beside the model's file."""
+        return self.file.parent / ("evaluations" if self.file.stem == "model" else f"{self.file.stem}-evaluations")
+
+    def confusion_matrix(self) -> pd.DataFrame:
+        """Returns the confusion matrix: a row for each class of the targets, a column for each predicted one."""
+        assert self.classes is not None
+        assert self.confusion is not None
+        names = self.classes["name"]
+        counts = np.zeros((len(names), len(names)), np.int64)
+        counts[self.confusion["target"], self.confusion["predicted"]] = self.confusion["count"]
+        return pd.DataFrame(counts, index=pd.Index(names, name="target"), columns=pd.Index(names, name="predicted"))
+
+
+def confusion_of(targets: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> pd.DataFrame:
+    """Returns how often each pair of classes occurs in ``targets [n]`` and ``predicted [n]``."""
+    codes, counts = np.unique(targets * classes + predicted, return_counts=True)
+    return pd.DataFrame({"target": codes // classes, "predicted": codes % classes, "count": counts})
+
+
+def table_of_classes(confusion: pd.DataFrame, classes: int, names: Sequence[str] | None) -> pd.DataFrame:
+    """Returns the table :attr:`Evaluation.classes`. What divides by nothing is NaN."""
+    samples, predicted = (
+        np.bincount(confusion[column], confusion["count"], minlength=classes).astype(np.int64)
+        for column in ("target", "predicted")
+    )
+    right = confusion[confusion["target"] == confusion["predicted"]]
+    correct = np.bincount(right["target"], right["count"], minlength=classes).astype(np.int64)
+    with np.errstate(invalid="ignore"):
+        found = {"accuracy": correct / samples, "precision": correct / predicted}
+        found["f1"] = 2 * correct / (samples + predicted)
+    return pd.DataFrame(
+        {
+            "class": range(classes), "name": list(names) if names else [str(each) for each in range(classes)],
+            "samples": samples, "predicted": predicted, "correct": correct, **found,
+        }
+    )  # fmt: skip
+
+
+def value_over(task: Task, name: str, sums: NDArray[np.float64]) -> float:
+    """Returns the metric ``name`` over some samples, from the two ``sums [n, 2]`` of each."""
+    return task.value(name, math.fsum(sums[:, 0]), math.fsum(sums[:, 1]))
