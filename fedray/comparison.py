@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedray.algorithms import Algorithm, ServerState, known_algorithms
-from fedray.config import Config
+from fedray.config import Config, ScheduleConfig
 from fedray.data.source import source_of
 from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
@@ -76,6 +76,8 @@ def _with_algorithm(config: Config, name: str, head: str) -> Config:
         update={
             "algorithm": type(config.algorithm)(name=name),
             "model": config.model.model_copy(update={"head": head, "weights": None}),
-            "train": config.train.model_copy(update={"server_lr": 1.0}),
+            "train": config.train.model_copy(
+                update={"server_lr": 1.0, "server_lr_schedule": ScheduleConfig(), "optimizer": "sgd"}
+            ),
         }
     )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fedray.algorithms import Algorithm, find_algorithm
+from fedray.algorithms import Algorithm, find_algorithm, known_algorithms
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
@@ -24,7 +24,7 @@ from fedray.data.mapping import map_arrays
 from fedray.data.partition import kind_of
 from fedray.data.source import Source, source_of
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
-from fedray.errors import UserError
+from fedray.errors import UserError, near_miss
 from fedray.experiment import Experiment, Own
 from fedray.implied import implied_values, notes_on, values_for_nulls
 from fedray.importing import as_user_error
@@ -247,6 +247,9 @@ def _algorithm(config: Config) -> Algorithm:
     if unknown:
         raise UserError(f"{config.algorithm.name}: " + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm."))
     hyper = check(cls.Hyper, extras, prefix="algorithm.")
+    for name in config.for_algorithm:
+        if ":" not in name and name not in known_algorithms():
+            raise UserError(f"for_algorithm: there is no algorithm {name!r}{near_miss(name, known_algorithms())}")
     with as_user_error(f"algorithm.name={config.algorithm.name} can't be made"):
         algorithm = cls(hyper)
     train = config.train

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from fedray.config.files import FOR_ALGORITHM, for_algorithm, read_extended
 from fedray.config.section import in_message, is_section
-from fedray.config.sections import Config
+from fedray.config.sections import ALGORITHM, Config
 from fedray.config.yaml_text import parse_yaml, problem_of
 from fedray.errors import UserError, closest, near_miss
 from fedray.importing import short_name
@@ -78,12 +79,21 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
     if config is None:
         return {}, ""
     if isinstance(config, Mapping):
-        return expand(config), ""
-    loaded = read_file(Path(config))
+        return _expand_all(config), ""
     try:
-        return expand(loaded), f"{config}: "
+        return read_extended(Path(config), lambda path: _expand_all(read_file(path))), f"{config}: "
     except RecursionError:
         raise UserError(f"{config} is nested too deeply for a config") from None
+
+
+def _expand_all(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns a copy of a configuration with dotted keys as sections. Names of algorithms may have dots of their
+    own."""
+    values = dict(values)
+    said = values.pop(FOR_ALGORITHM, None)
+    if isinstance(said, Mapping):
+        said = {name: expand(own) if isinstance(own, Mapping) else own for name, own in said.items()}
+    return expand(values) | ({} if said is None else {FOR_ALGORITHM: said})
 
 
 ASIDE = "x-"
@@ -294,6 +304,8 @@ def _choices(annotation: Any) -> str:
             words += [f"'{value}'" for value in typing.get_args(member)]
         elif typing.get_origin(member) is list:
             words.append("a list")
+        elif typing.get_origin(member) is dict:
+            words.append("sections by name")
         elif member in names:
             words.append(names[member])
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
@@ -313,6 +325,22 @@ def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterab
     Raises :class:`UserError` with one line for unknown keys, wrong types and values out of range.
     """
     values, where = read(config)
+    overrides = list(overrides)
+    asked: dict[str, Any] = {}
+    for override in overrides:
+        assign(asked, override)
+    said = values.get(FOR_ALGORITHM)
+    for other in said if isinstance(said, Mapping) else ():
+        of_it = for_algorithm(values, other)
+        if _algorithm_of(of_it) != _algorithm_of(values):
+            raise UserError(f"{where}{FOR_ALGORITHM}: {other}: algorithm.name can't be set here")
+        check(Config, of_it, f"{where}{FOR_ALGORITHM}: {other}: ")
+    values = for_algorithm(values, _algorithm_of(asked) or _algorithm_of(values) or ALGORITHM)
     for override in overrides:
         assign(values, override)
     return check(Config, values, where)
+
+
+def _algorithm_of(values: Mapping[str, Any]) -> Any:
+    section = values.get("algorithm")
+    return section.get("name") if isinstance(section, Mapping) else None

@@ -6,12 +6,15 @@ checked in :mod:`fedray.resolve`. This module imports neither torch nor Ray, so 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Auto, Real, Section, Whole, in_message
+
+ALGORITHM = "pfedmo"
+"""The algorithm of a configuration that names none."""
 
 ROUNDS, LOCAL_STEPS = 50, 20
 """The rounds, and the local steps of each, where a configuration sets neither them nor what replaces them."""
@@ -99,7 +102,7 @@ class AlgorithmConfig(Section):
     """The algorithm. Its hyper-parameters are further keys of this section."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = Field("pfedmo", description="see `fedray algorithms`, or your own: file.py:Class or module:Class")
+    name: str = Field(ALGORITHM, description="see `fedray algorithms`, or your own: file.py:Class or module:Class")
 
 
 class PartitionConfig(Section):
@@ -360,6 +363,9 @@ class Config(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+    for_algorithm: dict[str, dict[str, Any]] = Field(
+        {}, exclude=True, description="what is said for single algorithms: keys by name, used for that of the run"
+    )
 
     @property
     def rounds(self) -> int:

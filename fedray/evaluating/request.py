@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedray.config import Config, assign, expand, flat, load, read_file
+from fedray.config import Config, assign, expand, flat, load
 from fedray.errors import UserError
 
 TAKEN = ("data.", "task.", "model.", "engine.device", "engine.threads", "engine.portable_bits", "train.precision")
@@ -50,7 +50,7 @@ def request_of(
         raise UserError(f"{target} has no model.safetensors, because the run has not ended")
     values: dict[str, Any] = {}
     if base is not None or recorded.exists():
-        values = flat(read_file(recorded if base is None else Path(base)))
+        values = flat(load(recorded if base is None else base).model_dump(mode="json", exclude_unset=True))
     settings, notes = _settings(values, overrides, given)
     config = _load(settings, split)
     if "data" not in given and "data.source" not in settings:

@@ -1,0 +1,126 @@
+"""Config files that extend others, and what they say for single algorithms."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedray import UserError
+from fedray.cli import main
+from fedray.config import load
+from fedray.config.files import merged
+from fedray.resolve import resolve
+
+BASE = """
+data: {source: sample, clients: 4, partition.alpha: 0.2}
+train: {lr: 0.1, momentum: 0.9}
+for_algorithm:
+  fedtrip: {algorithm.mu: 0.4}
+  slowmo: {train.momentum: 0, algorithm: {beta: 0.7}}
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "base.yaml").write_text(BASE)
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "extends: bases/base.yaml\nalgorithm.name: fedtrip\ndata.partition.kind: dirichlet_fixed\ntrain.lr: 0.2\n"
+    )
+    return path
+
+
+def test_a_file_adds_to_the_one_that_it_extends(files):
+    config = load(files)
+    assert (config.data.clients, config.data.partition.alpha, config.data.partition.kind) == (4, 0.2, "dirichlet_fixed")
+    assert (config.train.lr, config.train.momentum) == (0.2, 0.9)
+
+
+def test_files_extend_files_that_extend_files(files):
+    last = files.parent / "bases" / "last.yaml"
+    last.write_text("extends: ../mine.yaml\nfor_algorithm: {fedtrip: {algorithm.mu: 2}, slowmo: {train.lr: 3}}\n")
+    assert load(last).algorithm.mu == 2
+    assert load(last).train.lr == 0.2
+    slowmo = load(last, ["algorithm.name=slowmo"])
+    assert (slowmo.train.lr, slowmo.train.momentum, slowmo.algorithm.beta) == (3, 0, 0.7)
+
+
+def test_each_algorithm_has_what_is_said_for_it(files):
+    """The rest is the same for all, and what the command line says comes last."""
+    assert load(files).algorithm.model_dump() == {"name": "fedtrip", "mu": 0.4}
+    slowmo = load(files, ["algorithm.name=slowmo"])
+    assert slowmo.algorithm.model_dump() == {"name": "slowmo", "beta": 0.7}
+    assert slowmo.train.momentum == 0
+    assert load(files, ["algorithm.name=slowmo", "train.momentum=0.5"]).train.momentum == 0.5
+    assert load(files, ["algorithm.name=fedavg"]).algorithm.model_dump() == {"name": "fedavg"}
+    assert load(files, ["algorithm.name=fedavg"]).train.momentum == 0.9
+
+
+def test_the_default_algorithm_too(tmp_path):
+    (tmp_path / "a.yaml").write_text("for_algorithm: {pfedmo: {algorithm.gamma: 0.7}}")
+    assert load(tmp_path / "a.yaml").algorithm.gamma == 0.7
+
+
+def test_names_with_dots(tmp_path):
+    said = {"for_algorithm": {"near.py:Near": {"train.lr": 0.3}}, "algorithm.name": "near.py:Near"}
+    assert load(said).train.lr == 0.3
+
+
+def test_it_is_not_part_of_the_resolved_configuration(files):
+    """config.yaml has the values, and not where they came from."""
+    config = resolve(load(files, ["algorithm.name=slowmo"]))[0].config
+    written = yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))
+    assert "for_algorithm" not in written
+    assert written["algorithm"] == {"name": "slowmo", "beta": 0.7, "alpha": 1.0, "buffer": "reset"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: nowhere.yaml", "can't read the config file .*nowhere.yaml: No such file"),
+        ("extends: bad.yaml", "bad.yaml extends itself"),
+        ("extends: [a.yaml]", "bad.yaml: extends must be the path of a config file, not ..a.yaml.."),
+        ("for_algorithm: {slowmo: {train.mometum: 0}}", "bad.yaml: for_algorithm: slowmo: unknown key train.mometum"),
+        ("for_algorithm: {slowmo: {train.momentum: 3}}", "for_algorithm: slowmo: train.momentum must be below 1"),
+        ("for_algorithm: {slowm: {train.momentum: 0}}", "there is no algorithm 'slowm' .did you mean 'slowmo'"),
+        ("for_algorithm: {slowmo: 3}", "for_algorithm.* must be"),
+        ("for_algorithm: 3", "for_algorithm must be sections by name, not 3"),
+        ("for_algorithm: {fedavg: {algorithm.name: slowmo}}", "for_algorithm: fedavg: .*algorithm.name"),
+        ("extend: mine.yaml", "unknown key extend"),
+    ],
+)  # fmt: skip
+def test_mistakes(text, message, files, capsys):
+    bad = files.parent / "bad.yaml"
+    bad.write_text(text)
+    assert main(["run", str(bad), "--print-config"]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    with pytest.raises(UserError, match=message):
+        raise UserError(err)
+
+
+nested = st.recursive(
+    st.none() | st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8
+)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), nested), st.dictionaries(st.sampled_from("abc"), nested))
+def test_merging(below, above):
+    """What is above wins, nothing else of what is below is lost, and neither is changed."""
+
+    def flat(values, prefix=()):
+        for key, value in values.items():
+            yield from flat(value, (*prefix, key)) if isinstance(value, dict) and value else [((*prefix, key), value)]
+
+    before = repr(below), repr(above)
+    found = dict(flat(merged(below, above)))
+    for path, value in flat(above):
+        assert found.get(path, {}) == value or (value == {} and any(key[: len(path)] == path for key in found))
+    for path, value in flat(below):
+        hidden = any(path[: len(key)] == key or key[: len(path)] == path for key, _ in flat(above))
+        assert hidden or found[path] == value
+    assert (repr(below), repr(above)) == before
+    assert merged(merged(below, above), above) == merged(below, above)
