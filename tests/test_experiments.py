@@ -1,5 +1,4 @@
-"""The papers' experiments in analysis/experiments: each file is read, for every algorithm that it compares and every value
-that its figure varies, and its partition is as the paper describes it."""
+"""The papers' experiments in analysis/experiments: what each file compares and varies, and its partition."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.yaml")
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 COUNTS = {
     "mnist": MNIST, "fashion_mnist": [6000] * 10, "emnist": [2400] * 47, "cifar10": [5000] * 10,
-    "cifar100": [500] * 100, "tiny_imagenet": [500] * 200, "har": [1226, 1073, 986, 1286, 1374, 1407], "fire": [88, 431],
+    "cifar100": [500] * 100, "tiny_imagenet": [500] * 200, "har": [1226, 1073, 986, 1286, 1374, 1407],
+    "fire": [88, 431],
 }  # fmt: skip
 """The published numbers of training samples of each class."""
 
