@@ -204,13 +204,14 @@ class WeightsMaker(AroundMaker):
         ]
 
 
-def load_weights(module: nn.Module, path: Path, classes: int, key: str = "model.weights") -> list[str]:
+def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = "model.weights") -> list[str]:
     """Loads initial weights into ``module`` from a safetensors or pt file, and returns the names of the tensors that
     keep the weights that were drawn.
 
     These are those of the model's head, if the file has none of them, and those of a classifier of ``classes`` outputs,
-    if that of the file has another number. Raises :class:`UserError` if the file can't be read, or lacks any other
-    tensor of the right name, shape and finite numbers; ``key`` says in messages where the file was named.
+    if that of the file has another number. With ``classes`` None there are none: the file must have exactly the model's
+    tensors. Raises :class:`UserError` if the file can't be read, or lacks any other tensor of the right name, shape,
+    type and finite numbers; ``key`` says in messages where the file was named.
     """
     try:
         tensors: dict[str, Tensor] = (
@@ -224,23 +225,35 @@ def load_weights(module: nn.Module, path: Path, classes: int, key: str = "model.
         raise UserError(f"{key}: {path} is not a weights file: {first_sentence(error)}") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"{key}: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
-    wanted = {name: tensor.shape for name, tensor in tensors_of(module).items()}
+    own = tensors_of(module)
+    wanted = {name: tensor.shape for name, tensor in own.items()}
+    if classes is None:
+        _check_no_more(tensors, module, path, key)
     heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
     of_head = [name for name in wanted if name.startswith(tuple(heads))]
-    kept = [] if tensors.keys() & set(of_head) else of_head
-    kept += [
-        name for name in _classifier(module, classes) if name in tensors and _other_length(tensors[name], wanted[name])
-    ]
+    kept = [] if classes is None or tensors.keys() & set(of_head) else of_head
+    last = [] if classes is None else _classifier(module, classes)
+    kept += [name for name in last if name in tensors and _other_length(tensors[name], wanted[name])]
     wanted = {name: shape for name, shape in wanted.items() if name not in kept}
     for name, shape in wanted.items():
         if name not in tensors:
             raise UserError(f"{key}: {path} has no tensor {name!r}{near_miss(name, tensors)}")
         if tensors[name].shape != shape:
             raise UserError(f"{key}: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model")
-        if not torch.isfinite(tensors[name]).all():
+        if tensors[name].is_complex() or tensors[name].is_floating_point() != own[name].is_floating_point():
+            raise UserError(
+                f"{key}: {name} in {path} is of {tensors[name].dtype}, but of {own[name].dtype} in the model"
+            )
+        if not torch.isfinite(tensors[name].to(own[name].dtype)).all():
             raise UserError(f"{key}: {name} in {path} has numbers that are not finite")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
     return kept
+
+
+def _check_no_more(tensors: Mapping[str, Tensor], module: nn.Module, path: Path, key: str) -> None:
+    further = [name for name in tensors if name not in module.state_dict()]
+    if further:
+        raise UserError(f"{key}: {path} has a tensor {further[0]!r}, which the model does not have")
 
 
 def _classifier(module: nn.Module, classes: int) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fedray.algorithms import Algorithm, find_algorithm, known_algorithms
+from fedray.algorithms import Algorithm, find_algorithm
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
@@ -24,7 +25,7 @@ from fedray.data.mapping import map_arrays
 from fedray.data.partition import kind_of
 from fedray.data.source import Source, source_of
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
-from fedray.errors import UserError, near_miss
+from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
 from fedray.implied import implied_values, notes_on, values_for_nulls
 from fedray.importing import as_user_error
@@ -240,16 +241,29 @@ def _extra_keys(section: Any) -> dict[str, Any]:
     return dict(section.model_extra or {})
 
 
+@contextlib.contextmanager
+def _within(where: str) -> Iterator[None]:
+    """A context in which messages for the user begin with ``where``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}{error}") from None
+
+
+def _hyper(cls: type[Algorithm], values: Mapping[str, Any], name: str) -> Any:
+    """Returns the hyper-parameters of the algorithm ``name`` from the keys ``algorithm.*``."""
+    unknown = [key for key in values if key not in cls.Hyper.model_fields]
+    if unknown:
+        raise UserError(f"{name}: " + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm."))
+    return check(cls.Hyper, values, prefix="algorithm.")
+
+
 def _algorithm(config: Config) -> Algorithm:
     cls = find_algorithm(config.algorithm.name)
-    extras = _extra_keys(config.algorithm)
-    unknown = [key for key in extras if key not in cls.Hyper.model_fields]
-    if unknown:
-        raise UserError(f"{config.algorithm.name}: " + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm."))
-    hyper = check(cls.Hyper, extras, prefix="algorithm.")
-    for name in config.for_algorithm:
-        if ":" not in name and name not in known_algorithms():
-            raise UserError(f"for_algorithm: there is no algorithm {name!r}{near_miss(name, known_algorithms())}")
+    hyper = _hyper(cls, _extra_keys(config.algorithm), config.algorithm.name)
+    for name, said in config.for_algorithm.items():
+        with _within(f"for_algorithm: {name}: "):
+            _hyper(find_algorithm(name), said.get("algorithm") or {}, name)
     with as_user_error(f"algorithm.name={config.algorithm.name} can't be made"):
         algorithm = cls(hyper)
     train = config.train

@@ -189,6 +189,8 @@ def test_kept_momentum_is_that_of_sgd(tmp_path):
     [
         ({"beta1": 0.5}, "train.beta1 is not for train.optimizer=sgd"),
         ({"optimizer": "adam", "momentum": 0.5}, "train.momentum is not for train.optimizer=adam"),
+        ({"beta1": 0, "beta2": 0.5}, "train.beta1 is not for train.optimizer=sgd"),
+        ({"optimizer": "adam", "epsilon": 1e-60}, "train.epsilon must be at least 1e-30, not 1e-60"),
         ({"optimizer": "adm"}, "train.optimizer must be 'sgd', 'adam' or 'adamw', not 'adm'"),
         ({"optimizer": "adam", "beta2": 1}, "train.beta2 must be below 1, not 1"),
     ],

@@ -85,7 +85,11 @@ def test_it_is_not_part_of_the_resolved_configuration(files):
         ("extends: [a.yaml]", "bad.yaml: extends must be the path of a config file, not ..a.yaml.."),
         ("for_algorithm: {slowmo: {train.mometum: 0}}", "bad.yaml: for_algorithm: slowmo: unknown key train.mometum"),
         ("for_algorithm: {slowmo: {train.momentum: 3}}", "for_algorithm: slowmo: train.momentum must be below 1"),
-        ("for_algorithm: {slowm: {train.momentum: 0}}", "there is no algorithm 'slowm' .did you mean 'slowmo'"),
+        ("for_algorithm: {slowm: {train.momentum: 0}}", "slowm: unknown algorithm 'slowm' .did you mean 'slowmo'"),
+        ("for_algorithm: {fedavg: {for_algorithm: {}}}", "for_algorithm: fedavg: for_algorithm can't be nested"),
+        ("for_algorithm: {moon: {algorithm.muu: 1}}", "for_algorithm: moon: moon: unknown key algorithm.muu"),
+        ("for_algorithm: {'no.py:Foo': {}}", "for_algorithm: no.py:Foo: .*can't read the file .*no.py"),
+        ("extends:", "bad.yaml: extends must be the path of a config file, not nothing"),
         ("for_algorithm: {slowmo: 3}", "for_algorithm.* must be"),
         ("for_algorithm: 3", "for_algorithm must be sections by name, not 3"),
         ("for_algorithm: {fedavg: {algorithm.name: slowmo}}", "for_algorithm: fedavg: .*algorithm.name"),
@@ -102,6 +106,31 @@ def test_mistakes(text, message, files, capsys):
         raise UserError(err)
 
 
+def test_a_section_that_is_empty_says_nothing(files):
+    (files.parent / "a.yaml").write_text(
+        "extends: mine.yaml\ntrain:\ndata.partition.alpha:\nfor_algorithm: {fedtrip: }\n"
+    )
+    config = load(files.parent / "a.yaml")
+    assert config.train.lr == 0.2
+    assert config.data.partition.alpha is None
+    assert config.algorithm.mu == 0.4
+
+
+def test_it_is_for_files_of_runs(files, capsys):
+    """On a command line it could not be told from the run's own keys, and a sweep searches some of them."""
+    with pytest.raises(UserError, match=r"for_algorithm is for config files: give the run's own keys"):
+        load(files, ["for_algorithm.fedavg.train.lr=3"])
+    space = {"base": str(files), "spaces": {"one": {"train.lr": [0.1, 0.2]}}}
+    (files.parent / "space.yaml").write_text(yaml.safe_dump(space))
+    inline = {"base": {"for_algorithm": {"fedavg": {"train.lr": 1}}}, "spaces": {"one": {"train.lr": [0.1, 0.2]}}}
+    (files.parent / "inline.yaml").write_text(yaml.safe_dump(inline))
+    suite = {"base": str(files), "algorithms": ["fedavg"]}
+    (files.parent / "suite.yaml").write_text(yaml.safe_dump(suite))
+    for words in (["space.yaml"], ["inline.yaml"], ["--suite", "suite.yaml"]):
+        assert main(["tune", *(str(files.parent / word) if word.endswith("yaml") else word for word in words)]) == 2
+        assert "base: for_algorithm is for runs" in capsys.readouterr().err
+
+
 nested = st.recursive(
     st.none() | st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8
 )
@@ -115,10 +144,16 @@ def test_merging(below, above):
         for key, value in values.items():
             yield from flat(value, (*prefix, key)) if isinstance(value, dict) and value else [((*prefix, key), value)]
 
+    def there(values, path):
+        for key in path:
+            values = values.get(key) if isinstance(values, dict) else None
+        return values
+
     before = repr(below), repr(above)
     found = dict(flat(merged(below, above)))
     for path, value in flat(above):
-        assert found.get(path, {}) == value or (value == {} and any(key[: len(path)] == path for key in found))
+        empty = value is None and isinstance(there(below, path), dict)
+        assert empty or found.get(path, {}) == value or (value == {} and any(key[: len(path)] == path for key in found))
     for path, value in flat(below):
         hidden = any(path[: len(key)] == key or key[: len(path)] == path for key, _ in flat(above))
         assert hidden or found[path] == value

@@ -26,6 +26,7 @@ import yaml
 from torch import nn
 
 from fedray import simulate
+from fedray.algorithms import find_algorithm
 from fedray.config import Config, load
 from fedray.data.federated import FederatedData
 from fedray.experiment import Experiment
@@ -35,6 +36,9 @@ from fedray.tracking.costs import mean_load
 FOLDER = Path(__file__).parent
 LIMIT = 3e11
 """The multiply-adds of a round that is not shortened: those of about five seconds on 2 processors."""
+
+MEMORY = 1.2e11
+"""The multiply-adds of a batch with which two processes do not fit into 24 GB. With more, one process trains alone."""
 
 SEEDS = {"pfedmo": 3, "fedtrip": 10, "ghbm": 5, "fedsiam_da": 3}
 """The seeds of each paper's experiments; three where the paper names no number."""
@@ -78,7 +82,7 @@ def main() -> None:
 def started(name: str, output: Path) -> dict[str, Any]:
     """Runs two rounds of an experiment, and returns its row of the table."""
     path = FOLDER / f"{name}.yaml"
-    written, source = yaml.safe_load(path.read_text()), load(path).data.source
+    source = load(path).data.source
     more, made = _data(source, output)
     if load(path).model.weights:
         more["model.weights"] = str(Path(os.environ["FEDRAY_DATA"]) / "weights" / WEIGHTS)
@@ -90,6 +94,8 @@ def started(name: str, output: Path) -> dict[str, Any]:
     cohort, multiply_adds = experiment.cohort_size, experiment.facts.flops / 2
     cost = 3 * multiply_adds * load_of_round.seen * cohort
     short = _shortened(config, cost, load_of_round.steps, cohort)
+    if multiply_adds * (experiment.training.batch_size or 0) > MEMORY:
+        more["engine.actors"] = 1
     result = simulate(_with(path, {**more, **short, **TWO_ROUNDS, "run.output": str(output / "runs" / name)}))
     assert result.metrics["train_loss"].map(math.isfinite).all(), result.metrics["train_loss"]
     seconds = result.metrics["round_seconds"].iloc[1]
@@ -99,14 +105,13 @@ def started(name: str, output: Path) -> dict[str, Any]:
     evaluations = 1 + (experiment.rounds - 1) // (config.run.eval_every or experiment.rounds)
     evaluation = evaluations * len(data.y_test) * multiply_adds / (cost / seconds)
     hours = (experiment.rounds * seconds + evaluation) / 3600
-    runs = len(config.for_algorithm) * len(written.get("x-vary", [None])) * SEEDS[name.split("/")[0]]
     further = _further_parameters(experiment, data, source)
     return {
         "experiment": name, "data": made, "model": config.model.name,
         "parameters": experiment.facts.parameters + further,
         "multiply_adds_million": multiply_adds / 1e6, "clients": data.clients, "cohort": cohort,
         "local_steps": load_of_round.steps, "rounds": experiment.rounds, "seconds_per_round": seconds,
-        "shortened": bool(short), "hours_per_run": hours, "runs": runs, "hours": runs * hours,
+        "shortened": bool(short), "hours_per_run": hours,
         "loss_1": result.metrics["train_loss"].iloc[0], "loss_2": result.metrics["train_loss"].iloc[1],
     }  # fmt: skip
 
@@ -132,10 +137,10 @@ def _shortened(config: Config, cost: float, steps: float, cohort: int) -> dict[s
     """Returns settings that make a round cheaper, if its ``cost`` in multiply-adds is too high."""
     if cost <= LIMIT:
         return {}
-    clients = min(cohort, 2)
+    # pFedMo's clients all take part
+    clients = cohort if config.algorithm.name == "pfedmo" else min(cohort, 2)
     left = LIMIT / (cost / steps / cohort) / clients
-    settings: dict[str, Any] = {"train.local_steps": max(1, int(left)), "train.local_epochs": None}
-    return settings | ({"train.cohort_size": clients} if config.algorithm.name != "pfedmo" else {})
+    return {"train.local_steps": max(1, int(left)), "train.local_epochs": None, "train.cohort_size": clients}
 
 
 def _further_parameters(experiment: Experiment, data: FederatedData, source: str) -> int:
@@ -144,16 +149,31 @@ def _further_parameters(experiment: Experiment, data: FederatedData, source: str
     return (CLASSES.get(source, data.classes) - data.classes) * (last.in_features + 1)
 
 
+def runs_of(name: str) -> int:
+    """Returns how many runs the experiment is in the paper: those of each algorithm, with each of the values that are
+    varied and that it has, with each seed."""
+    written = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    varied = written.get("x-vary", [{}])
+    compared = written.get("x-algorithms") or load(FOLDER / f"{name}.yaml").for_algorithm
+    count = 0
+    for algorithm in compared:
+        known = find_algorithm(algorithm).Hyper.model_fields
+        own = {key.removeprefix("algorithm.") for keys in varied for key in keys if key.startswith("algorithm.")}
+        count += len(varied) if own <= known.keys() else 1
+    return count * SEEDS[name.split("/")[0]]
+
+
 def as_markdown(table: pd.DataFrame) -> str:
     lines = [
         "| experiment | data | model | parameters | M multiply-adds | rounds | s a round | h a run | runs | h in all |",
         f"|{' --- |' * 10}",
     ]
     for row in table.itertuples():
+        runs = runs_of(row.experiment)
         cells: Sequence[str] = [
             row.experiment, row.data, f"`{row.model}`", f"{row.parameters:,}", f"{row.multiply_adds_million:.3g}",
             f"{row.rounds:,}", f"{row.seconds_per_round:.3g}" + (" *" if row.shortened else ""),
-            f"{row.hours_per_run:.3g}", f"{row.runs:,}", f"{row.hours:,.3g}",
+            f"{row.hours_per_run:,.3g}", f"{runs:,}", f"{runs * row.hours_per_run:,.3g}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", "\\* from a shortened round.", ""])

@@ -19,6 +19,9 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
     found = dict(below)
     for key, value in above.items():
         there = found.get(key)
+        if value is None and isinstance(there, Mapping):
+            # a section that holds nothing says nothing
+            continue
         found[key] = merged(there, value) if isinstance(there, Mapping) and isinstance(value, Mapping) else value
     return found
 
@@ -34,9 +37,9 @@ def read_extended(path: Path, read_one: Callable[[Path], Values], within: tuple[
     if path.resolve() in within:
         raise UserError(f"{path} extends itself, through {within[-1]}")
     values = read_one(path)
-    parent = values.pop(EXTENDS, None)
-    if parent is None:
+    if EXTENDS not in values:
         return values
+    parent = values.pop(EXTENDS)
     if not isinstance(parent, str):
         raise UserError(f"{path}: {EXTENDS} must be the path of a config file, not {in_message(parent)}")
     return merged(read_extended(path.parent / parent, read_one, (*within, path.resolve())), values)

@@ -92,7 +92,9 @@ def _expand_all(values: Mapping[Any, Any]) -> dict[str, Any]:
     values = dict(values)
     said = values.pop(FOR_ALGORITHM, None)
     if isinstance(said, Mapping):
-        said = {name: expand(own) if isinstance(own, Mapping) else own for name, own in said.items()}
+        said = {
+            name: {} if own is None else expand(own) if isinstance(own, Mapping) else own for name, own in said.items()
+        }
     return expand(values) | ({} if said is None else {FOR_ALGORITHM: said})
 
 
@@ -329,11 +331,15 @@ def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterab
     asked: dict[str, Any] = {}
     for override in overrides:
         assign(asked, override)
+    if FOR_ALGORITHM in asked:
+        raise UserError(f"{FOR_ALGORITHM} is for config files: give the run's own keys, as in train.lr=0.1")
     said = values.get(FOR_ALGORITHM)
-    for other in said if isinstance(said, Mapping) else ():
+    for other, own in said.items() if isinstance(said, Mapping) else ():
         of_it = for_algorithm(values, other)
         if _algorithm_of(of_it) != _algorithm_of(values):
             raise UserError(f"{where}{FOR_ALGORITHM}: {other}: algorithm.name can't be set here")
+        if isinstance(own, Mapping) and FOR_ALGORITHM in own:
+            raise UserError(f"{where}{FOR_ALGORITHM}: {other}: {FOR_ALGORITHM} can't be nested")
         check(Config, of_it, f"{where}{FOR_ALGORITHM}: {other}: ")
     values = for_algorithm(values, _algorithm_of(asked) or _algorithm_of(values) or ALGORITHM)
     for override in overrides:

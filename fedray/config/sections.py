@@ -250,7 +250,7 @@ class TrainConfig(Section):
         None, ge=0, lt=1, description=f"adam, adamw: decay of the mean square; {ADAM['beta2']} unless set"
     )
     epsilon: Real | None = Field(
-        None, gt=0, description=f"adam, adamw: what is added to the root; {ADAM['epsilon']:g} unless set"
+        None, ge=1e-30, description=f"adam, adamw: what is added to the root; {ADAM['epsilon']:g} unless set"
     )
     momentum: Real = Field(0.0, ge=0, lt=1, description="sgd: momentum")
     nesterov: bool = Field(False, description="Nesterov's form of train.momentum")
@@ -291,8 +291,9 @@ class TrainConfig(Section):
             raise ValueError("give train.cohort_size or train.participation, not both")
         if self.nesterov and not self.momentum:
             raise ValueError("train.nesterov=true needs train.momentum above 0")
-        foreign = [key for key in ADAM if getattr(self, key) is not None] if self.optimizer == "sgd" else ["momentum"]
-        if foreign and getattr(self, foreign[0]):
+        sgd = self.optimizer == "sgd"
+        foreign = [key for key in ADAM if getattr(self, key) is not None] if sgd else ["momentum"] * bool(self.momentum)
+        if foreign:
             raise ValueError(f"train.{foreign[0]} is not for train.optimizer={self.optimizer}")
         if self.lr_decay != 1 and self.lr_schedule.kind != "constant":
             raise ValueError("give train.lr_decay or train.lr_schedule, not both")
@@ -377,7 +378,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_what_is_followed(self) -> Config:
         run = self.run
-        asked = [key for key in ("stop_at", "patience", "save_best") if getattr(run, key) not in (None, False)]
+        asked = [
+            key for key in ("stop_at", "patience", "save_best", "last_rounds") if getattr(run, key) not in (None, False)
+        ]
         if asked and not run.eval_test and not self.data.validation_samples:
             raise ValueError(f"run.{asked[0]} needs a test set (run.eval_test) or data.validation_samples")
         return self

@@ -43,8 +43,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    words = [word for word in options.settings if "=" not in word]
-    overrides = [word for word in options.settings if "=" in word]
+    words = [word for word in options.settings if "=" not in word or Path(word).exists()]
+    overrides = [word for word in options.settings if word not in words]
     if not words or len(words) > 2:
         given = f"; not {' '.join(words)}" if words else ""
         raise UserError(f"give a run's folder or a model's file, and one config file at most{given}")
@@ -52,14 +52,13 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     display = Display()
     display.say("fedray: loading ...")
-    from fedray.config import plain
     from fedray.evaluating.evaluate import evaluate
-    from fedray.evaluating.report import lines, write
+    from fedray.evaluating.report import lines, place_of, write
 
     found = evaluate(words[0], *words[1:], split=options.split, overrides=overrides, say=display.say)
     for line in lines(found):
         print(line)
-    folder = Path(options.output or found.folder / plain(f"{found.source}-{found.split}"))
+    folder = Path(options.output) if options.output else place_of(found)
     names = [path.name for path in write(found, folder)]
     print(f"wrote {', '.join(names)} into {folder}")
     return 0

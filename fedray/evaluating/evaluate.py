@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from fedray.core.task import Loss
 
 
+OF_THE_DATA = ("training data", "test data", "normalisation", "names of classes and clients", "code of the model")
+"""The inputs of a run (:mod:`fedray.inputs`) on which what a model says of the data depends."""
+
+LISTED = 8
+"""The most classes that a message names."""
+
+
 def evaluate(
     target: str | Path,
     base: str | Path | None = None,
@@ -69,7 +76,8 @@ def evaluate(
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}{near_miss(split, SPLITS)}; there are {', '.join(SPLITS)}")
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics}
-    request = request_of(target, base, overrides, [name for name, each in objects.items() if each is not None], split)
+    given = [name for name, each in objects.items() if each is not None]
+    request = request_of(target, base, overrides, given, split)
     own = own_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
     experiment, federated = resolve(request.config, own)
     return _evaluate(request, experiment, federated, own, split, say)
@@ -92,7 +100,12 @@ def _evaluate(
         if not len(indices):
             hint = ": data.validation_samples sets some aside" if split == "validation" else ""
             raise UserError(f"{source} has no {split} samples{hint}")
-        for line in (*request.notes, f"evaluating {request.file} on {len(indices):,} {split} samples of {source} ..."):
+        differences = _differences(request, experiment.inputs)
+        for line in (
+            *request.notes,
+            *differences,
+            f"evaluating {request.file} on {len(indices):,} {split} samples of {source} ...",
+        ):
             say(line)
         found = _run(clients, samples, indices)
     classes, confusion = None, None
@@ -109,6 +122,7 @@ def _evaluate(
         metrics={name: value_over(task, name, sums) for name, sums in found.sums.items()},
         main=task.main,
         mode=task.mode,
+        settings=request.effective(experiment.config),
         classes=classes,
         confusion=confusion,
         clients=None if shares is None else _of_clients(task, data, found.sums, shares),
@@ -117,13 +131,23 @@ def _evaluate(
 
 def _load_model(clients: Clients, request: Request, source: str) -> None:
     """Loads the model of the file into the network. Raises :class:`UserError` if it does not fit."""
-    classes = clients.data.classes
-    kept = load_weights(clients.network.module, request.file, classes, "fedray evaluate")
-    if kept:
+    names = clients.data.class_names
+    if request.class_names and names and tuple(request.class_names) != names:
         raise UserError(
-            f"{request.file} does not fit the data: {', '.join(kept)} would need other shapes for the {classes} "
-            f"classes of {source}"
+            f"the model's classes are {_listed(request.class_names)}, but those of {source} are {_listed(names)}"
         )
+    load_weights(clients.network.module, request.file, None, "evaluate")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+
+
+def _differences(request: Request, inputs: Mapping[str, str]) -> list[str]:
+    """Returns a line that says what the run of the model was made with, and the evaluation is not, if there is
+    anything."""
+    parts = [name for name in OF_THE_DATA if request.inputs.get(name) not in (None, inputs.get(name))]
+    return [f"warning: not as in the run: {', '.join(parts)}"] if parts else []
 
 
 def _samples_of(split: str, clients: Clients) -> tuple[Samples, NDArray[np.int64], list[NDArray[np.int64]] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from fedray.config import plain
 from fedray.errors import UserError
 from fedray.evaluating.tables import Evaluation
 from fedray.files import replacement_of, write_whole
@@ -72,13 +74,32 @@ def _line_about_clients(found: Evaluation) -> str:
     )
 
 
+def place_of(found: Evaluation) -> Path:
+    """Returns a folder beside the model in which there is nothing yet, or an older result of the same evaluation."""
+    for number in itertools.count(1):
+        name = plain(f"{found.source}-{found.split}") + (f"-{number}" if number > 1 else "")
+        if not (found.folder / name).exists() or _holds(found.folder / name, found):
+            return found.folder / name
+    raise AssertionError
+
+
+def _holds(folder: Path, found: Evaluation) -> bool:
+    """Returns whether there is a result in ``folder`` of the same model, data and settings."""
+    try:
+        there = json.loads((folder / MARK).read_text())
+    except (OSError, ValueError):
+        return False
+    facts = json.loads(json.dumps(_facts(found)))
+    return all(there.get(key) == facts[key] for key in ("model_sha256", "source", "split", "settings"))
+
+
 def write(found: Evaluation, folder: Path) -> list[Path]:
     """Writes an evaluation into ``folder``, and returns the paths of the files.
 
-    Raises :class:`UserError` if the folder can't be written to, or holds something else than an evaluation.
+    Raises :class:`UserError` if the folder can't be written to, or holds something else than this evaluation.
     """
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / MARK).exists())):
-        raise UserError(f"{folder} holds something else than an evaluation: name another folder by --output")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _holds(folder, found):
+        raise UserError(f"{folder} holds something else than this evaluation: name another folder by --output")
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,6 +132,7 @@ def _facts(found: Evaluation) -> dict[str, Any]:
         "samples": found.samples,
         "metric": found.main,
         "metrics": numbers,
+        "settings": dict(found.settings),
     }
 
 

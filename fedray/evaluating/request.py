@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedray.config import Config, assign, expand, flat, load
 from fedray.errors import UserError
+from fedray.tracking.folder import INPUTS
 
 TAKEN = ("data.", "task.", "model.", "engine.device", "engine.threads", "engine.portable_bits", "train.precision")
 """The keys on which an evaluation depends, or the sections that hold them. ``run.seed`` is another, by which clients
@@ -22,12 +24,22 @@ OF_THE_MODEL = ("data.image_size",)
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be evaluated: the model in ``file`` by the configuration ``config``. ``notes`` are lines for the
-    user."""
+    """What is to be evaluated: the model in ``file`` by the configuration ``config``. ``notes`` are lines for the user.
+
+    ``inputs`` are the digests of what the file's run was made of (:mod:`fedray.inputs`), and ``class_names`` what its
+    data call the classes, as far as that is known and the source is the same.
+    """
 
     file: Path
     config: Config
     notes: Sequence[str]
+    inputs: Mapping[str, str]
+    class_names: Sequence[str]
+
+    def effective(self, resolved: Config) -> dict[str, Any]:
+        """Returns the settings on which the result depends, by dotted key, of the ``resolved`` configuration."""
+        values = flat(resolved.model_dump(mode="json"))
+        return {key: value for key, value in values.items() if key.startswith(TAKEN) or key == "run.seed"}
 
 
 def request_of(
@@ -57,7 +69,17 @@ def request_of(
         raise UserError(f"{target}: say on which data, for example data.source=mnist")
     if "model" not in given and "model.name" not in settings:
         raise UserError(f"{target}: say which model it is, for example model.name=lenet5")
-    return Request(file, config, notes)
+    inputs, names = ({}, []) if base is not None else _recorded(file.parent)
+    same = values.get("data.source") == config.data.source and "data" not in given
+    return Request(file, config, notes, inputs if same else {}, names)
+
+
+def _recorded(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Returns the inputs of the run in ``folder``, and the names of its classes; nothing if it is no run's folder."""
+    found = [json.loads((folder / name).read_text()) for name in (INPUTS, "summary.json") if (folder / name).exists()]
+    if len(found) < 2:
+        return {}, []
+    return found[0], found[1].get("class_names") or []
 
 
 def _settings(
@@ -69,7 +91,11 @@ def _settings(
     for override in overrides:
         assign(asked, override)
     asked = flat(asked)
+    if "data" in given and "data.source" in asked:
+        raise UserError("data.source: the data were handed over")
     for key in asked:
+        if key in ("model.init", "model.weights"):
+            raise UserError(f"{key}: the weights are those of the file that is evaluated")
         if not key.startswith(TAKEN) and key != "run.seed":
             raise UserError(f"{key}: an evaluation trains nothing; it takes {OF_THEM}")
     kept = {key: value for key, value in values.items() if key.startswith(TAKEN) or key == "run.seed"}
@@ -93,7 +119,7 @@ def _settings(
         notes.append(f"the run got its {' and '.join(sorted(from_python))} from Python; here they are the task's own")
         kept = {key: value for key, value in kept.items() if key not in ("task.metric", "task.mode")}
     # the weights with which training began
-    kept.pop("model.weights", None)
+    kept = {key: value for key, value in kept.items() if key not in ("model.weights", "model.init")}
     return {**kept, **asked}, notes
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ class Evaluation:
     """An evaluation of a model on the samples of a ``split``: test, train or validation.
 
     * ``file``: the model's file, and ``model_sha256`` its digest; ``source``: the data.
+    * ``settings``: the configuration of data, task and model, by dotted key.
     * ``metrics``: the loss and the task's metrics, by name.
     * ``classes``: a row for each class: ``class``, ``name``, ``samples`` (tokens, for the task ``tokens``),
       ``predicted``, ``correct``, ``accuracy`` (the share of its samples that are found, also called recall),
@@ -37,6 +39,7 @@ class Evaluation:
     metrics: Mapping[str, float]
     main: str
     mode: str
+    settings: Mapping[str, Any]
     classes: pd.DataFrame | None
     confusion: pd.DataFrame | None
     clients: pd.DataFrame | None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedray.config import assign, expand, flat, load, plain, read, read_file
+from fedray.config.files import FOR_ALGORITHM
 from fedray.errors import UserError, near_miss
 from fedray.importing import short_name
 from fedray.tuning.settings import TuneConfig, read_tune, section
@@ -226,10 +227,16 @@ def read_base(base: Any, path: Path | None, where: str) -> dict[str, Any]:
     If ``base`` is a text, it names a config file, which is looked for beside the space file at ``path`` and then in the
     working directory.
     """
-    if not isinstance(base, str):
-        return flat(expand(section({"base": base}, "base", where)))
-    beside = path.parent / base if path else Path(base)
-    return flat(read(beside if beside.is_file() else base)[0])
+    if isinstance(base, str):
+        beside = path.parent / base if path else Path(base)
+        values = read(beside if beside.is_file() else base)[0]
+    else:
+        values = expand(section({"base": base}, "base", where))
+    if FOR_ALGORITHM in values:
+        raise UserError(
+            f"{where}base: {FOR_ALGORITHM} is for runs: a sweep has one algorithm, whose keys its base or space sets"
+        )
+    return flat(values)
 
 
 def first_seed(settings: Mapping[str, Any]) -> int:
