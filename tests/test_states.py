@@ -211,7 +211,11 @@ def test_states_removed_under_a_run_on_ray(algorithm, tmp_path, ray_cluster):
 
 @pytest.mark.parametrize(
     ("algorithm", "fate"),
-    [pytest.param("scaffold", "keep", marks=pytest.mark.slow), ("scaffold", "lose"), ("local_ghbm", "keep")],
+    [
+        pytest.param("scaffold", "keep", marks=pytest.mark.slow),
+        ("scaffold", "lose"),
+        pytest.param("local_ghbm", "keep", marks=pytest.mark.slow),
+    ],
 )
 def test_two_nodes(algorithm, fate, tmp_path):
     """Clients move between nodes, and their states with them, and the models that they received are sent where they
