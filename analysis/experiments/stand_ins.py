@@ -41,6 +41,18 @@ def emnist(folder: Path) -> dict[str, Any]:
     return {"data.root": str(folder)}
 
 
+def cifar100(folder: Path) -> dict[str, Any]:
+    """CIFAR-100 in its binary layout: 50,000 and 10,000 images of 100 classes in 20 groups."""
+    rng, place = np.random.default_rng(0), folder / "cifar-100-binary"
+    place.mkdir(parents=True)
+    for part, each in (("train", 500), ("test", 100)):
+        fine = rng.permutation(np.repeat(np.arange(100, dtype=np.uint8), each))
+        pixels = rng.integers(0, 256, (1000, 3072), dtype=np.uint8)[np.arange(len(fine)) % 1000]
+        rows = np.concatenate([fine[:, None] // 5, fine[:, None], pixels], axis=1)
+        (place / f"{part}.bin").write_bytes(rows.tobytes())
+    return {"data.root": str(folder)}
+
+
 def har(folder: Path) -> dict[str, Any]:
     """UCI-HAR's 561 features of 7,352 and 2,947 windows."""
     rng, place = np.random.default_rng(0), folder / "UCI HAR Dataset"

@@ -40,6 +40,9 @@ LIMIT = 3e11
 MEMORY = 1.2e11
 """The multiply-adds of a batch with which two processes do not fit into 24 GB. With more, one process trains alone."""
 
+LARGE = 1e8
+"""The parameters of a model of which the same is true."""
+
 SEEDS = {"pfedmo": 3, "fedtrip": 10, "ghbm": 5, "fedsiam_da": 3}
 """The seeds of each paper's experiments; three where the paper names no number."""
 
@@ -54,8 +57,8 @@ TWO_ROUNDS = {
 }  # fmt: skip
 
 STAND_INS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "emnist": stand_ins.emnist, "har": stand_ins.har, "shakespeare": stand_ins.shakespeare,
-    "tiny_imagenet": stand_ins.tiny_imagenet,
+    "cifar100": stand_ins.cifar100, "emnist": stand_ins.emnist, "har": stand_ins.har,
+    "shakespeare": stand_ins.shakespeare, "tiny_imagenet": stand_ins.tiny_imagenet,
     **{name: lambda folder, name=name: stand_ins.photographs(name, folder) for name in CLASSES},
 }  # fmt: skip
 
@@ -94,7 +97,7 @@ def started(name: str, output: Path) -> dict[str, Any]:
     cohort, multiply_adds = experiment.cohort_size, experiment.facts.flops / 2
     cost = 3 * multiply_adds * load_of_round.seen * cohort
     short = _shortened(config, cost, load_of_round.steps, cohort)
-    if multiply_adds * (experiment.training.batch_size or 0) > MEMORY:
+    if multiply_adds * (experiment.training.batch_size or 0) > MEMORY or experiment.facts.parameters > LARGE:
         more["engine.actors"] = 1
     result = simulate(_with(path, {**more, **short, **TWO_ROUNDS, "run.output": str(output / "runs" / name)}))
     assert result.metrics["train_loss"].map(math.isfinite).all(), result.metrics["train_loss"]
