@@ -166,6 +166,12 @@ def runs_of(name: str) -> int:
     return count * SEEDS[name.split("/")[0]]
 
 
+def figure(value: float) -> str:
+    """Returns a number with three digits that count."""
+    digits = 2 - math.floor(math.log10(value))
+    return f"{round(value, digits):,.{max(0, digits)}f}"
+
+
 def as_markdown(table: pd.DataFrame) -> str:
     lines = [
         "| experiment | data | model | parameters | M multiply-adds | rounds | s a round | h a run | runs | h in all |",
@@ -174,12 +180,12 @@ def as_markdown(table: pd.DataFrame) -> str:
     for row in table.itertuples():
         runs = runs_of(row.experiment)
         cells: Sequence[str] = [
-            row.experiment, row.data, f"`{row.model}`", f"{row.parameters:,}", f"{row.multiply_adds_million:.3g}",
-            f"{row.rounds:,}", f"{row.seconds_per_round:.3g}" + (" *" if row.shortened else ""),
-            f"{row.hours_per_run:,.3g}", f"{runs:,}", f"{runs * row.hours_per_run:,.3g}",
+            row.experiment, row.data, f"`{row.model}`", f"{row.parameters:,}", figure(row.multiply_adds_million),
+            f"{row.rounds:,}", figure(row.seconds_per_round) + (" *" if row.shortened else ""),
+            figure(row.hours_per_run), f"{runs:,}", figure(runs * row.hours_per_run),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "\\* from a shortened round.", ""])
+    return "\n".join([*lines, "", "\\* Estimated from rounds with fewer local steps and clients.", ""])
 
 
 if __name__ == "__main__":
