@@ -117,6 +117,8 @@ def test_whole_configurations_and_suites(tmp_path: Path) -> None:
     """Every other block of YAML is a whole file: a suite if it lists algorithms, and a run's configuration if not."""
     others = [code for code in code_of("yaml") if "spaces:" not in code]
     assert ["algorithms:" in code for code in others].count(True) == 1
+    # what a block extends
+    (tmp_path / "common.yaml").write_text("run.rounds: 2\n")
     for code in others:
         path = tmp_path / "shown.yaml"
         path.write_text(code)
