@@ -84,12 +84,7 @@ def evaluate(
 
 
 def _evaluate(
-    request: Request,
-    experiment: Experiment,
-    data: FederatedData,
-    own: Own,
-    split: str,
-    say: Callable[[str], None],
+    request: Request, experiment: Experiment, data: FederatedData, own: Own, split: str, say: Callable[[str], None]
 ) -> Evaluation:
     engine, task = experiment.config.engine, experiment.task
     source = own.source.name if own.source is not None else experiment.config.data.source
@@ -100,12 +95,8 @@ def _evaluate(
         if not len(indices):
             hint = ": data.validation_samples sets some aside" if split == "validation" else ""
             raise UserError(f"{source} has no {split} samples{hint}")
-        differences = _differences(request, experiment.inputs)
-        for line in (
-            *request.notes,
-            *differences,
-            f"evaluating {request.file} on {len(indices):,} {split} samples of {source} ...",
-        ):
+        begins = f"evaluating {request.file} on {len(indices):,} {split} samples of {source} ..."
+        for line in (*request.notes, *_differences(request, experiment.inputs), begins):
             say(line)
         found = _run(clients, samples, indices)
     classes, confusion = None, None

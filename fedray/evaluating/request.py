@@ -18,6 +18,8 @@ get their shares of the test set."""
 
 OF_THEM = "data.*, task.*, model.*, train.precision, run.seed, and engine.device, threads and portable_bits"
 
+OF_THE_FILE = ("model.weights", "model.init")
+
 OF_THE_MODEL = ("data.image_size",)
 """The keys about the data that stay those of the run if the source is another, because the model depends on them."""
 
@@ -39,7 +41,7 @@ class Request:
     def effective(self, resolved: Config) -> dict[str, Any]:
         """Returns the settings on which the result depends, by dotted key, of the ``resolved`` configuration."""
         values = flat(resolved.model_dump(mode="json"))
-        return {key: value for key, value in values.items() if key.startswith(TAKEN) or key == "run.seed"}
+        return {key: value for key, value in values.items() if _counts(key)}
 
 
 def request_of(
@@ -85,8 +87,39 @@ def _recorded(folder: Path) -> tuple[dict[str, str], list[str]]:
 def _settings(
     values: dict[str, Any], overrides: Sequence[str], given: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the settings of the evaluation by dotted key, and lines for the user."""
-    notes = []
+    """Returns the settings of the evaluation by dotted key, and lines for the user.
+
+    ``values`` are the recorded configuration, and the other arguments those of :func:`request_of`.
+    """
+    asked, notes = _asked(overrides, given), []
+    # the weights with which training began say nothing about those in the file
+    kept = {key: value for key, value in values.items() if _counts(key) and key not in OF_THE_FILE}
+    recorded = set(values.get("run.given") or ())
+    missing = recorded - {"transform"} - set(given)
+    if _has_other_data(values, asked, given):
+        missing -= {"data"}
+        of_data = [key for key in kept if key.startswith("data.") and key not in OF_THE_MODEL]
+        kept = {key: value for key, value in kept.items() if key not in of_data}
+        if of_data:
+            source = asked.get("data.source", "your own")
+            notes.append(f"data.source={source} is not that of the run, so that no data.* of the run are used")
+    if "model.name" in asked:
+        missing -= {"model"}
+    if needed := sorted(missing & {"data", "model"}):
+        names = " and ".join(f"{name}=" for name in needed)
+        raise UserError(f"the run got {names} from Python: use fedray.evaluate(RUN, {names}...)")
+    if missing:
+        notes.append(f"the run got its {' and '.join(sorted(missing))} from Python; here they are the task's own")
+        kept = {key: value for key, value in kept.items() if key not in ("task.metric", "task.mode")}
+    return {**kept, **asked}, notes
+
+
+def _counts(key: str) -> bool:
+    return key.startswith(TAKEN) or key == "run.seed"
+
+
+def _asked(overrides: Sequence[str], given: Sequence[str]) -> dict[str, Any]:
+    """Returns what ``overrides`` set, by dotted key. Raises :class:`UserError` for keys that mean nothing here."""
     asked: dict[str, Any] = {}
     for override in overrides:
         assign(asked, override)
@@ -94,33 +127,19 @@ def _settings(
     if "data" in given and "data.source" in asked:
         raise UserError("data.source: the data were handed over")
     for key in asked:
-        if key in ("model.init", "model.weights"):
+        if key in OF_THE_FILE:
             raise UserError(f"{key}: the weights are those of the file that is evaluated")
-        if not key.startswith(TAKEN) and key != "run.seed":
+        if not _counts(key):
             raise UserError(f"{key}: an evaluation trains nothing; it takes {OF_THEM}")
-    kept = {key: value for key, value in values.items() if key.startswith(TAKEN) or key == "run.seed"}
-    recorded = set(values.get("run.given") or ())
-    from_python = recorded - {"transform"} - set(given)
-    source, own = asked.get("data.source"), "data" in recorded
-    if ("data" in given and not own) or (source is not None and (own or source != kept.get("data.source"))):
-        from_python -= {"data"}
-        left_out = [key for key in kept if key.startswith("data.") and key not in OF_THE_MODEL]
-        if left_out:
-            notes.append(
-                f"data.source={source or 'your own'} is not that of the run, so that no data.* of the run are used"
-            )
-        kept = {key: value for key, value in kept.items() if key not in left_out}
-    if "model.name" in asked:
-        from_python -= {"model"}
-    if from_python & {"data", "model"}:
-        missing = " and ".join(f"{name}=" for name in sorted(from_python & {"data", "model"}))
-        raise UserError(f"the run got {missing} from Python: use fedray.evaluate(RUN, {missing}...)")
-    if from_python:
-        notes.append(f"the run got its {' and '.join(sorted(from_python))} from Python; here they are the task's own")
-        kept = {key: value for key, value in kept.items() if key not in ("task.metric", "task.mode")}
-    # the weights with which training began
-    kept = {key: value for key, value in kept.items() if key not in ("model.weights", "model.init")}
-    return {**kept, **asked}, notes
+    return asked
+
+
+def _has_other_data(values: dict[str, Any], asked: dict[str, Any], given: Sequence[str]) -> bool:
+    """Returns whether the data are others than those of the recorded configuration."""
+    own = "data" in (values.get("run.given") or ())
+    if "data" in given:
+        return not own
+    return "data.source" in asked and (own or asked["data.source"] != values.get("data.source"))
 
 
 def _load(settings: dict[str, Any], split: str) -> Config:
