@@ -306,7 +306,7 @@ def _choices(annotation: Any) -> str:
             words += [f"'{value}'" for value in typing.get_args(member)]
         elif typing.get_origin(member) is list:
             words.append("a list")
-        elif typing.get_origin(member) is dict:
+        elif typing.get_origin(member) is dict and typing.get_origin(typing.get_args(member)[1]) is dict:
             words.append("sections by name")
         elif member in names:
             words.append(names[member])
