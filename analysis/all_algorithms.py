@@ -47,6 +47,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 FURTHER: dict[str, dict[str, Any]] = {
     # a step is alpha times the gradient before the momentum has built up: GHBM's grid has ten times the others' rates
     "fedcm": {"train.lr": 0.1},
+    # the same: a fresh gradient counts beta = 0.1
+    "scaffold_m": {"train.lr": 0.1},
     # (1 - beta) leaves a tenth of the rate in round 1, and s, renewed once a round, is ten rounds old: the undamped
     # form of fedjax and of GHBM's code, with a shorter memory
     "mimemom": {"algorithm.dampening": False, "algorithm.beta": 0.5},
