@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,6 @@ def test_another_source(on_sample, tmp_path, capsys):
 
 
 def re_line(pattern: str, text: str) -> bool:
-    import re
-
     return len(text.splitlines()) == 1 and re.search(pattern, text) is not None
 
 
