@@ -6,6 +6,7 @@ It also puts a head in the place of the model's last layer, and loads initial we
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,15 +215,12 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
     type and finite numbers; ``key`` says in messages where the file was named.
     """
     try:
-        tensors: dict[str, Tensor] = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
+        tensors = _tensors_in(path)
     except OSError as error:
         raise UserError(f"{key}: can't read {path}: {error.strerror or error}") from None
     except Exception as error:
-        raise UserError(f"{key}: {path} is not a weights file: {first_sentence(error)}") from None
+        form = "a safetensors file" if path.suffix == SAFE else "what torch.save(model.state_dict(), ...) writes"
+        raise UserError(f"{key}: {path} is damaged, or is not {form} ({first_sentence(error)})") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"{key}: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     own = tensors_of(module)
@@ -248,6 +246,19 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
             raise UserError(f"{key}: {name} in {path} has numbers that are not finite")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
     return kept
+
+
+SAFE = ".safetensors"
+
+
+def _tensors_in(path: Path) -> Any:
+    """Returns what a file of weights holds. It may be anything that can be read without running code."""
+    if path.suffix == SAFE:
+        return load_file(path)
+    with warnings.catch_warnings():
+        # about the age of the format; what matters is whether the file can be read
+        warnings.simplefilter("ignore")
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _check_no_more(tensors: Mapping[str, Tensor], module: nn.Module, path: Path, key: str) -> None:

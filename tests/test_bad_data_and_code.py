@@ -213,8 +213,8 @@ def test_weights(tmp_path, capsys):
     torch.save({"linear.weigth": good["linear.weight"], "linear.bias": good["linear.bias"]}, "name.pt")
     for name, message in (
         ("none.safetensors", "can't read none.safetensors: No such file"),
-        ("short.safetensors", "is not a weights file"),
-        ("junk.pt", "is not a weights file"),
+        ("short.safetensors", "is damaged, or is not "),
+        ("junk.pt", "is damaged, or is not "),
         ("shape.safetensors", r"linear.weight is \[10, 700\] in shape.safetensors, but \[10, 784\] in the model"),
         ("nan.safetensors", "linear.bias in nan.safetensors has numbers that are not finite"),
         ("list.pt", "must hold tensors by name"),

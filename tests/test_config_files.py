@@ -90,6 +90,7 @@ def test_it_is_not_part_of_the_resolved_configuration(files):
         ("for_algorithm: {moon: {algorithm.muu: 1}}", "for_algorithm: moon: moon: unknown key algorithm.muu"),
         ("for_algorithm: {'no.py:Foo': {}}", "for_algorithm: no.py:Foo: .*can't read the file .*no.py"),
         ("extends:", "bad.yaml: extends must be the path of a config file, not nothing"),
+        ("extends: mine.yaml\ntrain.momentum: 3", "bad.yaml, which extends .*mine.yaml, which .*base.yaml: .*train"),
         ("for_algorithm: {slowmo: 3}", "for_algorithm.* must be"),
         ("for_algorithm: 3", "for_algorithm must be sections by name, not 3"),
         ("for_algorithm: {fedavg: {algorithm.name: slowmo}}", "for_algorithm: fedavg: .*algorithm.name"),

@@ -182,7 +182,7 @@ def re_line(pattern: str, text: str) -> bool:
         (["{weights}", "model.name=logistic"], "say on which data, for example data.source=mnist"),
         (["{weights}", "data.source=sample"], "say which model it is, for example model.name=lenet5"),
         (["{weights}", "data.source=sample", "model.name=mlp"], "has a tensor 'weight', which the model does not have"),
-        (["{junk}", "data.source=sample", "model.name=mlp"], "is not a weights file"),
+        (["{junk}", "data.source=sample", "model.name=mlp"], "is damaged, or is not "),
     ],
 )
 def test_mistakes(words, message, on_sample, tmp_path, capsys):

@@ -26,9 +26,11 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
     return found
 
 
-def read_extended(path: Path, read_one: Callable[[Path], Values], within: tuple[Path, ...] = ()) -> Values:
+def read_extended(
+    path: Path, read_one: Callable[[Path], Values], within: tuple[Path, ...] = ()
+) -> tuple[Values, list[Path]]:
     """Returns the nested sections of the file ``path``, on top of those of the file that its key ``extends`` names, and
-    so on.
+    so on; and the files that were read, ``path`` first.
 
     The path there is relative to the folder of the file. ``read_one(path)`` returns the sections of a file alone, and
     ``within`` are the files that have led to this one. Raises :class:`UserError` if ``extends`` is no path, or leads in
@@ -38,11 +40,12 @@ def read_extended(path: Path, read_one: Callable[[Path], Values], within: tuple[
         raise UserError(f"{path} extends itself, through {within[-1]}")
     values = read_one(path)
     if EXTENDS not in values:
-        return values
+        return values, [path]
     parent = values.pop(EXTENDS)
     if not isinstance(parent, str):
         raise UserError(f"{path}: {EXTENDS} must be the path of a config file, not {in_message(parent)}")
-    return merged(read_extended(path.parent / parent, read_one, (*within, path.resolve())), values)
+    below, files = read_extended(path.parent / parent, read_one, (*within, path.resolve()))
+    return merged(below, values), [path, *files]
 
 
 def for_algorithm(values: Values, name: str) -> Values:

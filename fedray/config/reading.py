@@ -74,16 +74,17 @@ def _probable_keys(key: str, keys: Sequence[str], has_value: bool) -> list[str]:
 def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any], str]:
     """Returns ``config`` as nested sections, and the text with which messages about it begin.
 
-    The text names the file if there is one, and is empty otherwise.
+    The text names the file if there is one, with those that it extends, and is empty otherwise.
     """
     if config is None:
         return {}, ""
     if isinstance(config, Mapping):
         return _expand_all(config), ""
     try:
-        return read_extended(Path(config), lambda path: _expand_all(read_file(path))), f"{config}: "
+        values, (_, *extended) = read_extended(Path(config), lambda path: _expand_all(read_file(path)))
     except RecursionError:
         raise UserError(f"{config} is nested too deeply for a config") from None
+    return values, f"{config}{''.join(f', which extends {file}' for file in extended)}: "
 
 
 def _expand_all(values: Mapping[Any, Any]) -> dict[str, Any]:
