@@ -28,10 +28,10 @@ import numpy as np
 import pandas as pd
 
 import fedray
+from fedray.comparing.statistics import mean_and_margin
 from fedray.config import expand, flat, read_file
 from fedray.tracking.folder import read_metrics
 from fedray.tuning import tune
-from fedray.tuning.intervals import mean_and_margin
 from fedray.tuning.report import markdown, write_report
 from fedray.tuning.spec import known_spaces, read_sweeps
 

@@ -20,7 +20,7 @@ LAYERS = [
     ("models", "data"),
     ("algorithms",),
     ("tracking", "inputs"),
-    ("placement", "implied", "making"),
+    ("placement", "implied", "making", "comparing"),
     ("experiment",),
     ("local_training",),
     ("resolve",),

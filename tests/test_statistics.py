@@ -15,7 +15,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedray.tuning.intervals import (
+from fedray.comparing.measure import Measure
+from fedray.comparing.statistics import (
     holm,
     margin_of,
     mean_and_margin,
@@ -23,7 +24,7 @@ from fedray.tuning.intervals import (
     paired_p_value,
     with_interval,
 )
-from fedray.tuning.suite_rows import Measure, Row, compare_rows
+from fedray.tuning.suite_rows import Row, compare_rows
 from fedray.tuning.suite_table import _for_people, _notes, draw_curves
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
@@ -150,12 +151,13 @@ def run(folder: Path, accuracies: list[float], status: str = "completed", alone:
     """A run folder as far as the table reads it: one evaluation a round, 10 iterations and 2 MB each."""
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"status": status}))
-    columns = ("round", "iterations", "bytes_down", "bytes_up", "test_accuracy", "representation_accuracy")
+    (folder / "config.yaml").write_text(f"run: {{seed: {folder.name.partition('-')[2]}, rounds: {len(accuracies)}}}")
+    columns = ("round", "iterations", "bytes_down", "bytes_up", "flops", "wall_seconds", "test_accuracy")
     with (folder / "metrics.csv").open("w") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
+        writer.writerow([*columns, "representation_accuracy"])
         for number, accuracy in enumerate(accuracies, 1):
-            writer.writerow([number, 10 * number, 10**6 * number, 10**6 * number, accuracy, alone])
+            writer.writerow([number, 10 * number, 10**6 * number, 10**6 * number, 1e9, 1.0, accuracy, alone])
     return folder
 
 

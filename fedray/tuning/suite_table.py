@@ -13,10 +13,12 @@ from typing import Any
 import pandas as pd
 from optuna.trial import FrozenTrial
 
+from fedray.comparing.measure import Measure
+from fedray.comparing.runs import Run
+from fedray.comparing.statistics import with_interval
 from fedray.files import write_whole
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
-from fedray.tuning.intervals import with_interval
 from fedray.tuning.recorded import objective_of
 from fedray.tuning.report import STATES, markdown, save_figure, state_of
 from fedray.tuning.spec import SweepSpec
@@ -24,7 +26,7 @@ from fedray.tuning.storage import study_of
 from fedray.tuning.study import best_trials, sampled_values
 from fedray.tuning.suite import OF_OPTIMIZERS, Suite
 from fedray.tuning.suite_facts import facts_of
-from fedray.tuning.suite_rows import Measure, Row, Run, compare_rows, read_runs
+from fedray.tuning.suite_rows import Row, compare_rows, read_runs
 from fedray.tuning.view import format_values
 
 NOTES = (
@@ -252,7 +254,9 @@ def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
             seeds = max(seeds, len(ended))
             if not runs:
                 continue
-            together = pd.concat([_curve(run) for run in ended] or [pd.Series(dtype=float)], axis=1).sort_index()
+            together = pd.concat(
+                [_curve(run, row.measure) for run in ended] or [pd.Series(dtype=float)], axis=1
+            ).sort_index()
             mean = together.mean(axis=1)
             lost = len(runs) - len(ended)
             label = f"{row.label} ({lost} of {len(runs)} diverged)" if lost else row.label
@@ -267,5 +271,5 @@ def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
         save_figure(figure, path)
 
 
-def _curve(run: Run) -> pd.Series:
-    return pd.Series(run.accuracies, index=run.iterations).dropna()
+def _curve(run: Run, measure: Measure) -> pd.Series:
+    return run.evaluations(measure).set_index("iterations")["value"]

@@ -1,0 +1,47 @@
+"""The number by which runs are compared: which column of metrics.csv it is, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric by which runs are compared. ``mode`` says whether more (max) or less (min) of it is better.
+
+    ``of`` says of which model and on which data: ``test`` is the evaluated model on the test set.
+    """
+
+    metric: str = "accuracy"
+    mode: str = "max"
+    of: str = "test"
+
+    @property
+    def column(self) -> str:
+        """The column of metrics.csv."""
+        return f"{self.of}_{self.metric}"
+
+    @property
+    def sign(self) -> int:
+        """1 if more is better, else -1."""
+        return -1 if self.mode == "min" else 1
+
+    @property
+    def percent(self) -> bool:
+        """Whether it is a fraction of 1 that is shown in percent."""
+        return self.metric in ("accuracy", "f1")
+
+    @property
+    def scale(self) -> float:
+        """What its values are multiplied by where they are shown."""
+        return 100 if self.percent else 1
+
+    @property
+    def unit(self) -> str:
+        """What stands behind its name in the head of a table, or at an axis."""
+        return ", %" if self.percent else ""
+
+    @property
+    def words(self) -> str:
+        """Its name in a text."""
+        return {"f1": "F1"}.get(self.metric, self.metric.replace("_", " "))

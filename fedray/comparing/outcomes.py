@@ -1,0 +1,101 @@
+"""Computes what groups of runs reached: means over seeds, what targets took, and differences to a baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedray.comparing.measure import Measure
+from fedray.comparing.runs import Reached, Run
+from fedray.comparing.statistics import holm, mean_and_margin, median_to_reach, paired_p_value
+
+AMOUNTS = tuple(each.name for each in fields(Reached))
+"""What a target is counted in: rounds, bytes, flops, seconds."""
+
+
+def outcome(runs: Sequence[Run], measure: Measure, last: int | None = None) -> dict[str, Any]:
+    """Returns what the runs of a group reached, and what they took.
+
+    - ``runs``: how many there are; ``diverged``: how many of them diverged. These are in none of the following.
+    - ``finals``: the metric at the last evaluation of each run; ``final``, ``final_margin``: their mean and half the
+      width of its 95 % interval (:func:`~fedray.comparing.statistics.mean_and_margin`).
+    - ``best``, ``best_margin``: the same of the best evaluation of each run; ``last``, ``last_margin``: of the mean
+      over the last evaluations (:meth:`~fedray.comparing.runs.Run.last`).
+    - ``rounds``, ``bytes``, ``flops``, ``seconds``: what a whole run took, as means.
+    """
+    ended = [run for run in runs if not run.diverged]
+    finals = [run.final(measure) for run in ended]
+    found: dict[str, Any] = {"runs": len(runs), "diverged": len(runs) - len(ended), "finals": tuple(finals)}
+    values = {
+        "final": finals,
+        "best": [run.best(measure) for run in ended],
+        "last": [run.last(measure, last) for run in ended],
+    }
+    for name, each in values.items():
+        found[name], found[f"{name}_margin"] = mean_and_margin(each)
+    columns = ("round", "bytes", "flops", "wall_seconds")
+    for name, column in zip(AMOUNTS, columns, strict=True):
+        found[name] = mean_and_margin([float(run.rows[column].iloc[-1]) for run in ended])[0]
+    return found
+
+
+def reaching(runs: Sequence[Run], measure: Measure, target: float) -> dict[str, Any]:
+    """Returns what it took the runs of a group to reach ``target``.
+
+    ``reached`` is how many runs did. ``rounds_to``, ``bytes_to``, ``flops_to`` and ``seconds_to`` are medians over all
+    runs, of which those that diverged or did not reach it count as infinite.
+    """
+    each = [run.to_reach(target, measure) for run in runs]
+    medians = {f"{name}_to": median_to_reach([getattr(one, name) for one in each]) for name in AMOUNTS}
+    return {"target": target, "reached": sum(math.isfinite(one.rounds) for one in each), **medians}
+
+
+@dataclass(frozen=True)
+class Finals:
+    """The final values of a group's runs that have ended, by what makes a run of another group its pair."""
+
+    by_pair: Mapping[Hashable, float]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], measure: Measure, pair: Callable[[Run], Hashable]) -> Finals:
+        return cls({pair(run): run.final(measure) for run in runs if not run.diverged})
+
+
+def difference(mine: Finals, baseline: Finals) -> dict[str, Any]:
+    """Returns the differences of paired runs to the baseline: nothing if there is no pair.
+
+    ``differences`` has one for each pair whose runs both ended; ``difference`` and ``difference_margin`` are their mean
+    and half the width of its 95 % interval, and ``p`` is the p-value of the paired t-test.
+    """
+    pairs = [pair for pair in mine.by_pair if pair in baseline.by_pair]
+    if not pairs:
+        return {}
+    a, b = [mine.by_pair[pair] for pair in pairs], [baseline.by_pair[pair] for pair in pairs]
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    mean, margin = mean_and_margin(differences)
+    return {
+        "differences": tuple(differences),
+        "difference": mean,
+        "difference_margin": margin,
+        "p": paired_p_value(a, b),
+    }
+
+
+def correct(rows: Sequence[dict[str, Any]]) -> None:
+    """Adds ``p_holm`` to the rows that have a p-value: corrected by Holm's rule for as many tests as there are."""
+    tested = [row for row in rows if not math.isnan(row.get("p", math.nan))]
+    for row, corrected in zip(tested, holm([row["p"] for row in tested]), strict=True):
+        row["p_holm"] = corrected
+
+
+def order_of(row: Mapping[str, Any], measure: Measure) -> tuple[bool, float, int]:
+    """Returns what rows are sorted by: the mean of the final values, the best first, rounded as it is shown.
+
+    Of two rows with the same mean the one with fewer diverged runs comes first; rows of which no run has ended come
+    last.
+    """
+    value = row.get("final", math.nan)
+    shown = round(value, 4) if measure.percent and not math.isnan(value) else value
+    return math.isnan(value), 0.0 if math.isnan(value) else -measure.sign * shown, row.get("diverged", 0)
