@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedray.comparing.compare import Comparison, compare
     from fedray.core.transform import each_sample
     from fedray.engine.run import Report
     from fedray.errors import ClientError, UserError
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
     from fedray.tuning import SweepResult, tune
 
 _HOME = {
-    "ClientError": "errors", "Evaluation": "evaluating.tables", "Report": "engine.run", "RunResult": "simulation",
-    "SweepResult": "tuning", "UserError": "errors", "each_sample": "core.transform",
-    "evaluate": "evaluating.evaluate", "simulate": "simulation", "tune": "tuning",
+    "ClientError": "errors", "Comparison": "comparing.compare", "Evaluation": "evaluating.tables",
+    "Report": "engine.run", "RunResult": "simulation", "SweepResult": "tuning", "UserError": "errors",
+    "compare": "comparing.compare", "each_sample": "core.transform", "evaluate": "evaluating.evaluate",
+    "simulate": "simulation", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
-    "ClientError", "Evaluation", "Report", "RunResult", "SweepResult", "UserError", "each_sample", "evaluate",
-    "simulate", "tune",
+    "ClientError", "Comparison", "Evaluation", "Report", "RunResult", "SweepResult", "UserError", "compare",
+    "each_sample", "evaluate", "simulate", "tune",
 ]  # fmt: skip
 
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from fedray import __version__, data_command, listing
+from fedray.comparing import command as compare_command
 from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
 from fedray.evaluating import command as evaluate_command
 from fedray.importing import FORMS
 
-COMMANDS = ("run", "tune", "evaluate", "data", "costs", "keys", "algorithms", "models", "datasets")
+COMMANDS = ("run", "tune", "evaluate", "compare", "data", "costs", "keys", "algorithms", "models", "datasets")
 TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs")
 
 RESULTS = (
@@ -109,12 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(function=_run)
     _add_tune(commands)
     evaluate_command.add_parser(commands)
+    compare_command.add_parser(commands)
     data_command.add_parser(commands, _load)
-    compare = "compare what the algorithms cost: bytes and FLOPs"
+    text = "compare what the algorithms cost: bytes and FLOPs"
     costs = commands.add_parser(
         "costs",
-        help=compare,
-        description=f"{compare[0].upper()}{compare[1:]}, on the data, model and local training of a configuration. "
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}, on the data, model and local training of a configuration. "
         "Each algorithm has its default hyper-parameters, the configuration's own the given ones.",
         epilog="Keys: see fedray keys.",
     )

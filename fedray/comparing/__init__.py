@@ -1,0 +1,1 @@
+"""Compares runs that have ended: tables, curves, and a page that needs no other file (``fedray compare``)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fedray.comparing.runs import SEEDS, Run
@@ -38,7 +38,7 @@ KNOWN_BY_THEIR_VALUES = (ALGORITHM, "model.name", "data.source", "data.partition
 """Keys whose values say in a name what they are."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Runs that differ in their seeds alone.
 
@@ -50,12 +50,17 @@ class Group:
     own: Mapping[str, Any]
     environment: Mapping[str, Any]
     further: Mapping[str, Any]
-    runs: Sequence[Run] = field(compare=False)
+    runs: Sequence[Run]
 
     @property
     def label(self) -> str:
         """The name of the group within its environment, as ``fedprox, mu=0.1``."""
         return shown(self.own) or str(self.runs[0].settings.get(ALGORITHM))
+
+    @property
+    def told(self) -> list[str]:
+        """The keys that tell the group from all others."""
+        return [*self.environment, *self.own]
 
     @property
     def place(self) -> str:
@@ -68,7 +73,7 @@ def shown(values: Mapping[str, Any]) -> str:
     names = [key.rpartition(".")[2] for key in values]
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):
-        text = value if isinstance(value, str) else _text(value)
+        text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else _text(value)
         is_plain = names.count(name) == 1
         parts.append(text if key in KNOWN_BY_THEIR_VALUES else f"{name if is_plain else key}={text}")
     return ", ".join(parts)

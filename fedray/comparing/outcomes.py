@@ -21,19 +21,19 @@ def outcome(runs: Sequence[Run], measure: Measure, last: int | None = None) -> d
     - ``runs``: how many there are; ``diverged``: how many of them diverged. These are in none of the following.
     - ``finals``: the metric at the last evaluation of each run; ``final``, ``final_margin``: their mean and half the
       width of its 95 % interval (:func:`~fedray.comparing.statistics.mean_and_margin`).
-    - ``best``, ``best_margin``: the same of the best evaluation of each run; ``last``, ``last_margin``: of the mean
-      over the last evaluations (:meth:`~fedray.comparing.runs.Run.last`).
+    - ``bests``, ``best``, ``best_margin``: the same of the best evaluation of each run; ``lasts``, ``last``,
+      ``last_margin``: of the mean over its last evaluations (:meth:`~fedray.comparing.runs.Run.last`).
     - ``rounds``, ``bytes``, ``flops``, ``seconds``: what a whole run took, as means.
     """
     ended = [run for run in runs if not run.diverged]
-    finals = [run.final(measure) for run in ended]
-    found: dict[str, Any] = {"runs": len(runs), "diverged": len(runs) - len(ended), "finals": tuple(finals)}
+    found: dict[str, Any] = {"runs": len(runs), "diverged": len(runs) - len(ended)}
     values = {
-        "final": finals,
-        "best": [run.best(measure) for run in ended],
-        "last": [run.last(measure, last) for run in ended],
+        "final": tuple(run.final(measure) for run in ended),
+        "best": tuple(run.best(measure) for run in ended),
+        "last": tuple(run.last(measure, last) for run in ended),
     }
     for name, each in values.items():
+        found[f"{name}s"] = each
         found[name], found[f"{name}_margin"] = mean_and_margin(each)
     columns = ("round", "bytes", "flops", "wall_seconds")
     for name, column in zip(AMOUNTS, columns, strict=True):

@@ -15,6 +15,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from fedray.comparing.tables import markdown
 from fedray.errors import last_line
 from fedray.files import replacement_of, write_whole
 from fedray.tuning.axis import value_of
@@ -256,16 +257,3 @@ def _draw_front(table: pd.DataFrame, front_trials: Sequence[FrozenTrial], spec: 
     axes.set(xlabel=f"{x} ({x_mode})", ylabel=f"{y} ({y_mode})", title=spec.name)
     axes.legend()
     return save_figure(figure, path)
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """Returns a table in Markdown, with four digits of each number; missing values are empty cells."""
-
-    def shown(value: Any) -> str:
-        if isinstance(value, float):
-            return "" if math.isnan(value) else f"{value:.4g}"
-        return "" if value is None else str(value).replace("|", "\\|")
-
-    lines = [list(map(str, table.columns)), ["---"] * len(table.columns)]
-    lines += [[shown(value) for value in row] for row in table.itertuples(index=False)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

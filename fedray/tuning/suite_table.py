@@ -16,11 +16,12 @@ from optuna.trial import FrozenTrial
 from fedray.comparing.measure import Measure
 from fedray.comparing.runs import Run
 from fedray.comparing.statistics import with_interval
+from fedray.comparing.tables import amount, markdown, p_value
 from fedray.files import write_whole
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
 from fedray.tuning.recorded import objective_of
-from fedray.tuning.report import STATES, markdown, save_figure, state_of
+from fedray.tuning.report import STATES, save_figure, state_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.storage import study_of
 from fedray.tuning.study import best_trials, sampled_values
@@ -137,13 +138,13 @@ def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measu
             _difference(row, baseline, measure.scale) for row in records
         ]
     if "p_holm" in table:
-        shown["p (Holm)"] = ["" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}" for p in table["p_holm"]]
+        shown["p (Holm)"] = [p_value(p) for p in table["p_holm"]]
     target = table["target"].max()
     shown[f"reached {100 * target:.2f} %" if measure.percent else f"reached {target:.4g}"] = [
         "" if math.isnan(row["seeds"]) else f"{row['reached']:.0f} of {row['seeds']:.0f}" for row in records
     ]
-    shown["rounds to it (median)"] = [_amount(row["rounds_to"], row["rounds"]) for row in records]
-    shown["MB to it (median)"] = [_amount(row["bytes_to"] / 1e6, row["bytes"] / 1e6) for row in records]
+    shown["rounds to it (median)"] = [amount(row["rounds_to"], row["rounds"]) for row in records]
+    shown["MB to it (median)"] = [amount(row["bytes_to"] / 1e6, row["bytes"] / 1e6) for row in records]
     shown["MB"] = table["bytes"] / 1e6
     for name, title in (("parameters", "parameters"), ("public_samples", "public samples used")):
         shown[title] = ["" if math.isnan(number) else f"{number:,.0f}" for number in table[name]]
@@ -170,20 +171,6 @@ def _difference(row: dict[str, Any], baseline: str, scale: float) -> str:
     text = with_interval([scale * value for value in row["differences"]], sign="+")
     pairs = len(row["differences"])
     return f"{text} ({pairs} pair{'s' if pairs > 1 else ''})" if pairs < row["seeds"] else text
-
-
-def _amount(median: float, whole: float) -> str:
-    """Returns the cell that says what it took to reach the target: rounds, or megabytes.
-
-    ``median`` is the median over the runs, and is infinite if too few of them reached the target. The cell then says
-    that it is above ``whole``, what a whole run takes, as in ``> 40``; or ``never`` if ``whole`` is NaN because all
-    runs diverged. If ``median`` is NaN, because there are no runs, the cell is empty.
-    """
-    if math.isnan(median):
-        return ""
-    if math.isfinite(median):
-        return f"{median:.4g}"
-    return "never" if math.isnan(whole) else f"> {whole:.4g}"
 
 
 def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool, measure: Measure) -> str:

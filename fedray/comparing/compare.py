@@ -1,0 +1,237 @@
+"""Compares runs that have ended (``fedray compare``): groups them, and puts what they reached side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedray.comparing.curves import AXES, fold
+from fedray.comparing.grouping import ALGORITHM, Group, group_runs
+from fedray.comparing.measure import Measure
+from fedray.comparing.outcomes import AMOUNTS, Finals, correct, difference, order_of, outcome, reaching
+from fedray.comparing.runs import LeftOut, Run, find_runs
+from fedray.comparing.unequal import what_is_unequal
+from fedray.errors import UserError, near_miss
+
+PLAIN = "fedavg"
+"""The algorithm that is the baseline unless another is named."""
+
+AMOUNT_OF = {
+    "rounds": "rounds", "iterations": "rounds", "bytes": "bytes", "flops": "flops", "virtual_seconds": "seconds",
+    "wall_seconds": "seconds",
+}  # fmt: skip
+"""In what a speed-up is counted, for each axis."""
+
+
+@dataclass(frozen=True, eq=False)
+class Environment:
+    """Groups that were run on the same data with the same model, the best first.
+
+    ``name`` says in what it differs from other environments; it is empty if there is only one. ``rows`` has what each
+    group reached, ``targets`` what it took to reach each target, and ``notes`` what makes the comparison unequal.
+    """
+
+    name: str
+    groups: Sequence[Group]
+    baseline: Group | None
+    rows: Sequence[dict[str, Any]]
+    targets: Sequence[dict[str, Any]]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What :func:`compare` returns.
+
+    ``over`` is what curves are drawn over, and in what speed-ups are counted. ``last`` is the number of rounds of which
+    the column ``last`` is the mean; None stands for the last ten evaluations. ``left_out`` are the run folders that
+    could not be compared, and ``asked`` is what :func:`compare` was called with.
+    """
+
+    environments: Sequence[Environment]
+    measure: Measure
+    over: str
+    last: int | None
+    left_out: Sequence[LeftOut] = field(default_factory=tuple)
+    asked: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each group, with the keys in which groups differ, and the columns of
+        :func:`~fedray.comparing.outcomes.outcome` and :func:`~fedray.comparing.outcomes.difference`."""
+        return self._frame([row for each in self.environments for row in each.rows])
+
+    @property
+    def targets(self) -> pd.DataFrame:
+        """A row for each group and target, with the columns of :func:`~fedray.comparing.outcomes.reaching`, and
+        ``speedup``: how many times what the group took the baseline took."""
+        return self._frame([row for each in self.environments for row in each.targets])
+
+    def curves(self, column: str | None = None) -> pd.DataFrame:
+        """Returns the mean curves of all groups, with the columns of :func:`~fedray.comparing.curves.fold`.
+
+        ``column`` is one of metrics.csv; that of the compared metric unless it is given.
+        """
+        column = column or self.measure.column
+        found = [
+            fold(group.runs, column, self.over).assign(environment=group.place, group=group.label)
+            for each in self.environments
+            for group in each.groups
+        ]
+        return pd.concat(found, ignore_index=True)
+
+    def _frame(self, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+        lists = ("finals", "bests", "lasts", "differences")
+        return pd.DataFrame(
+            [{key: " ".join(map(str, row[key])) if key in lists else row[key] for key in row} for row in rows]
+        )
+
+
+def compare(
+    *paths: str | Path,
+    by: Sequence[str] = (),
+    x: str = "rounds",
+    targets: Sequence[float] = (),
+    baseline: str | None = None,
+    last: int | None = None,
+    any_version: bool = False,
+) -> Comparison:
+    """Compares the runs in the folders ``paths`` and below them.
+
+    Runs that differ in their seeds alone are one group. Groups are compared within an environment: those on the same
+    data and model. ``by`` are the keys in which the groups of an environment differ
+    (:func:`~fedray.comparing.grouping.group_runs`). ``x`` is what curves are drawn over: ``rounds``, ``iterations``,
+    ``bytes``, ``flops``, ``virtual_seconds`` or ``wall_seconds``. ``targets`` are values of the main metric; unless
+    given, the target is the mean that the baseline ends with. ``baseline`` is the name of a group or an algorithm:
+    FedAvg, unless given. ``last`` is the number of rounds over which the column ``last`` is the mean. With
+    ``any_version`` runs of other versions of fedray than the newest are not left out.
+
+    Raises :class:`~fedray.UserError` for a path without runs, an unknown key, axis or baseline, and if no run is left.
+    """
+    if x not in AXES:
+        raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}; there are {', '.join(AXES)}")
+    runs, left_out = find_runs(map(Path, paths))
+    runs, further = _comparable(runs, any_version)
+    left_out = [*left_out, *further]
+    if not runs:
+        first = f": {left_out[0].folder}: {left_out[0].reason}" if left_out else ""
+        raise UserError(f"there is no run to compare{first}")
+    measure = _measure_of(runs)
+    if all(run.rows[AXES[x]].isna().all() for run in runs):
+        raise UserError(f"--x {x}: no run has it")
+    groups = group_runs(runs, by)
+    _check_baseline(baseline, groups)
+    asked = _Asked(measure, x, targets, baseline or PLAIN, last)
+    places = dict.fromkeys(group.place for group in groups)
+    environments = [asked.of([group for group in groups if group.place == place]) for place in places]
+    what = {"by": list(by), "x": x, "targets": list(targets), "baseline": baseline, "last": last}
+    folders = sorted(str(Path(path).resolve()) for path in paths)
+    return Comparison(environments, measure, x, last, left_out, {"paths": folders, **what, "any_version": any_version})
+
+
+def _comparable(runs: Sequence[Run], any_version: bool) -> tuple[list[Run], list[LeftOut]]:
+    """Returns the runs that have a value to compare, and those that are left out."""
+    kept, left_out = [], []
+    newest = max((_version(run) for run in runs), default="")
+    for run in runs:
+        measure = Measure(run.summary.get("metric", "accuracy"), run.summary.get("mode", "max"))
+        if not run.diverged and math.isnan(run.final(measure)):
+            left_out.append(LeftOut(run.folder, f"it has no {measure.column}: the test set was not used"))
+        elif not any_version and _version(run) != newest:
+            of = run.summary.get("versions", {}).get("fedray")
+            left_out.append(LeftOut(run.folder, f"it is of another version of fedray, {of} (--any-version takes it)"))
+        else:
+            kept.append(run)
+    return kept, left_out
+
+
+def _version(run: Run) -> tuple[tuple[int, str], ...]:
+    """Returns the version of fedray that made a run, as numbers can be compared."""
+    text = str(run.summary.get("versions", {}).get("fedray", ""))
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in text.split("."))
+
+
+def _measure_of(runs: Sequence[Run]) -> Measure:
+    found = dict.fromkeys((run.summary.get("metric", "accuracy"), run.summary.get("mode", "max")) for run in runs)
+    if len(found) > 1:
+        names = " and ".join(metric for metric, _ in found)
+        raise UserError(f"these runs can't be compared: their main metrics differ ({names})")
+    return Measure(*next(iter(found)))
+
+
+def _check_baseline(baseline: str | None, groups: Sequence[Group]) -> None:
+    known = {name for group in groups for name in _names(group)}
+    if baseline is not None and baseline not in known:
+        raise UserError(f"--baseline: there is no group {baseline!r}{near_miss(baseline, known)}")
+
+
+def _names(group: Group) -> tuple[str, str]:
+    return group.label, str(group.runs[0].settings.get(ALGORITHM))
+
+
+def _pair(run: Run) -> tuple[Any, ...]:
+    """Runs of two groups are a pair if they have the same seeds, and clients hold the same samples."""
+    return *run.seeds, run.summary.get("partition_hash")
+
+
+def _keys(group: Group) -> dict[str, Any]:
+    return {"environment": group.place, "group": group.label} | {**group.environment, **group.own}
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a comparison is to tell of the groups of each environment; the fields are parameters of :func:`compare`."""
+
+    measure: Measure
+    over: str
+    targets: Sequence[float]
+    baseline: str
+    last: int | None
+
+    def of(self, groups: Sequence[Group]) -> Environment:
+        """Returns an environment with what its groups reached."""
+        baseline = next((group for group in groups if self.baseline in _names(group)), None)
+        finals = {group: Finals.of(group.runs, self.measure, _pair) for group in groups}
+        rows = {}
+        for group in groups:
+            rows[group] = _keys(group) | outcome(group.runs, self.measure, self.last)
+            if baseline is not None and group is not baseline:
+                rows[group] |= difference(finals[group], finals[baseline])
+        correct(list(rows.values()))
+        ordered = sorted(groups, key=lambda group: order_of(rows[group], self.measure))
+        targets = self.targets or self._implied_target([rows[each] for each in groups if baseline in (None, each)])
+        return Environment(
+            name=groups[0].place,
+            groups=ordered,
+            baseline=baseline,
+            rows=[rows[group] for group in ordered],
+            targets=[row for target in targets for row in self._to(target, ordered, baseline, rows)],
+            notes=what_is_unequal(groups, compares_time=self.over == "wall_seconds"),
+        )
+
+    def _implied_target(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Returns the worst mean of ``rows``, which are the baseline's alone or those of all groups."""
+        sign = self.measure.sign
+        means = [sign * row["final"] for row in rows if not math.isnan(row["final"])]
+        return [sign * min(means)] if means else []
+
+    def _to(
+        self,
+        target: float,
+        groups: Sequence[Group],
+        baseline: Group | None,
+        rows: Mapping[Group, Mapping[str, Any]],
+    ) -> Iterator[dict[str, Any]]:
+        """Yields what each group took to reach ``target``, beside what whole runs took."""
+        amount = f"{AMOUNT_OF[self.over]}_to"
+        of_baseline = reaching(baseline.runs, self.measure, target)[amount] if baseline else math.nan
+        for group in groups:
+            row = _keys(group) | reaching(group.runs, self.measure, target)
+            row |= {name: rows[group][name] for name in ("runs", *AMOUNTS)}
+            has_both = math.isfinite(of_baseline) and math.isfinite(row[amount]) and row[amount] > 0
+            yield row | {"speedup": of_baseline / row[amount] if has_both else math.nan}

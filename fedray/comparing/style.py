@@ -1,0 +1,86 @@
+"""How pictures look: colours that colour-blind people can tell apart, markers, and sizes that can be read in print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
+"""Black, Okabe and Ito's colours without their yellow, which is pale on white, a brown and a grey."""
+
+MARKERS = "os^Dv<>PX"
+
+MOST_LINES = len(COLOURS)
+"""The most lines of a panel."""
+
+PANEL = (5.6, 3.6)
+"""Width and height of a panel, in inches."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The colour and the marker of one group, the same in all pictures."""
+
+    colour: str
+    marker: str
+
+    def options(self, points: int) -> dict[str, Any]:
+        """Returns Matplotlib's options for a line of so many points; about eight of them have a marker."""
+        every = max(1, points // 8)
+        return {
+            "color": self.colour, "marker": self.marker, "markevery": every, "markersize": 4.5, "linewidth": 1.5,
+            "markeredgecolor": "white", "markeredgewidth": 0.5,
+        }  # fmt: skip
+
+
+def lines_for(labels: Sequence[str]) -> dict[str, Line]:
+    """Returns a line for each label. No two of nine labels that follow each other are alike."""
+    return {
+        label: Line(COLOURS[place % MOST_LINES], MARKERS[place % MOST_LINES])
+        for place, label in enumerate(dict.fromkeys(labels))
+    }
+
+
+def figure_of(panels: int, columns: int = 2, legend_width: float = 0) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with so many panels, in rows of at most ``columns``."""
+    columns = min(columns, panels)
+    rows = -(-panels // columns)
+    size = (PANEL[0] * columns + legend_width, PANEL[1] * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    # not through pyplot, which needs a display and has global state
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for left in axes[panels:]:
+        left.set_axis_off()
+    return figure, list(axes[:panels])
+
+
+UNIT_OF_AXIS = {"bytes": "B", "flops": "FLOP", "virtual_seconds": "s", "wall_seconds": "s"}
+LABEL_OF_AXIS = {
+    "rounds": "rounds", "iterations": "local steps of a client", "bytes": "bytes that all clients exchanged",
+    "flops": "FLOPs of clients and server", "virtual_seconds": "virtual seconds", "wall_seconds": "seconds",
+}  # fmt: skip
+
+
+def dress(axes: Axes, over: str, ylabel: str, title: str) -> None:
+    """Gives a panel its labels, units and grid."""
+    axes.set(xlabel=LABEL_OF_AXIS[over], ylabel=ylabel)
+    axes.set_title(title, fontsize=10, loc="left")
+    if over in UNIT_OF_AXIS:
+        axes.xaxis.set_major_formatter(EngFormatter(UNIT_OF_AXIS[over]))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    plain(axes)
+
+
+def plain(axes: Axes) -> None:
+    """Takes away what tells nothing: the frame's upper and right side; and adds a faint grid."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)

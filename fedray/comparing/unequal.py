@@ -1,0 +1,138 @@
+"""Finds what makes a comparison unequal: groups that differ in more than what their names say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedray.algorithms import find_algorithm
+from fedray.comparing.grouping import Group
+from fedray.comparing.runs import Run
+from fedray.errors import UserError
+
+LISTED = 6
+"""The most groups that a line names."""
+
+
+def public_samples(run: Run) -> int | str:
+    """Returns on how many labelled public samples the server trained, or the clients to whom they were dealt.
+
+    It is 0 if they were only held out.
+    """
+    settings = run.settings
+    try:
+        needs_them = find_algorithm(str(settings["algorithm.name"])).needs_public
+    except UserError:
+        # an algorithm of the user's whose file is not there any more
+        return "unknown"
+    used = settings["data.public_to"] == "clients" or needs_them
+    return int(settings["data.public_samples"] or 0) if used else 0
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that groups should have in common.
+
+    ``differs`` tells that they have not, ``of`` returns it for a run, and ``keys`` are those that tell it where they
+    are part of a group's name.
+    """
+
+    differs: str
+    of: Callable[[Run], Any]
+    keys: tuple[str, ...] = ()
+
+
+FACTS = (
+    Fact("the models differ in their parameters", lambda run: run.summary.get("parameters"), ("model.name",)),
+    Fact(
+        "clients are weighted differently (train.weighting)",
+        lambda run: run.settings.get("train.weighting"),
+        ("train.weighting",),
+    ),
+    Fact("the labelled public samples that were trained on differ", public_samples),
+    Fact(
+        "the rounds differ",
+        lambda run: int(run.rows["round"].iloc[-1]),
+        ("run.rounds", "run.stop_at", "run.patience"),
+    ),
+    Fact(
+        "the local steps of a client in all rounds differ",
+        lambda run: int(run.rows["iterations"].iloc[-1]),
+        ("run.rounds", "run.stop_at", "run.patience", "train.local_steps", "train.local_epochs", "train.batch_size"),
+    ),
+    Fact("the batches differ in size", lambda run: run.settings.get("train.batch_size"), ("train.batch_size",)),
+    Fact(
+        "the cohorts differ in size",
+        lambda run: int(run.rows["cohort_size"].max()),
+        ("train.cohort_size", "train.participation", "data.clients"),
+    ),
+    Fact(
+        "evaluations lie apart by different numbers of rounds (run.eval_every)",
+        lambda run: run.settings.get("run.eval_every"),
+    ),
+    Fact("the test sets differ", lambda run: run.inputs.get("test data", "unknown")[:8], ("data.source",)),
+    Fact("the versions of torch differ", lambda run: run.summary.get("versions", {}).get("torch")),
+)
+
+FACTS_OF_TIME = (
+    Fact("the processors differ", lambda run: ", ".join(sorted({str(each["device"]) for each in _processes(run)}))),
+    Fact("the numbers of processes differ", lambda run: len(_processes(run))),
+)
+"""What groups should have in common if seconds are compared."""
+
+
+def _processes(run: Run) -> list[dict[str, Any]]:
+    return list(run.summary.get("machine", {}).get("processes", []))
+
+
+def what_is_unequal(groups: Sequence[Group], compares_time: bool = False) -> list[str]:
+    """Returns a line for each fact in which groups of one environment differ, and their names do not say so."""
+    lines = []
+    for fact in (*FACTS, *(FACTS_OF_TIME if compares_time else ())):
+        values = {group.label: " and ".join(sorted({_text(fact.of(run)) for run in group.runs})) for group in groups}
+        is_told = any(key in group.own for key in fact.keys for group in groups)
+        if len(set(values.values())) > 1 and not is_told:
+            lines.append(f"{fact.differs}: {_by_value(values)}")
+    return [*lines, *_partitions(groups), *_seeds(groups)]
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _by_value(values: Mapping[str, str]) -> str:
+    """Returns the groups of each value, as ``uniform in scaffold; samples in all others``."""
+    groups: dict[str, list[str]] = {}
+    for label, value in values.items():
+        groups.setdefault(value, []).append(label)
+    *few, (value, most) = sorted(groups.items(), key=lambda item: len(item[1]))
+    parts = [f"{each} in {_listed(labels)}" for each, labels in few]
+    return "; ".join([*parts, f"{value} in {'all others' if len(most) > 1 else most[0]}"])
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """Returns names of groups as a text. Names have commas of their own."""
+    rest = len(labels) - LISTED
+    return " and ".join([*labels[:LISTED], *([f"{rest} more"] if rest > 0 else [])])
+
+
+def _partitions(groups: Sequence[Group]) -> list[str]:
+    """Tells whether clients hold other samples in one group than in another with the same seeds."""
+    if any(key.startswith("data.") for group in groups for key in group.own):
+        return []
+    found: dict[tuple[Any, ...], set[Any]] = {}
+    for group in groups:
+        for run in group.runs:
+            found.setdefault(run.seeds, set()).add(run.summary.get("partition_hash"))
+    differ = any(len(hashes) > 1 for hashes in found.values())
+    return ["clients hold other samples in some groups than in others with the same seeds"] if differ else []
+
+
+def _seeds(groups: Sequence[Group]) -> list[str]:
+    if len({frozenset(run.seeds for run in group.runs) for group in groups}) < 2:
+        return []
+    names = {
+        group.label: " ".join(str(seeds[0]) for seeds in sorted({run.seeds for run in group.runs})) for group in groups
+    }
+    return [f"the seeds differ: {_by_value(names)}"]
