@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedray.errors import UserError
+
 AXES = ("rounds", "iterations", "bytes", "flops", "virtual_seconds", "wall_seconds")
 
 DESCRIPTION = """\
@@ -29,7 +31,7 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folders", nargs="+", metavar="RUN | FOLDER", type=Path)
+    parser.add_argument("folders", nargs="*", metavar="RUN | FOLDER", type=Path)
     by = "a key that tells groups apart; may be given several times"
     parser.add_argument("--by", metavar="KEY", action="append", default=[], help=by)
     parser.add_argument("--x", default="rounds", metavar="AXIS", help=f"what curves are drawn over: {', '.join(AXES)}")
@@ -47,6 +49,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    if not options.folders:
+        raise UserError("give folders of runs, as in: fedray compare runs/")
     from fedray.comparing.compare import compare
     from fedray.comparing.files import lines, place_of, write
 

@@ -115,6 +115,8 @@ def compare(
     """
     if x not in AXES:
         raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}; there are {', '.join(AXES)}")
+    if last is not None and last < 1:
+        raise UserError(f"--last must be at least 1, not {last}")
     runs, left_out = find_runs(map(Path, paths))
     runs, further = _comparable(runs, any_version)
     left_out = [*left_out, *further]
@@ -143,7 +145,7 @@ def _comparable(runs: Sequence[Run], any_version: bool) -> tuple[list[Run], list
         if not run.diverged and math.isnan(run.final(measure)):
             left_out.append(LeftOut(run.folder, f"it has no {measure.column}: the test set was not used"))
         elif not any_version and _version(run) != newest:
-            of = run.summary.get("versions", {}).get("fedray")
+            of = run.versions.get("fedray")
             left_out.append(LeftOut(run.folder, f"it is of another version of fedray, {of} (--any-version takes it)"))
         else:
             kept.append(run)
@@ -152,7 +154,7 @@ def _comparable(runs: Sequence[Run], any_version: bool) -> tuple[list[Run], list
 
 def _version(run: Run) -> tuple[tuple[int, str], ...]:
     """Returns the version of fedray that made a run, as numbers can be compared."""
-    text = str(run.summary.get("versions", {}).get("fedray", ""))
+    text = str(run.versions.get("fedray", ""))
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in text.split("."))
 
 

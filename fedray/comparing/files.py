@@ -152,7 +152,8 @@ def page_of(comparison: Comparison) -> Page:
         sections.append(Section("Left out", warnings=lines, warned="These folders are in no table:"))
     sections.append(Section("How to read this", paragraphs=[*NOTES, f"In the pictures, {BAND}."]))
     groups = sum(len(each.groups) for each in comparison.environments)
-    lead = [f"{len(runs)} runs in {groups} groups."]
+    made_by = {f"fedray {v.get('fedray')}, torch {v.get('torch')}" for v in (run.versions for run in runs)}
+    lead = [f"{len(runs)} runs in {groups} groups, made by {' and '.join(sorted(made_by))}."]
     if common := common_settings(comparison):
         lead.append(f"In all of them: {common}.")
     return Page("Comparison of runs", lead, sections)

@@ -11,7 +11,6 @@ import jinja2
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedray import __version__
 from fedray.comparing.tables import Table
 
 PIXELS_PER_INCH = 96
@@ -54,7 +53,7 @@ class Page:
     title: str
     lead: Sequence[str]
     sections: Sequence[Section]
-    foot: str = f"Made by fedray {__version__}."
+    foot: str = "Made by fedray. This page is one file and needs no network."
 
     def html(self) -> str:
         """Returns the page as the text of a file."""

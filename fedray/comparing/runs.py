@@ -58,6 +58,11 @@ class Run:
         return bool(self.summary["status"] == "diverged")
 
     @property
+    def versions(self) -> dict[str, Any]:
+        """The versions of fedray and of libraries that made it, by name."""
+        return dict(self.summary.get("versions") or {})
+
+    @property
     def seeds(self) -> tuple[Hashable, ...]:
         """The values of :data:`SEEDS`."""
         return tuple(self.settings.get(key) for key in SEEDS)

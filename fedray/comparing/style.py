@@ -25,24 +25,28 @@ PANEL = (5.6, 3.6)
 
 @dataclass(frozen=True)
 class Line:
-    """The colour and the marker of one group, the same in all pictures."""
+    """The colour and the marker of one group, the same in all pictures, and its ``place`` among the lines."""
 
     colour: str
     marker: str
+    place: int
 
     def options(self, points: int) -> dict[str, Any]:
-        """Returns Matplotlib's options for a line of so many points; about eight of them have a marker."""
+        """Returns Matplotlib's options for a line of so many points; about eight of them have a marker.
+
+        Lines have their markers at different points, so that one that lies under another is seen by its markers.
+        """
         every = max(1, points // 8)
         return {
-            "color": self.colour, "marker": self.marker, "markevery": every, "markersize": 4.5, "linewidth": 1.5,
-            "markeredgecolor": "white", "markeredgewidth": 0.5,
+            "color": self.colour, "marker": self.marker, "markevery": (self.place * every // MOST_LINES, every),
+            "markersize": 4.5, "linewidth": 1.5, "markeredgecolor": "white", "markeredgewidth": 0.5,
         }  # fmt: skip
 
 
 def lines_for(labels: Sequence[str]) -> dict[str, Line]:
     """Returns a line for each label. No two of nine labels that follow each other are alike."""
     return {
-        label: Line(COLOURS[place % MOST_LINES], MARKERS[place % MOST_LINES])
+        label: Line(COLOURS[place % MOST_LINES], MARKERS[place % MOST_LINES], place % MOST_LINES)
         for place, label in enumerate(dict.fromkeys(labels))
     }
 

@@ -72,7 +72,7 @@ FACTS = (
         lambda run: run.settings.get("run.eval_every"),
     ),
     Fact("the test sets differ", lambda run: run.inputs.get("test data", "unknown")[:8], ("data.source",)),
-    Fact("the versions of torch differ", lambda run: run.summary.get("versions", {}).get("torch")),
+    Fact("the versions of torch differ", lambda run: run.versions.get("torch")),
 )
 
 FACTS_OF_TIME = (

@@ -1,0 +1,310 @@
+"""fedray compare: real runs in groups, what they reached, and what is told of those that can't be compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from scipy import stats
+
+import fedray
+from fedray.cli import main
+from fedray.comparing.files import write
+from fedray.errors import UserError
+
+SETTINGS = {
+    "data.source": "sample", "data.clients": 8, "data.partition.kind": "dirichlet", "model.name": "logistic",
+    "train.cohort_size": 4, "train.local_steps": 3, "train.lr": 0.05, "run.rounds": 6, "run.eval_every": 2,
+    "run.checkpoint_every": 0, "engine.kind": "local", "run.eval_clients": "all",
+}  # fmt: skip
+
+
+def make(folder: Path, name: str, **settings) -> Path:
+    keys = {key.replace("__", "."): value for key, value in settings.items()}
+    return fedray.simulate(SETTINGS | keys | {"run.output": str(folder), "run.name": name}).folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Two algorithms at two alphas over three seeds."""
+    folder = tmp_path_factory.mktemp("runs")
+    for alpha in (0.1, 5.0):
+        for seed in range(3):
+            common = {"data__partition__alpha": alpha, "run__seed": seed, "data__seed": seed}
+            make(folder, f"fedavg-{alpha}-{seed}", algorithm__name="fedavg", **common)
+            make(folder, f"fedprox-{alpha}-{seed}", algorithm__name="fedprox", algorithm__mu=1.0, **common)
+    return folder
+
+
+@pytest.fixture
+def runs(made, tmp_path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "runs"))
+
+
+def test_groups_are_what_differs_beside_the_seeds(runs):
+    found = fedray.compare(runs)
+    assert [each.name for each in found.environments] == ["alpha=0.1", "alpha=5"]
+    assert {row.label for each in found.environments for row in each.groups} == {"fedavg", "fedprox"}
+    assert found.table["runs"].tolist() == [3, 3, 3, 3]
+    by_alpha = fedray.compare(runs, by=["data.partition.alpha"])
+    assert [each.name for each in by_alpha.environments] == ["fedavg", "fedprox"]
+    assert {group.label for each in by_alpha.environments for group in each.groups} == {"alpha=0.1", "alpha=5"}
+    # mu follows from the algorithm
+    assert "algorithm.mu" not in found.table
+
+
+def test_what_was_reached_is_what_the_runs_wrote(runs):
+    table = fedray.compare(runs, last=4).table.set_index(["environment", "group"])
+    for alpha in ("0.1", "5.0"):
+        for name in ("fedavg", "fedprox"):
+            line = table.loc[(f"alpha={float(alpha):g}", name)]
+            summaries = [json.loads((runs / f"{name}-{alpha}-{seed}/summary.json").read_text()) for seed in range(3)]
+            metrics = [pd.read_csv(runs / f"{name}-{alpha}-{seed}/metrics.csv") for seed in range(3)]
+            finals = [each["final_accuracy"] for each in summaries]
+            low, high = stats.t.interval(0.95, 2, loc=np.mean(finals), scale=stats.sem(finals))
+            assert sorted(map(float, line["finals"].split())) == sorted(finals)
+            assert line["final"] == pytest.approx(np.mean(finals))
+            assert line["final_margin"] == pytest.approx((high - low) / 2, nan_ok=True)
+            assert line["best"] == pytest.approx(np.mean([each["best_accuracy"] for each in summaries]))
+            # rounds 4 and 6 are the evaluated ones of the last four
+            last = [each["test_accuracy"].dropna().iloc[-2:].mean() for each in metrics]
+            assert line["last"] == pytest.approx(np.mean(last))
+            assert line["bytes"] == np.mean(
+                [each["bytes_down"].iloc[-1] + each["bytes_up"].iloc[-1] for each in metrics]
+            )
+            assert line["flops"] == pytest.approx(np.mean([each["flops"].iloc[-1] for each in metrics]))
+
+
+def test_differences_are_those_of_equal_seeds_and_partitions(runs):
+    table = fedray.compare(runs).table.set_index(["environment", "group"])
+
+    def final(name, alpha, seed):
+        return json.loads((runs / f"{name}-{alpha}-{seed}/summary.json").read_text())["final_accuracy"]
+
+    wanted = [final("fedprox", "0.1", seed) - final("fedavg", "0.1", seed) for seed in range(3)]
+    line = table.loc[("alpha=0.1", "fedprox")]
+    assert [float(each) for each in line["differences"].split()] == pytest.approx(wanted)
+    assert line["difference"] == pytest.approx(np.mean(wanted))
+    # a partition of its own is no pair
+    path = runs / "fedprox-0.1-2/summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"partition_hash": "another"}))
+    changed = fedray.compare(runs)
+    line = changed.table.set_index(["environment", "group"]).loc[("alpha=0.1", "fedprox")]
+    assert [float(each) for each in line["differences"].split()] == pytest.approx(wanted[:2])
+    assert any("clients hold other samples" in note for note in changed.environments[0].notes)
+
+
+def test_what_it_took_to_reach_a_target(runs):
+    found = fedray.compare(runs, targets=[0.3, 2.0], x="bytes").targets.set_index(["environment", "group", "target"])
+    line = found.loc[("alpha=5", "fedavg", 0.3)]
+    firsts = []
+    for seed in range(3):
+        metrics = pd.read_csv(runs / f"fedavg-5.0-{seed}/metrics.csv")
+        firsts.append(metrics[metrics["test_accuracy"] >= 0.3].iloc[0])
+    assert line["reached"] == 3
+    assert line["rounds_to"] == np.median([each["round"] for each in firsts])
+    assert line["bytes_to"] == np.median([each["bytes_down"] + each["bytes_up"] for each in firsts])
+    assert line["flops_to"] == np.median([each["flops"] for each in firsts])
+    assert line["speedup"] == 1
+    never = found.loc[("alpha=5", "fedavg", 2.0)]
+    assert never["reached"] == 0
+    assert math.isinf(never["rounds_to"])
+    assert math.isnan(never["speedup"])
+
+
+def test_a_curve_is_the_mean_over_seeds_with_its_interval(runs):
+    curves = fedray.compare(runs, x="iterations").curves()
+    own = curves[(curves["environment"] == "alpha=5") & (curves["group"] == "fedavg")]
+    each = [pd.read_csv(runs / f"fedavg-5.0-{seed}/metrics.csv").dropna(subset="test_accuracy") for seed in range(3)]
+    values = np.array([rows["test_accuracy"] for rows in each])
+    assert own["round"].tolist() == [2, 4, 6]
+    assert own["x"].tolist() == [6, 12, 18]
+    assert own["mean"].to_numpy() == pytest.approx(values.mean(0))
+    low, high = stats.t.interval(0.95, 2, loc=values.mean(0), scale=stats.sem(values))
+    assert own["low"].to_numpy() == pytest.approx(low)
+    assert own["high"].to_numpy() == pytest.approx(high)
+
+
+def change(path: Path, **keys) -> None:
+    config = yaml.safe_load(path.read_text())
+    for key, value in keys.items():
+        section, _, name = key.partition("__")
+        config[section][name] = value
+    path.write_text(yaml.safe_dump(config))
+
+
+def test_folders_that_cannot_be_compared_are_named_and_left_out(runs):
+    def summary(name: str, **keys) -> None:
+        path = runs / name / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+    (runs / "fedavg-0.1-0/summary.json").unlink()
+    summary("fedavg-0.1-1", status="interrupted", rounds=3)
+    (runs / "fedavg-5.0-0/metrics.csv").write_text("round,test_accuracy\n1,0.5\n")
+    (runs / "fedavg-5.0-1/summary.json").write_text("{")
+    (runs / "fedprox-0.1-0/config.yaml").write_text("run: [")
+    summary("fedprox-0.1-1", versions={"fedray": "0.0.9"})
+    (runs / "fedprox-5.0-0").rename(runs / "fedprox-5.0-0.bak-1")
+    metrics = pd.read_csv(runs / "fedprox-5.0-1/metrics.csv")
+    metrics.assign(test_accuracy=np.nan).to_csv(runs / "fedprox-5.0-1/metrics.csv", index=False)
+    found = fedray.compare(runs)
+    reasons = {each.folder.name: each.reason for each in found.left_out}
+    wanted = {
+        "fedavg-0.1-0": "has not ended",
+        "fedavg-0.1-1": "interrupted after 3 of 6 rounds",
+        "fedavg-5.0-0": "metrics.csv is damaged",
+        "fedavg-5.0-1": "is damaged",
+        "fedprox-0.1-0": "not valid YAML",
+        "fedprox-0.1-1": "another version of fedray, 0.0.9",
+        "fedprox-5.0-0.bak-1": "set aside",
+        "fedprox-5.0-1": "no test_accuracy",
+    }
+    assert reasons.keys() == wanted.keys()
+    assert all(wanted[name] in reasons[name] for name in wanted)
+    assert found.table["runs"].sum() == 4
+    assert "fedprox-0.1-1" not in {each.folder.name for each in fedray.compare(runs, any_version=True).left_out}
+
+
+def test_diverged_runs_are_counted_and_in_no_mean(runs):
+    for seed in (0, 1):
+        path = runs / f"fedprox-5.0-{seed}/summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "diverged"}))
+    found = fedray.compare(runs, targets=[0.1])
+    line = found.table.set_index(["environment", "group"]).loc[("alpha=5", "fedprox")]
+    final = json.loads((runs / "fedprox-5.0-2/summary.json").read_text())["final_accuracy"]
+    assert (line["runs"], line["diverged"], line["final"]) == (3, 2, final)
+    took = found.targets.set_index(["environment", "group"]).loc[("alpha=5", "fedprox")]
+    assert took["reached"] == 1
+    assert math.isinf(took["rounds_to"])
+
+
+def test_what_makes_groups_unequal_is_told(runs):
+    for seed in range(3):
+        folder = runs / f"fedprox-5.0-{seed}"
+        change(folder / "config.yaml", train__weighting="uniform", train__batch_size=16)
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"parameters": 99}))
+    shutil.rmtree(runs / "fedavg-5.0-2")
+    alike, unequal = fedray.compare(runs).environments
+    assert alike.notes == []
+    assert unequal.notes == [
+        "the models differ in their parameters: 7,850 in fedavg; 99 in fedprox",
+        "clients are weighted differently (train.weighting): samples in fedavg; uniform in fedprox",
+        "the batches differ in size: 64 in fedavg; 16 in fedprox",
+        "the seeds differ: 0 1 in fedavg; 0 1 2 in fedprox",
+    ]
+
+
+class Outline(HTMLParser):
+    """What a page has: its tags, and the addresses that it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_the_files(runs, tmp_path, capsys):
+    output = tmp_path / "out"
+    command = ["compare", str(runs), "--output", str(output), "--target", "0.3"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "alpha=0.1" in out
+    assert "what it took to reach 30.00 %" in out
+    names = {path.name for path in output.iterdir()}
+    tables = {"comparison.csv", "targets.csv", "comparison.md", "comparison.tex"}
+    assert names == {"comparison.json", "curves.png", "curves.svg", "report.html", *tables}
+    assert len(pd.read_csv(output / "comparison.csv")) == 4
+    tex = (output / "comparison.tex").read_text()
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 8
+    assert re.search(r"(?<!\\)%", tex) is None
+    assert "±" not in tex
+    page = Outline((output / "report.html").read_text())
+    kinds = [tag for tag, _ in page.tags]
+    assert kinds.count("table") == kinds.count("caption") == 8
+    assert all(attrs.get("scope") for tag, attrs in page.tags if tag == "th")
+    images = [attrs for tag, attrs in page.tags if tag == "img"]
+    # the accuracy, two losses and the distribution over clients of each environment, and the accuracy over alpha
+    assert len(images) == 9
+    assert all(attrs["alt"] and str(attrs["src"]).startswith("data:image/svg+xml;base64,") for attrs in images)
+    addresses = [attrs.get(name) or "#" for _, attrs in page.tags for name in ("src", "href")]
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+    # the same comparison again replaces its files; another one does not
+    before = (output / "report.html").read_bytes()
+    assert main(command) == 0
+    assert (output / "report.html").read_bytes() == before
+    assert main([*command, "--by", "data.partition.alpha"]) == 2
+    assert "holds something else than this comparison" in capsys.readouterr().err
+    assert (output / "report.html").read_bytes() == before
+
+
+def test_no_folder_is_named_and_none_is_overwritten(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for x in ("rounds", "flops", "rounds"):
+        assert main(["compare", "runs", "--x", x]) == 0
+    assert "into comparison-2" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.glob("comparison*")) == ["comparison", "comparison-2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere is not there: give folders of runs"),
+        (["empty"], "there is no run folder in empty"),
+        (["runs", "--by", "algorithm.nam"], "--by algorithm.nam: there is no such key .did you mean 'algorithm.name'"),
+        (["runs", "--by", "train.lr"], "--by train.lr: all runs have the same; they differ in algorithm.name, "),
+        (["runs", "--x", "round"], "--x: there is no 'round' .did you mean 'rounds'"),
+        (["runs", "--x", "virtual_seconds"], "--x virtual_seconds: no run has it"),
+        (["runs", "--baseline", "fedavgg"], "--baseline: there is no group 'fedavgg' .did you mean 'fedavg'"),
+        (["runs", "--target", "much"], "argument --target: invalid float value: 'much'"),
+        (["runs", "--last", "0"], "--last must be at least 1, not 0"),
+        ([], "give folders of runs, as in: fedray compare runs/"),
+    ],
+)
+def test_mistakes(words, message, made, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to(made)
+    (tmp_path / "empty").mkdir()
+    assert main(["compare", *words]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert re.search(message, err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "runs"]
+
+
+def test_other_main_metrics_are_refused(runs):
+    path = runs / "fedavg-5.0-0/summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"metric": "mean_squared_error", "mode": "min"}))
+    rows = pd.read_csv(runs / "fedavg-5.0-0/metrics.csv")
+    rows.assign(test_mean_squared_error=rows["test_accuracy"]).to_csv(runs / "fedavg-5.0-0/metrics.csv", index=False)
+    with pytest.raises(UserError, match="main metrics differ"):
+        fedray.compare(runs)
+
+
+def test_more_groups_than_a_panel_has_lines(made, tmp_path):
+    """Twelve groups: two panels, both with the baseline."""
+    for number in range(12):
+        folder = Path(shutil.copytree(made / "fedavg-5.0-0", tmp_path / f"runs/{number}"))
+        change(folder / "config.yaml", train__lr=0.05 if not number else 0.1 + number)
+    found = fedray.compare(tmp_path / "runs", baseline="lr=0.05")
+    from fedray.comparing.pictures import panels_of
+
+    panels = [panel for panel in panels_of(found, found.environments[0]) if panel.column == "test_accuracy"]
+    assert [len(panel.groups) for panel in panels] == [9, 4]
+    assert all(panel.groups[0].label == "lr=0.05" for panel in panels)
+    assert {group.label for panel in panels for group in panel.groups} == {
+        g.label for g in found.environments[0].groups
+    }
+    assert write(found, tmp_path / "out")
