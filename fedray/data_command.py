@@ -63,7 +63,8 @@ def _source_or_file(word: str) -> str:
 
 def _info(config: Config, plot: str | None) -> int:
     from fedray.data.describe import describe
-    from fedray.data.plot import plot_labels
+    from fedray.data.holdings import Holdings
+    from fedray.data.plot import draw_holdings
     from fedray.resolve import resolve_data
     from fedray.tracking.progress import Display
 
@@ -73,7 +74,7 @@ def _info(config: Config, plot: str | None) -> int:
         print(line)
     if plot:
         try:
-            plot_labels(found.data, Path(plot))
+            draw_holdings(Holdings.of(found.data)).savefig(Path(plot), dpi=150)
         except (OSError, ValueError) as error:
             raise UserError(f"--plot {plot}: {getattr(error, 'strerror', None) or error}") from None
         print(f"wrote {plot}")

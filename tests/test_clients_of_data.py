@@ -13,6 +13,7 @@ from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data import plot
 from fedray.data.federated import federate
+from fedray.data.holdings import Holdings
 from fedray.data.own import own_source
 from fedray.data.source import Source, from_fields, load_source
 from fedray.experiment import Own
@@ -133,7 +134,8 @@ def test_pictures_show_names(clients, tmp_path):
     owners = np.array([f"house {i:02}" for i in range(clients)])[np.arange(60) % clients]
     labels = np.array(["walk", "_sit", "lie $1$ and rest for a while"])[Y]
     fields = {"x_train": X, "y_train": labels, "x_test": XT, "y_test": labels[:12], "client_train": owners}
-    plot.plot_labels(federate(from_fields("mine", fields), load().data, 0, 0), tmp_path / "who.svg")
+    data = federate(from_fields("mine", fields), load().data, 0, 0)
+    plot.draw_holdings(Holdings.of(data)).savefig(tmp_path / "who.svg")
     # the texts are comments beside the outlines of their letters
     texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "who.svg").read_text())
     assert {"walk", "lie $1$ and rest fo…"} <= {text.replace(r"\$", "$") for text in texts}

@@ -6,7 +6,8 @@ from partition_checks import balanced, config, histogram
 
 from fedray.data.contents import data_digests
 from fedray.data.federated import federate, with_train_subset
-from fedray.data.plot import label_counts, plot_labels
+from fedray.data.holdings import Holdings
+from fedray.data.plot import draw_holdings
 from fedray.data.source import Source
 from fedray.data.test_shares import with_test_shares
 from fedray.errors import UserError
@@ -63,7 +64,7 @@ def test_hashes_tell_partitions_and_data_apart():
 def test_test_shares_follow_the_training_counts():
     data = with_test_shares(federate(source(), config("dirichlet", 5, alpha=0.4), 1, 0), 1)
     assert np.array_equal(np.sort(data.test_indices), np.arange(100))
-    train = label_counts(data)
+    train = Holdings.of(data).counts
     shares = histogram(data.y_test, [data.client_test(i) for i in range(5)], 10)
     assert abs(shares - 10 * train / train.sum(axis=0)).max() < 1
     assert np.array_equal(with_test_shares(data, 9).test_indices, data.test_indices)
@@ -95,5 +96,18 @@ def test_train_subset_is_of_the_clients():
 
 @pytest.mark.parametrize("clients", [4, 60])
 def test_labels_are_drawn(clients, tmp_path):
-    plot_labels(federate(source(), config("dirichlet", clients, min_samples=0), 0, 0), tmp_path / "labels.png")
+    data = federate(source(), config("dirichlet", clients, min_samples=0), 0, 0)
+    draw_holdings(Holdings.of(data)).savefig(tmp_path / "labels.png")
     assert (tmp_path / "labels.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("clients", [None, ["ann", "bob", "cy"]])
+def test_who_holds_what_is_read_back(clients, tmp_path):
+    """The last client and the last class hold nothing here."""
+    counts = np.array([[0, 3, 0], [2, 1, 0], [0, 0, 0]])
+    held = Holdings(counts, ("a", "b", "2"), clients if clients is None else ["ann", "bob", "cy"])
+    held.write(tmp_path / "partition.parquet")
+    again = Holdings.read(tmp_path / "partition.parquet")
+    assert np.array_equal(again.counts, counts)
+    assert again.classes == ["a", "b", "2"]
+    assert again.clients == clients

@@ -11,7 +11,7 @@ import numpy as np
 from fedray.core.structure import leaves, map_leaves
 from fedray.data.features import form_of
 from fedray.data.federated import FederatedData
-from fedray.data.plot import label_counts
+from fedray.data.holdings import Holdings
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -40,7 +40,7 @@ def describe(data: FederatedData, access: str) -> Iterator[str]:
 
 
 def _about_classes(data: FederatedData) -> Iterator[str]:
-    counts = label_counts(data)
+    counts = Holdings.of(data).counts
     counts = counts[counts.sum(axis=1) > 0]
     yield f"{data.classes:,} classes: {_spread_of(counts.sum(axis=0), 'training samples')}"
     yield f"  classes of a client: {_spread_of((counts > 0).sum(axis=1), 'of them')}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib import colormaps
@@ -13,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedray.data.federated import FederatedData
+from fedray.data.holdings import Holdings
 
 STACKED = 40
 """The number of clients up to which they are drawn as bars; more are drawn as the columns of a heat map."""
@@ -24,34 +23,23 @@ LONGEST = 20
 """The number of characters after which a name is cut off."""
 
 
-def label_counts(data: FederatedData) -> np.ndarray:
-    """Returns the number of samples of each class that each client holds, int64 [N, classes]. Where samples have no
-    classes, all count as one."""
-    labels = data.labels
-    client = np.repeat(np.arange(data.clients), data.sizes())
-    cells = client * labels.classes + labels.train[data.indices]
-    return np.bincount(cells, minlength=data.clients * labels.classes).reshape(data.clients, labels.classes)
-
-
-def plot_labels(data: FederatedData, path: str | Path) -> None:
-    """Draws how many samples of each class each client holds, into the file ``path``, whose suffix says the format.
+def draw_holdings(held: Holdings) -> Figure:
+    """Draws how many samples of each class each client holds.
 
     Few clients are drawn as stacked bars. Many are drawn as a heat map, classes by clients, of the share of each class
     in the client's samples, with the clients' sizes above it; clients are sorted by their most frequent class, so that
     skew is visible. Classes and clients have the names that the data give them, where there is room.
     """
-    counts = label_counts(data)
-    names = data.class_names if data.task == "classification" else None
-    classes = names or tuple(map(str, range(counts.shape[1])))
+    counts = held.counts
     bars = len(counts) <= STACKED
     figure = Figure(figsize=(min(4 + 0.25 * len(counts), 11), 4.2) if bars else (10, 5), layout="constrained")
     # not through pyplot, which needs a display and has global state
     FigureCanvasAgg(figure)
     if bars:
-        _bars(figure, counts, classes, data.client_names)
+        _bars(figure, counts, held.classes or tuple(map(str, range(counts.shape[1]))), held.clients)
     else:
-        _heat_map(figure, counts, classes if names else None)
-    figure.savefig(path, dpi=150)
+        _heat_map(figure, counts, held.classes)
+    return figure
 
 
 def _bars(figure: Figure, counts: np.ndarray, class_names: Sequence[str], client_names: Sequence[str] | None) -> None:

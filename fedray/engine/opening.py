@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedray.data.federated import FederatedData
+from fedray.data.holdings import Holdings
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.client_scores import Scoring
 from fedray.engine.clients import Clients
@@ -74,6 +75,7 @@ def open_run(
             with_scores=scoring.wanted,
         )
         stack.callback(recorder.close)
+        Holdings.of(data).write(folder.path / "partition.parquet")
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
         for line in (*warnings, *experiment.notes):
             recorder.note(line)
