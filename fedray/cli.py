@@ -16,8 +16,9 @@ from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
 from fedray.evaluating import command as evaluate_command
 from fedray.importing import FORMS
+from fedray.reporting import command as report_command
 
-COMMANDS = ("run", "tune", "evaluate", "compare", "data", "costs", "keys", "algorithms", "models", "datasets")
+COMMANDS = ("run", "tune", "evaluate", "compare", "report", "data", "costs", "keys", "algorithms", "models", "datasets")
 TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs")
 
 RESULTS = (
@@ -111,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tune(commands)
     evaluate_command.add_parser(commands)
     compare_command.add_parser(commands)
+    report_command.add_parser(commands)
     data_command.add_parser(commands, _load)
     text = "compare what the algorithms cost: bytes and FLOPs"
     costs = commands.add_parser(

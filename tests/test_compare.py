@@ -301,10 +301,9 @@ def test_more_groups_than_a_panel_has_lines(made, tmp_path):
     found = fedray.compare(tmp_path / "runs", baseline="lr=0.05")
     from fedray.comparing.pictures import panels_of
 
-    panels = [panel for panel in panels_of(found, found.environments[0]) if panel.column == "test_accuracy"]
-    assert [len(panel.groups) for panel in panels] == [9, 4]
-    assert all(panel.groups[0].label == "lr=0.05" for panel in panels)
-    assert {group.label for panel in panels for group in panel.groups} == {
-        g.label for g in found.environments[0].groups
-    }
+    panels = list(panels_of(found, found.environments[0], ["test_accuracy"]))
+    assert [len(panel.curves) for panel in panels] == [9, 4]
+    assert all(panel.curves[0].name == "lr=0.05" for panel in panels)
+    drawn = {curve.name for panel in panels for curve in panel.curves}
+    assert drawn == {group.label for group in found.environments[0].groups}
     assert write(found, tmp_path / "out")

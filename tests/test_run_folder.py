@@ -63,8 +63,7 @@ def test_the_folder_holds_what_it_should_and_no_more(finished):
     (events,) = [name for name in names if name.startswith("events.out.tfevents.")]
     assert names - {events} == {
         "config.yaml", "metrics.csv", "clients.parquet", "evaluation.parquet", "model.safetensors", "summary.json",
-        "inputs.json",
-        "checkpoints", "log.txt",
+        "inputs.json", "partition.parquet", "checkpoints", "log.txt",
     }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ LAYERS = [
     ("engine", "comparison"),
     ("simulation",),
     ("testing", "tuning", "evaluating"),
+    ("reporting",),
     ("rerun", "listing", "data_command"),
     ("cli",),
     ("run",),

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedray.comparing.compare import Comparison, Environment
 from fedray.comparing.page import Page, Picture, Section, svg_of
-from fedray.comparing.pictures import BAND, clients_figure, curve_figures, curves_figure, number_figures
+from fedray.comparing.panel import BAND
+from fedray.comparing.pictures import clients_figures, curve_figures, curves_figure, number_figures
 from fedray.comparing.tables import Table, latex, markdown, tables_of
 from fedray.errors import UserError
 from fedray.files import replacement_of, write_whole
@@ -150,7 +151,11 @@ def page_of(comparison: Comparison) -> Page:
     if comparison.left_out:
         lines = [f"{each.folder}: {each.reason}" for each in comparison.left_out]
         sections.append(Section("Left out", warnings=lines, warned="These folders are in no table:"))
-    sections.append(Section("How to read this", paragraphs=[*NOTES, f"In the pictures, {BAND}."]))
+    sections.append(
+        Section(
+            "How to read this", paragraphs=[note.replace("`", "") for note in (*NOTES, f"In the pictures, {BAND}.")]
+        )
+    )
     groups = sum(len(each.groups) for each in comparison.environments)
     made_by = {f"fedray {v.get('fedray')}, torch {v.get('torch')}" for v in (run.versions for run in runs)}
     lead = [f"{len(runs)} runs in {groups} groups, made by {' and '.join(sorted(made_by))}."]
@@ -168,7 +173,7 @@ def common_settings(comparison: Comparison) -> str:
 
 
 def _section(comparison: Comparison, environment: Environment) -> Section:
-    figures = [*curve_figures(comparison, environment), *clients_figure(comparison, environment)]
+    figures = [*curve_figures(comparison, environment), *clients_figures(comparison, environment)]
     pictures = [Picture.of(caption, figure) for caption, figure in figures]
     return Section(
         environment.name or "The groups",

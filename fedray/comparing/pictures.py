@@ -3,70 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
 from fedray.comparing.clients import SHARES, distribution
 from fedray.comparing.compare import Comparison, Environment
 from fedray.comparing.curves import fold
 from fedray.comparing.grouping import Group, shown
-from fedray.comparing.style import LABEL_OF_AXIS, MOST_LINES, Line, dress, figure_of, lines_for, plain
+from fedray.comparing.panel import Curve, Panel, draw_panels, legend, parts_of
+from fedray.comparing.style import BESIDE, LABEL_OF_AXIS, MOST_LINES, Line, figure_of, lines_for, plain
 
-BAND = "line: mean over the runs that did not diverge; band: its 95 % interval (of two runs, from one to the other)"
-
-BESIDE: dict[str, Any] = {
-    "loc": "upper left", "bbox_to_anchor": (1.01, 1), "frameon": False, "fontsize": 9, "borderaxespad": 0,
-}  # fmt: skip
-"""Matplotlib's options for a legend beside its panel, where it hides nothing."""
+LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
+"""The columns that are drawn beside the compared metric, with the labels of their axes."""
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A panel with the curves of some groups of an environment: the metric of the column ``column`` over rounds or
-    another axis."""
-
-    title: str
-    ylabel: str
-    column: str
-    scale: float
-    groups: Sequence[Group]
-
-
-def panels_of(comparison: Comparison, environment: Environment) -> Iterator[Panel]:
-    """Yields the panels of an environment: the compared metric and the losses, each with at most nine lines.
+def panels_of(comparison: Comparison, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
+    """Yields the panels of an environment with the mean curves of the columns of metrics.csv, with at most nine lines.
 
     If there are more groups, each panel has the baseline and eight others, the best first.
     """
     measure = comparison.measure
-    columns = {
-        measure.column: (f"test {measure.words}{measure.unit}", measure.scale),
-        "test_loss": ("test loss", 1.0),
-        "train_loss": ("loss on the clients' batches", 1.0),
-    }
-    parts = _parts(environment)
-    for column, (ylabel, scale) in columns.items():
+    parts = list(parts_of(environment.groups, environment.baseline))
+    for column in columns:
+        is_loss = column in LOSSES
+        ylabel = LOSSES[column] if is_loss else f"test {measure.words}{measure.unit}"
         for number, groups in enumerate(parts, 1):
-            if not any(len(fold(group.runs, column)) for group in groups):
-                continue
             part = f"part {number} of {len(parts)}" if len(parts) > 1 else ""
-            yield Panel(", ".join(filter(None, [environment.name, part])), ylabel, column, scale, groups)
-
-
-def _parts(environment: Environment) -> list[Sequence[Group]]:
-    groups, baseline = environment.groups, environment.baseline
-    if len(groups) <= MOST_LINES:
-        return [groups]
-    others = [group for group in groups if group is not baseline]
-    size = MOST_LINES - (baseline is not None)
-    first = [baseline] if baseline is not None else []
-    return [[*first, *others[place : place + size]] for place in range(0, len(others), size)]
+            styles = _styles(groups, comparison)
+            points = [fold(group.runs, column, comparison.over) for group in groups]
+            if any(map(len, points)):
+                yield Panel(
+                    ", ".join(filter(None, [environment.name, part])),
+                    ylabel,
+                    comparison.over,
+                    [Curve(_name(g), styles[g.label], each) for g, each in zip(groups, points, strict=True)],
+                    1.0 if is_loss else measure.scale,
+                    100.0 if measure.percent and not is_loss else np.inf,
+                )
 
 
 def _styles(groups: Sequence[Group], comparison: Comparison) -> dict[str, Line]:
@@ -80,80 +55,34 @@ def _styles(groups: Sequence[Group], comparison: Comparison) -> dict[str, Line]:
     return lines_for(names if of_all else [group.label for group in groups])
 
 
-def draw_panel(axes: Axes, panel: Panel, comparison: Comparison) -> None:
-    """Draws the curves of a panel."""
-    styles = _styles(panel.groups, comparison)
-    for group in panel.groups:
-        curve = fold(group.runs, panel.column, comparison.over)
-        line = styles[group.label]
-        y = panel.scale * curve["mean"]
-        axes.plot(curve["x"], y, label=_name(group), **line.options(len(curve)))
-        low, high = panel.scale * curve["low"], panel.scale * curve["high"]
-        axes.fill_between(curve["x"], low, high, color=line.colour, alpha=0.13, linewidth=0)
-    dress(axes, comparison.over, panel.ylabel, panel.title)
-    _limit(axes, panel, comparison)
-
-
 def _name(group: Group) -> str:
     lost = sum(run.diverged for run in group.runs)
     return f"{group.label} ({lost} of {len(group.runs)} diverged)" if lost else group.label
 
 
-def _limit(axes: Axes, panel: Panel, comparison: Comparison) -> None:
-    """Keeps wide intervals from pressing the curves together: the axis ends a little beyond the means."""
-    values = _values(axes)
-    if not len(values):
-        return
-    axes.set_xlim(left=0)
-    least, most = values.min(), values.max()
-    if least > 0 and most > 100 * least:
-        axes.set_yscale("log")
-        axes.set_ylim(least / 1.5, 1.5 * most)
-        return
-    low, high = axes.get_ylim()
-    room = 0.15 * (most - least) or 0.1 * abs(most) or 1.0
-    if most > least:
-        is_percent = panel.column == comparison.measure.column and comparison.measure.percent
-        axes.set_ylim(max(low, least - room), min(high, most + room, max(most, 100.0) if is_percent else np.inf))
-    else:
-        axes.set_ylim(least - room, most + room)
-
-
-def _values(axes: Axes) -> NDArray[np.float64]:
-    """Returns all finite values of the lines of a panel."""
-    values = np.concatenate([np.zeros(0), *(np.asarray(line.get_ydata(), np.float64) for line in axes.lines)])
-    return values[np.isfinite(values)]
-
-
-def legend(axes: Axes) -> None:
-    """Puts the names of the lines beside a panel, in the order in which the lines end."""
-
-    def end(line: Line2D) -> float:
-        values = np.asarray(line.get_ydata(), np.float64)
-        return -float(values[-1]) if len(values) and np.isfinite(values[-1]) else np.inf
-
-    axes.legend(handles=sorted(axes.lines, key=end), **BESIDE)
-
-
 def curve_figures(comparison: Comparison, environment: Environment) -> Iterator[tuple[str, Figure]]:
     """Yields a figure for each panel of an environment, with a sentence that says what it shows."""
-    for panel in panels_of(comparison, environment):
-        figure, (axes,) = figure_of(1, legend_width=_width_of_legend(panel.groups))
-        draw_panel(axes, panel, comparison)
-        legend(axes)
-        names = ", ".join(group.label for group in panel.groups)
+    for panel in panels_of(comparison, environment, [comparison.measure.column, *LOSSES]):
+        names = ", ".join(curve.name for curve in panel.curves)
         where = f"{panel.title}: " if panel.title else ""
-        yield f"{where}{panel.ylabel} over {LABEL_OF_AXIS[comparison.over]}, of {names}", figure
+        yield f"{where}{panel.ylabel} over {LABEL_OF_AXIS[panel.over]}, of {names}", draw_panels([panel])
 
 
-def clients_figure(comparison: Comparison, environment: Environment) -> Iterator[tuple[str, Figure]]:
+def curves_figure(comparison: Comparison) -> Figure:
+    """Returns one figure with the panels of the compared metric and of the test loss, of all environments."""
+    columns = [comparison.measure.column, "test_loss"]
+    panels = (panels_of(comparison, environment, columns) for environment in comparison.environments)
+    return draw_panels([panel for each in panels for panel in each])
+
+
+def clients_figures(comparison: Comparison, environment: Environment) -> Iterator[tuple[str, Figure]]:
     """Yields the distribution of the metric over clients, if they were scored, with a sentence about it."""
     measure = comparison.measure
-    for groups in _parts(environment):
+    for groups in parts_of(environment.groups, environment.baseline):
         found = {group: distribution(group.runs, measure) for group in groups}
         if all(values is None for values in found.values()):
             continue
-        figure, (axes,) = figure_of(1, legend_width=_width_of_legend(groups))
+        figure, (axes,) = figure_of(1, legend_width=0.6 + 0.075 * max(len(_name(group)) for group in groups))
         styles = _styles(groups, comparison)
         for group, values in found.items():
             if values is not None:
@@ -164,27 +93,6 @@ def clients_figure(comparison: Comparison, environment: Environment) -> Iterator
         legend(axes)
         where = f"{environment.name}: " if environment.name else ""
         yield f"{where}clients sorted by their test {measure.words} at the end; means over runs", figure
-
-
-def curves_figure(comparison: Comparison) -> Figure:
-    """Returns one figure with all panels of the compared metric and of the test loss."""
-    panels = [
-        panel
-        for environment in comparison.environments
-        for panel in panels_of(comparison, environment)
-        if panel.column in (comparison.measure.column, "test_loss")
-    ]
-    width = max((_width_of_legend(panel.groups) for panel in panels), default=0)
-    figure, axes = figure_of(len(panels), legend_width=2 * width)
-    for place, panel in zip(axes, panels, strict=True):
-        draw_panel(place, panel, comparison)
-        legend(place)
-    return figure
-
-
-def _width_of_legend(groups: Sequence[Group]) -> float:
-    """Returns the width in inches that the longest name takes."""
-    return 0.6 + 0.075 * max(len(_name(group)) for group in groups)
 
 
 def number_figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:

@@ -22,6 +22,11 @@ MOST_LINES = len(COLOURS)
 PANEL = (5.6, 3.6)
 """Width and height of a panel, in inches."""
 
+BESIDE: dict[str, Any] = {
+    "loc": "upper left", "bbox_to_anchor": (1.01, 1), "frameon": False, "fontsize": 9, "borderaxespad": 0,
+}  # fmt: skip
+"""Matplotlib's options for a legend beside its panel, where it hides nothing."""
+
 
 @dataclass(frozen=True)
 class Line:

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from fedray.config import ScheduleConfig, Section, Whole, assign, check, flat, load, read_file
+from fedray.config import ScheduleConfig, Section, Whole, assign, check, dump_yaml, flat, load, read_file
 from fedray.errors import UserError, near_miss
+from fedray.files import write_whole
 from fedray.tuning.alike import algorithm_of, share_settings
 from fedray.tuning.driver import load_own, run_sweeps, start_ray
 from fedray.tuning.finals import Final, FinalRuns, label_of
@@ -93,6 +94,29 @@ class Suite:
             dealt = {"data.public_to": "clients"}
             finals.append(Final(self.baseline, dealt, "the public samples dealt to its clients", "public-dealt"))
         return finals
+
+    def write_record(self) -> None:
+        """Writes what tells later that the sweeps in the folder are a suite (:func:`suite_of_folder`)."""
+        algorithms = [label_of(spec) for spec in self.specs]
+        record = {"algorithms": algorithms, "baseline": label_of(self.baseline), "seeds": self.seeds}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / SUITE_RECORD, dump_yaml(record))
+
+
+SUITE_RECORD = "suite.yaml"
+"""The file in a suite's folder by which it is known."""
+
+
+def suite_of_folder(folder: Path) -> Suite:
+    """Returns the suite that has been run in ``folder``.
+
+    Raises :class:`UserError` if its record or that of one of its sweeps is missing or damaged.
+    """
+    values = read_file(folder / SUITE_RECORD)
+    if not {"algorithms", "baseline", "seeds"} <= values.keys():
+        raise UserError(f"{folder / SUITE_RECORD} is damaged: it lacks algorithms, baseline or seeds")
+    specs = {label: read_sweeps(folder / label)[0] for label in values["algorithms"]}
+    return Suite(folder.absolute().name, list(specs.values()), specs[values["baseline"]], values["seeds"])
 
 
 class _Seeds(Section):
@@ -239,6 +263,7 @@ def run_suite(
     """
     view = view or View(quiet=True)
     finals: list[FinalRuns] = []
+    suite.write_record()
     for line in suite.notes:
         view.say(f"{suite.name}: {line}")
 

@@ -13,15 +13,17 @@ from typing import Any
 import pandas as pd
 from optuna.trial import FrozenTrial
 
+from fedray.comparing.curves import fold
 from fedray.comparing.measure import Measure
-from fedray.comparing.runs import Run
+from fedray.comparing.panel import Curve, Panel, bands, draw_panels, parts_of
 from fedray.comparing.statistics import with_interval
+from fedray.comparing.style import lines_for
 from fedray.comparing.tables import amount, markdown, p_value
-from fedray.files import write_whole
+from fedray.files import replacement_of, write_whole
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
 from fedray.tuning.recorded import objective_of
-from fedray.tuning.report import STATES, save_figure, state_of
+from fedray.tuning.report import STATES, state_of
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.storage import study_of
 from fedray.tuning.study import best_trials, sampled_values
@@ -98,18 +100,23 @@ def _measure_of(folders: Sequence[Path]) -> Measure:
 
 def write_suite(suite: Suite) -> list[Path]:
     """Writes suite.csv, suite.md and curves.png in the suite's folder, and returns their paths."""
-    rows, table = suite_rows(suite), suite_table(suite)
-    measure = rows[0].measure
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
+    table = suite_table(suite)
     lists = [column for column in ("accuracies", "differences") if column in table]
     write_whole(paths[0], table.assign(**{name: table[name].map(_spaced) for name in lists}).to_csv(index=False))
-    objective = objective_of(suite.specs[0])
-    baseline = baseline_of(suite)
+    shown, notes = suite_for_people(suite)
+    write_whole(paths[1], markdown(shown) + (f"\n{notes}\n" if notes else ""))
+    draw_curves(suite_rows(suite), suite.name, paths[2])
+    return paths
+
+
+def suite_for_people(suite: Suite) -> tuple[pd.DataFrame, str]:
+    """Returns the table as it is shown to people, and the paragraph under it, which explains its numbers."""
+    rows, table, baseline = suite_rows(suite), suite_table(suite), baseline_of(suite)
+    measure = rows[0].measure
     is_target_given = bool(suite.specs[0].base.get("run.targets"))
     notes = _notes(table, baseline, is_target_given, measure) if "accuracy" in table else ""
-    write_whole(paths[1], markdown(_for_people(table, objective, baseline, measure)) + notes)
-    draw_curves(rows, suite.name, paths[2])
-    return paths
+    return _for_people(table, objective_of(suite.specs[0]), baseline, measure), notes
 
 
 def _spaced(values: Any) -> str:
@@ -199,7 +206,7 @@ def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool, measure: M
         f"Rows are sorted by mean {measure.words} over the runs that ended; of two with the same, the one with fewer "
         "diverged runs comes first."
     )
-    return "\n" + " ".join([*lines, *NOTES, order]) + "\n"
+    return " ".join([*lines, *NOTES, order])
 
 
 def _winner(spec: SweepSpec) -> FrozenTrial | None:
@@ -219,44 +226,26 @@ def _folders(final: Final, best: FrozenTrial | None, seeds: int) -> list[Path]:
 
 
 def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draws the mean accuracy (or other main metric) of each row over its iterations, with a band from the lowest to
-    the highest of its seeds.
+    """Draws the mean accuracy (or other main metric) of each row over its iterations, with a band for its interval.
 
-    The picture, with ``title``, is written to ``path``. Runs that diverged are left out; the legend counts them.
+    The picture, with ``title``, is written to ``path``. Runs that diverged are left out; the legend counts them. No
+    panel has more than nine lines.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    # Optuna changes the style of all figures that are drawn after its own
-    with plt.style.context("default"):
-        figure, axes = plt.subplots(figsize=(9, 5.5))
-        # rows beyond the number of colours are told apart by their dashes
-        axes.set_prop_cycle(plt.cycler(linestyle=["-", "--", ":"]) * plt.rcParams["axes.prop_cycle"])
-        seeds, measure = 0, rows[0].measure if rows else Measure()
-        for row in rows:
+    measure = rows[0].measure if rows else Measure()
+    panels = []
+    for part in parts_of(rows):
+        curves = []
+        for row, line in zip(part, lines_for([row.label for row in part]).values(), strict=True):
             runs = read_runs(row)
-            ended = [run for run in runs if not run.diverged]
-            seeds = max(seeds, len(ended))
-            if not runs:
-                continue
-            together = pd.concat(
-                [_curve(run, row.measure) for run in ended] or [pd.Series(dtype=float)], axis=1
-            ).sort_index()
-            mean = together.mean(axis=1)
-            lost = len(runs) - len(ended)
-            label = f"{row.label} ({lost} of {len(runs)} diverged)" if lost else row.label
-            (line,) = axes.plot(mean.index, measure.scale * mean, label=label)
-            band_of = (measure.scale * together.min(axis=1), measure.scale * together.max(axis=1))
-            axes.fill_between(mean.index, *band_of, color=line.get_color(), alpha=0.15, linewidth=0)
-        band = f"line: mean; band: lowest to highest of {seeds} seeds" if seeds > 1 else "one seed"
-        unit = ", %" if measure.percent else ""
-        axes.set(xlabel="local iterations", ylabel=f"test {measure.words}{unit}", title=f"{title} ({band})")
-        if axes.lines:
-            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-        save_figure(figure, path)
-
-
-def _curve(run: Run, measure: Measure) -> pd.Series:
-    return run.evaluations(measure).set_index("iterations")["value"]
+            lost = sum(run.diverged for run in runs)
+            name = f"{row.label} ({lost} of {len(runs)} diverged)" if lost else row.label
+            if runs:
+                curves.append(Curve(name, line, fold(runs, row.measure.column, "iterations")))
+        ceiling = 100.0 if measure.percent else math.inf
+        ylabel = f"test {measure.words}{measure.unit}"
+        if curves:
+            seeds = max(int(curve.points["runs"].max()) if len(curve.points) else 0 for curve in curves)
+            panels.append(Panel(f"{title}; {bands(seeds)}", ylabel, "iterations", curves, measure.scale, ceiling))
+    figure = draw_panels(panels)
+    with replacement_of(path) as staging:
+        figure.savefig(staging, format=path.suffix[1:], dpi=150)

@@ -1,0 +1,1 @@
+"""Makes pages about one run, a sweep or a suite (``fedray report``)."""
