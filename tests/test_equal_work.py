@@ -5,7 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 import yaml
+from pages import Page
 
+from fedray.cli import main
 from fedray.config import load
 from fedray.errors import UserError
 from fedray.experiment import Own
@@ -161,6 +163,18 @@ def swept(tmp_path_factory):
         sweep.next_trial()
     (spec,) = read_sweeps(folder / "s")
     return spec
+
+
+def test_the_page_of_a_sweep(swept, capsys):
+    """The failed trial is among its trials."""
+    assert main(["report", str(swept.folder)]) == 0
+    assert capsys.readouterr().out == f"wrote {swept.folder / 'report.html'}\n"
+    page = Page((swept.folder / "report.html").read_text())
+    page.check()
+    assert "train.local_steps {choice: [2, 4]}" in page.text
+    assert "failed" in page.text
+    assert {"history", "curves"} <= {path.stem for path in (swept.folder / "report").glob("*.png")}
+    assert len(page.all("img")) == len(list((swept.folder / "report").glob("*.png")))
 
 
 def test_learning_curves_are_over_the_axis_of_the_sweep(swept):

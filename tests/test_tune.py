@@ -8,10 +8,12 @@ import pandas as pd
 import pytest
 import yaml
 from optuna.trial import TrialState
+from pages import Page
 from small_sweeps import SPACE
 from sweeps_on_ray import go, same_model, trials
 
 import fedray
+from fedray.cli import main
 from fedray.config import flat, read_file
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
@@ -217,6 +219,10 @@ def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
     assert other["differences"] == tuple(differences)
     text = write_suite(suite)[1].read_text()
     assert text.count("\n") == 8
+    assert main(["report", str(tmp_path / "two")]) == 0
+    page = Page((tmp_path / "two" / "report.html").read_text())
+    page.check()
+    assert all(words in page.text for words in ("Suite two", "The winners on fresh seeds", "two/mine", "two/pfedmo"))
     assert ", ".join(f"{100 * value:.2f}" for value in first["accuracies"]) in text
     assert pd.read_csv(tmp_path / "two" / "suite.csv")["accuracies"].str.split().map(len).tolist() == [2] * 4
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}

@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="RUN | SWEEP | SUITE", type=Path, help="its folder")
+    parser.add_argument("folder", metavar="RUN | SWEEP | SUITE", type=Path, nargs="?", help="its folder")
     parser.add_argument("--output", metavar="FILE", type=Path, help="the page; report.html in the folder unless given")
     parser.set_defaults(function=_report)
 
@@ -34,7 +34,9 @@ def add_parser(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> int:
     from fedray.files import write_whole
 
-    folder: Path = options.folder
+    folder: Path | None = options.folder
+    if folder is None:
+        raise UserError("give the folder of a run, a sweep or a suite, as in: fedray report runs/fedavg-mnist")
     page = _page(folder).html()
     path: Path = options.output or folder / "report.html"
     try:
