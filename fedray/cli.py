@@ -17,8 +17,22 @@ from fedray.errors import ClientError, UserError, near_miss
 from fedray.evaluating import command as evaluate_command
 from fedray.importing import FORMS
 from fedray.reporting import command as report_command
+from fedray.reporting import tensorboard_command
 
-COMMANDS = ("run", "tune", "evaluate", "compare", "report", "data", "costs", "keys", "algorithms", "models", "datasets")
+COMMANDS = (
+    "run",
+    "tune",
+    "evaluate",
+    "compare",
+    "report",
+    "tensorboard",
+    "data",
+    "costs",
+    "keys",
+    "algorithms",
+    "models",
+    "datasets",
+)
 TAKING_SETTINGS = ("run", "tune", "evaluate", "data", "costs")
 
 RESULTS = (
@@ -113,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate_command.add_parser(commands)
     compare_command.add_parser(commands)
     report_command.add_parser(commands)
+    tensorboard_command.add_parser(commands)
     data_command.add_parser(commands, _load)
     text = "compare what the algorithms cost: bytes and FLOPs"
     costs = commands.add_parser(

@@ -118,7 +118,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     Raises :class:`UserError` for a path that does not exist, or below which there is no run folder.
     """
     runs, left_out = [], []
-    for folder in _folders(paths):
+    for folder in run_folders(paths):
         found = read_run(folder)
         if isinstance(found, Run):
             runs.append(found)
@@ -127,7 +127,11 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     return runs, left_out
 
 
-def _folders(paths: Iterable[Path]) -> list[Path]:
+def run_folders(paths: Iterable[Path]) -> list[Path]:
+    """Returns the run folders in ``paths`` and below them.
+
+    Raises :class:`UserError` for a path that does not exist, or below which there is none.
+    """
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
@@ -154,7 +158,7 @@ def read_run(folder: Path) -> Run | LeftOut:
     if SET_ASIDE in folder.name:
         return LeftOut(folder, "it was set aside by run.resume=false")
     try:
-        settings = _defaults() | flat(read_file(folder / "config.yaml"))
+        settings = settings_of(folder)
         if not (folder / "summary.json").exists():
             return LeftOut(folder, "the run has not ended")
         summary = json.loads((folder / "summary.json").read_text())
@@ -174,6 +178,7 @@ def read_run(folder: Path) -> Run | LeftOut:
         return LeftOut(folder, f"it is damaged: {first_sentence(error)}")
 
 
-def _defaults() -> dict[str, Any]:
-    """Returns the defaults of all keys, which stand for those that an older fedray did not have."""
-    return {key: default for key, default, *_ in documented_keys()}
+def settings_of(folder: Path) -> dict[str, Any]:
+    """Returns the settings of the run in ``folder`` by dotted key. Those that an older fedray did not have are the
+    defaults. Raises :class:`UserError` if they can't be read."""
+    return {key: default for key, default, *_ in documented_keys()} | flat(read_file(folder / "config.yaml"))
