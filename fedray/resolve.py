@@ -39,6 +39,7 @@ from fedray.models.inspection import ModelFacts, inspect_model
 from fedray.models.precision import precision_obstacle
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.placement import AutoDevice, device_here, place
+from fedray.tracking.diagnostics import measured
 
 VMAP_CHUNK = 64
 """The number of clients in a batched stack under ``engine.chunk: auto``; fewer if a cohort would not make two stacks.
@@ -141,8 +142,9 @@ def resolve(
         *model.notes,
         *model.facts.notes,
     )
+    run_by = measured(algorithm) if config.run.diagnostics else algorithm
     experiment = Experiment(
-        resolved, algorithm, model.make, task, model.facts, training, rounds, cohort_size, weighting, device, vectorize,
+        resolved, run_by, model.make, task, model.facts, training, rounds, cohort_size, weighting, device, vectorize,
         chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
     maker = find_model(model.name) if own.model is None else own.model

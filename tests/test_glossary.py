@@ -19,7 +19,7 @@ GLOSSARY = Path(__file__).parent.parent / "fedray" / "tracking" / "README.md"
 
 SCORES = {
     "run.eval_clients": "all", "run.finetune_steps": 2, "run.eval_train_samples": 50, "run.targets": [0.1, 1.0],
-    "data.validation_samples": 40, "engine.profile": True,
+    "data.validation_samples": 40, "engine.profile": True, "run.diagnostics": True,
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "pfedmo": {},
@@ -28,6 +28,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedsiam_da": {"model.proj_dim": 8},
 }
 """Algorithms that bring columns of their own."""
+
+
+OF_METRICS = ("Columns of metrics.csv", "Scores on clients' own test shares", "Drift of the clients' models")
+"""The tables with columns of metrics.csv."""
 
 
 def tables() -> dict[str, dict[str, list[str]]]:
@@ -77,7 +81,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_every_column(run: RunResult) -> None:
-    assert not unknown(run.metrics.columns, "Columns of metrics.csv", "Scores on clients' own test shares")
+    assert not unknown(run.metrics.columns, *OF_METRICS)
+    assert not unknown(pd.read_parquet(run.folder / "layers.parquet").columns, "Columns of layers.parquet")
+    assert not unknown(pd.read_parquet(run.folder / "partition.parquet").columns, "Columns of partition.parquet")
     assert not unknown(run.clients.columns, "Columns of clients.parquet")
     assert not unknown(run.evaluation.columns, "Columns of evaluation.parquet")
     assert not unknown(run.profile.columns, "Columns of profile.csv")
@@ -110,9 +116,9 @@ def test_what_is_not_in_it_is_found() -> None:
 def test_what_the_code_describes() -> None:
     from fedray.tracking import columns
 
-    of_metrics = ("Columns of metrics.csv", "Scores on clients' own test shares")
-    assert not set(columns.METRICS) - set(tables()[of_metrics[0]])
-    assert not unknown(columns.FURTHER_METRICS, *of_metrics)
+    assert not set(columns.METRICS) - set(tables()[OF_METRICS[0]])
+    assert not unknown(columns.FURTHER_METRICS, *OF_METRICS)
+    assert not unknown(columns.LAYERS, "Columns of layers.parquet")
     assert not unknown([*columns.CLIENT_FACTS, *columns.CLIENT_SCORES], "Columns of clients.parquet")
     assert not unknown(columns.EVALUATION, "Columns of evaluation.parquet")
     assert not unknown(columns.SUMMARY, "Keys of summary.json")

@@ -21,8 +21,8 @@ ALGORITHM = "algorithm.name"
 NO_PART_OF_A_RESULT = (
     *SEEDS, "run.name", "run.output", "run.iterations", "run.resume", "run.checkpoint_every", "run.keep_checkpoints",
     "run.log_clients", "run.given", "run.eval_every", "run.eval_train_samples", "run.eval_clients",
-    "run.finetune_steps", "run.targets", "run.last_rounds", "run.save_best", "data.root", "data.access",
-    "data.least_test_samples",
+    "run.finetune_steps", "run.targets", "run.last_rounds", "run.save_best", "run.diagnostics", "data.root",
+    "data.access", "data.least_test_samples",
 )  # fmt: skip
 """Keys in which runs of one group may differ, as in any key of ``engine``."""
 

@@ -59,6 +59,9 @@ class RunConfig(Section):
     last_rounds: Whole | None = Field(
         None, ge=1, description="also report the mean of the main metric over the evaluations of so many last rounds"
     )
+    diagnostics: bool = Field(
+        False, description="measure how far the clients' models drift apart, and each layer's update"
+    )
     save_best: bool = Field(False, description="keep the best evaluated model as model-best.safetensors")
     checkpoint_every: Whole = Field(10, ge=0, description="rounds between checkpoints; 0 turns them off")
     keep_checkpoints: Whole = Field(2, ge=1, description="how many of the last checkpoints are kept")

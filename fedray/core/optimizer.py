@@ -31,6 +31,11 @@ class Carry:
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
+    @property
+    def model(self) -> Model:
+        """The models that are trained: the first ones that local training began with."""
+        return next(value for value in self._values.values() if isinstance(value, Model))
+
     def update(self, **values: Any) -> Carry:
         """Returns the carry with these values in place of those with the same names."""
         return Carry({**self._values, **values}, self.buffers, self.steps)

@@ -19,7 +19,7 @@ from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask
 from fedray.errors import UserError
 from fedray.experiment import Experiment
-from fedray.tracking.columns import METRICS
+from fedray.tracking.columns import DIAGNOSTICS, METRICS
 
 EVAL_BLOCK = 1000
 """The number of samples in an evaluation task. It is fixed, so that sums over blocks do not depend on who evaluates
@@ -144,6 +144,8 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
     labels = [*(label for label, there in splits.items() if there), *further]
     wanted = [f"{label}_{metric}" for label in labels for metric in recorded_metrics(experiment.task, label)]
     wanted += scoring.columns(further)
+    if config.run.diagnostics:
+        wanted += [*DIAGNOSTICS, "update_norm"]
     return [name for name in wanted if name not in METRICS]
 
 

@@ -6,7 +6,10 @@ trained, and when it is evaluated as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+
+import torch
 
 from fedray.engine import checkpoint as checkpoints
 from fedray.engine.pool import Pool
@@ -14,7 +17,9 @@ from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult
 from fedray.engine.run_state import RunState
 from fedray.experiment import Experiment
+from fedray.tracking.columns import DIAGNOSTICS
 from fedray.tracking.costs import bytes_per_client, flops_of_round
+from fedray.tracking.diagnostics import Measured
 from fedray.tracking.recorder import Recorder
 
 
@@ -49,6 +54,29 @@ class Costs(Observer):
         result.metrics |= costs
 
 
+class Diagnostics(Observer):
+    """Records how far the clients' models drift apart, and how much each layer of the server's model changes."""
+
+    def __init__(self, state: RunState, experiment: Experiment) -> None:
+        self.state, self.algorithm = state, experiment.algorithm
+
+    def trained(self, result: RoundResult) -> None:
+        if not isinstance(self.algorithm, Measured):
+            return
+        for name in DIAGNOSTICS:
+            result.metrics[name] = math.fsum(result.log[name]) / len(result.log[name])
+        after, before = self.state.server["x"].parameters, self.algorithm.sent.parameters
+        slots = self.state.layout.slots
+        update = after - before
+        result.metrics["update_norm"] = float(torch.linalg.vector_norm(update))
+        result.layers = {
+            "round": result.number,
+            "layer": [slot.name for slot in slots],
+            "update_norm": [float(torch.linalg.vector_norm(slot.view(update))) for slot in slots],
+            "norm": [float(torch.linalg.vector_norm(slot.view(after))) for slot in slots],
+        }
+
+
 class Records(Observer):
     """Writes each round to the run folder. ``wall_seconds()`` returns the seconds that the run has taken so far."""
 
@@ -59,6 +87,8 @@ class Records(Observer):
         result.metrics["wall_seconds"] = self.wall_seconds()
         if result.scores is not None:
             self.recorder.scores(result.scores)
+        if result.layers is not None:
+            self.recorder.layers(result.layers)
         self.recorder.round(result.metrics, result.log)
         self.recorder.profile(result.number, result.profile)
 

@@ -37,9 +37,9 @@ class RoundResult:
     files of the clients' new states. ``worker_seconds`` is the time of all workers together. ``samples`` is the number
     of samples in all mini-batches.
 
-    Observers fill in ``metrics``, the round's row of metrics.csv, and ``scores``, the columns of evaluation.parquet, if
-    clients are scored. ``profile`` says how the time was spent, in seconds by purpose. ``diverged`` is true if the loss
-    or the model is not finite.
+    Observers fill in ``metrics``, the round's row of metrics.csv; ``scores``, the columns of evaluation.parquet, if
+    clients are scored; and ``layers``, those of layers.parquet, with run.diagnostics. ``profile`` says how the time was
+    spent, in seconds by purpose. ``diverged`` is true if the loss or the model is not finite.
     """
 
     number: int
@@ -50,6 +50,7 @@ class RoundResult:
     samples: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     scores: dict[str, Any] | None = None
+    layers: dict[str, Any] | None = None
     profile: dict[str, float] = field(default_factory=dict)
     diverged: bool = False
 

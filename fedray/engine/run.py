@@ -19,7 +19,7 @@ from fedray.engine.client_scores import Scoring
 from fedray.engine.dealing import Dealer
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluation import Accuracies
-from fedray.engine.observers import Checkpoints, Costs, Records
+from fedray.engine.observers import Checkpoints, Costs, Diagnostics, Records
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult, run_round
@@ -72,6 +72,7 @@ class Run:
         self.best = Best(experiment, self._save_model)
         self.observers = (
             Costs(state, experiment),
+            Diagnostics(state, experiment),
             Accuracies(state, experiment, scoring, data, self.queue),
             Records(recorder, self.wall_seconds),
             self.best,

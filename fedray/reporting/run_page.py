@@ -46,6 +46,7 @@ def run_page(folder: Path) -> Page:
         "Curves": _curves(run, measure),
         "Who holds what": _holdings(run),
         "Single clients": _clients(run, measure),
+        "Drift": _drift(run),
         "Time of a round": _times(run),
     }
     sections = [Section("What it reached", tables=list(_tables(run, measure)))]
@@ -99,14 +100,8 @@ def _curves(run: Run, measure: Measure) -> Drawn:
         there = [name for name in columns if name in run.rows and run.rows[name].notna().any()][:MOST_LINES]
         if not there:
             continue
-        figure, (axes,) = figure_of(1, legend_width=0.6 + 0.075 * max(map(len, there)))
-        for name, line in lines_for(there).items():
-            rows = run.rows.dropna(subset=name)
-            axes.plot(rows["round"], scale * rows[name], label=name, **line.options(len(rows)))
-        dress(axes, "rounds", title, "")
-        axes.set_xlim(left=0)
-        axes.legend(**BESIDE)
-        yield f"{title} over rounds: {', '.join(there)}", figure
+        rows = run.rows[["round", *there]].assign(**{name: scale * run.rows[name] for name in there})
+        yield f"{title} over rounds: {', '.join(there)}", _lines(dict.fromkeys(there, rows), title)
 
 
 def _holdings(run: Run) -> Drawn:
@@ -145,6 +140,45 @@ def _clients(run: Run, measure: Measure) -> Drawn:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         plain(axes)
         yield f"how often clients took part: {len(counts):,} of {run.settings.get('data.clients')} did", figure
+
+
+DRIFT = {
+    "lengths": (["drift", "spread", "update_norm"], "length"),
+    "directions": (["alignment"], "cosine"),
+}
+"""The columns that run.diagnostics adds to metrics.csv, by what they are, with the label of their axis."""
+
+LAYERS = 9
+"""The most layers that are drawn. Of more, those that changed most."""
+
+
+def _drift(run: Run) -> Drawn:
+    """Yields how far clients' models drift apart, and how much each layer changes, if that was measured."""
+    if not {"drift", "spread", "alignment", "update_norm"} <= {*run.rows}:
+        return
+    for columns, ylabel in DRIFT.values():
+        yield f"{', '.join(columns)} over rounds (run.diagnostics)", _lines({n: run.rows for n in columns}, ylabel)
+    path = run.folder / "layers.parquet"
+    if path.is_dir() and any(path.glob("part-*.parquet")):
+        rows = pq.read_table(path).to_pandas()
+        rows["change"] = rows["update_norm"] / rows["norm"].where(rows["norm"] > 0)
+        most = rows.groupby("layer", sort=False)["change"].mean().nlargest(LAYERS).index
+        shown = {layer: rows[rows["layer"] == layer].rename(columns={"change": layer}) for layer in map(str, most)}
+        title = "change of a layer in a round over its length"
+        of_all = f"; the {LAYERS} that changed most" if rows["layer"].nunique() > LAYERS else ""
+        yield f"{title}{of_all}", _lines(shown, title)
+
+
+def _lines(rows: Mapping[str, pd.DataFrame], ylabel: str) -> Figure:
+    """Returns a figure with a line over rounds for each column, which is a key of ``rows``."""
+    figure, (axes,) = figure_of(1, legend_width=0.6 + 0.075 * max(map(len, rows)))
+    for name, line in lines_for(list(rows)).items():
+        own = rows[name].dropna(subset=name)
+        axes.plot(own["round"], own[name], label=name, **line.options(len(own)))
+    dress(axes, "rounds", ylabel, "")
+    axes.set_xlim(left=0)
+    axes.legend(**BESIDE)
+    return figure
 
 
 def _times(run: Run) -> Drawn:

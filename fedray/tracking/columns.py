@@ -51,6 +51,10 @@ FURTHER_METRICS = {
     "clients_accuracy_std": "standard deviation of these clients' accuracies",
     "clients_with_shares": "clients of run.eval_clients that have a test share",
     "clients_least_share": "test samples in the smallest of their test shares",
+    "drift": "mean over the cohort's clients, each counting the same, of the length of a local update",
+    "spread": "the same mean of the distance of a client's model from the mean of the cohort's models",
+    "alignment": "the same mean of the cosine of a local update and the cohort's mean update",
+    "update_norm": "length of the round's change of the server's model x",
 }
 """The columns that a metrics.csv also has if the algorithm or the configuration asks for them."""
 
@@ -68,10 +72,25 @@ CLIENT_SCORES = {
     "accuracy": "accuracy on the client's mini-batches over its local steps; of tasks that have one",
     "mean_squared_error": "the same error on these mini-batches; of regressions",
     "score": "pFedMo: the client's score 1 - l / u, by which its momentum is weighted; 0 to 1",
+    "drift": "length (Euclidean norm) of the client's local update: its model after its local steps minus the model "
+    "that the server sent; with run.diagnostics, as the next two",
+    "spread": "distance of its model from the mean of the cohort's models, by their aggregation weights",
+    "alignment": "cosine of its update and the mean of the cohort's updates",
     "similarity": "FedSiam-DA: cosine similarity of the client's model and the mean model, at least 0",
 }
 """Further columns of clients.parquet, which TensorBoard shows as histograms. An algorithm of the user's own may add
 others."""
+
+DIAGNOSTICS = ("drift", "spread", "alignment")
+"""The columns of clients.parquet whose means over the cohort are in metrics.csv, with run.diagnostics."""
+
+LAYERS = {
+    "round": "the number of the round, from 1",
+    "layer": "the name of a tensor of parameters, as in model.safetensors",
+    "update_norm": "length (Euclidean norm) of its change in the round, in the server's model x",
+    "norm": "its length after the round",
+}
+"""The columns of layers.parquet, with run.diagnostics."""
 
 EVALUATION = {
     "round": "the number of the round after which the client was scored",
@@ -150,6 +169,7 @@ FURTHER_TAGS = {
     "accuracy/<model>": "the column <model>_accuracy, also of names that end in _on_shares, and of finetuned",
     "clients/<column>": "the columns of metrics.csv that begin with clients_ or cohort_",
     "clients/<score>": "histogram over the cohort's clients of a score of clients.parquet, in evaluated rounds",
+    "diagnostics/<column>": "drift, spread, alignment and update_norm of metrics.csv",
     "profile/<purpose>": "a column of profile.csv, in seconds",
     "final/final_<metric>": "the `final` of summary.json; of the HParams table",
     "final/best_<metric>": "the `best` of summary.json; of the HParams table",
@@ -162,6 +182,8 @@ def tag(column: str) -> str:
     # a column that begins with test_ and is not in TAGS can only be a user's metric
     if column in TAGS or column.startswith("test_"):
         return TAGS.get(column, f"metrics/{column}")
+    if column in (*DIAGNOSTICS, "update_norm"):
+        return f"diagnostics/{column}"
     if column.startswith(("clients_", "cohort_")):
         return f"clients/{column}"
     return f"accuracy/{column.removesuffix('_accuracy')}" if column.endswith("_accuracy") else f"metrics/{column}"

@@ -254,7 +254,7 @@ class RoundsFile:
 
 
 class ParquetRows:
-    """A folder of parquet files, to which each round appends several rows: clients.parquet and evaluation.parquet.
+    """A folder of parquet files, to which each round appends several rows, such as clients.parquet.
 
     Each file holds the rows of some consecutive rounds.
     """
@@ -280,7 +280,7 @@ class ParquetRows:
         ``rows`` has for each column a list, all of the same length, and ``round`` as one number.
         """
         self._rows.append(dict(rows))
-        self._held += len(rows["client"])
+        self._held += _length(rows)
         if len(self._rows) >= PART_ROUNDS or self._held >= PART_ROWS:
             self.flush()
 
@@ -289,7 +289,7 @@ class ParquetRows:
         if not self._rows:
             return
         tables = [
-            pa.table({"round": [rows["round"]] * len(rows["client"])} | {k: v for k, v in rows.items() if k != "round"})
+            pa.table({"round": [rows["round"]] * _length(rows)} | {k: v for k, v in rows.items() if k != "round"})
             for rows in self._rows
         ]
         self._write(
@@ -300,6 +300,10 @@ class ParquetRows:
     def _write(self, table: pa.Table, first: int, last: int) -> None:
         with replacement_of(self.path / f"part-{first:08d}-{last:08d}.parquet") as staging:
             pq.write_table(table, staging)
+
+
+def _length(rows: Mapping[str, Any]) -> int:
+    return len(next(values for name, values in rows.items() if name != "round"))
 
 
 def read_metrics(path: Path) -> pd.DataFrame:

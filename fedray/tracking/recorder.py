@@ -50,6 +50,7 @@ class Recorder:
         log_clients = folder.config.run.log_clients
         self._clients = ParquetRows(folder.clients, after) if log_clients else None
         self._scores = ParquetRows(folder.evaluation, after) if log_clients and with_scores else None
+        self._layers = ParquetRows(folder.path / "layers.parquet", after) if folder.config.run.diagnostics else None
         self._profile: RoundsFile | None = None
         if folder.config.engine.profile or (after and (path / "profile.csv").exists()):
             self._profile = RoundsFile(path / "profile.csv", ["round", *PURPOSES], after)
@@ -88,6 +89,11 @@ class Recorder:
         if self._scores:
             self._scores.append(rows)
 
+    def layers(self, rows: Mapping[str, Any]) -> None:
+        """Records the rows of layers.parquet, as a list for each column."""
+        assert self._layers is not None
+        self._layers.append(rows)
+
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
         """Records the seconds by purpose in profile.csv, if the run has a profile.
 
@@ -102,8 +108,9 @@ class Recorder:
         self._metrics.sync()
         if self._clients:
             self._clients.flush()
-        if self._scores:
-            self._scores.flush()
+        for further in (self._scores, self._layers):
+            if further:
+                further.flush()
         self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:

@@ -1,0 +1,113 @@
+"""run.diagnostics: no bit of a run changes, and what is measured satisfies the identities that it must satisfy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedray
+from fedray.algorithms import Algorithm, Result, Upload
+from fedray.tracking.diagnostics import measured
+
+SETTINGS = {
+    "data.source": "sample", "data.clients": 7, "data.partition.kind": "dirichlet", "data.partition.alpha": 0.3,
+    "model.name": "mlp", "train.cohort_size": 5, "train.local_steps": 3, "train.lr": 0.05, "run.rounds": 4,
+    "run.checkpoint_every": 2, "engine.kind": "local",
+}  # fmt: skip
+
+
+def simulate(folder, name, **settings):
+    keys = {key.replace("__", "."): value for key, value in settings.items()}
+    return fedray.simulate(SETTINGS | {"run.output": str(folder), "run.name": name} | keys)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "scaffold", "mime", "domo", "fednag", "fedacg", "fedsiam_da", "pfedmo"]
+)
+def test_no_bit_of_the_result_changes(algorithm, tmp_path):
+    plain = simulate(tmp_path, "plain", algorithm__name=algorithm)
+    found = simulate(tmp_path, "measured", algorithm__name=algorithm, run__diagnostics=True)
+    assert found.summary["model_sha256"] == plain.summary["model_sha256"]
+    times = ["round_seconds", "wall_seconds"]
+    pd.testing.assert_frame_equal(
+        found.metrics[plain.metrics.columns].drop(columns=times), plain.metrics.drop(columns=times), check_exact=True
+    )
+    pd.testing.assert_frame_equal(found.clients[plain.clients.columns], plain.clients, check_exact=True)
+    assert np.isfinite(found.clients[["drift", "spread", "alignment"]].to_numpy()).all()
+
+
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory):
+    return simulate(tmp_path_factory.mktemp("runs"), "run", algorithm__name="fedavg", run__diagnostics=True)
+
+
+def test_lengths_and_cosines_fit_each_other(fedavg):
+    """With D_i the updates and D their mean by p_i: sum p_i |D_i - D|^2 = sum p_i |D_i|^2 - |D|^2, and
+    sum p_i |D_i| cos(D_i, D) = |D|, which is the length of FedAvg's step."""
+    for number, rows in fedavg.clients.groupby("round"):
+        p = rows["samples"] / rows["samples"].sum()
+        step = fedavg.metrics.set_index("round")["update_norm"][number]
+        assert (p * rows["drift"] * rows["alignment"]).sum() == pytest.approx(step, rel=1e-5)
+        around = (p * rows["spread"] ** 2).sum()
+        assert around == pytest.approx((p * rows["drift"] ** 2).sum() - step**2, rel=1e-4)
+
+
+def test_columns_are_means_over_the_cohort(fedavg):
+    means = fedavg.clients.groupby("round")[["drift", "spread", "alignment"]].mean()
+    for name in means:
+        assert fedavg.metrics[name].to_numpy() == pytest.approx(means[name].to_numpy(), rel=1e-12)
+
+
+def test_the_drift_is_that_of_the_models(tmp_path):
+    """One client alone: what it moves away is what the server's model moves."""
+    run = simulate(tmp_path, "one", algorithm__name="fedavg", run__diagnostics=True, train__cohort_size=1)
+    assert run.clients["drift"].to_numpy() == pytest.approx(run.metrics["update_norm"].to_numpy(), rel=1e-6)
+    assert run.clients["spread"].to_numpy() == pytest.approx(0, abs=1e-6)
+    assert run.clients["alignment"].to_numpy() == pytest.approx(1, abs=1e-6)
+
+
+def test_layers(fedavg):
+    rows = pd.read_parquet(fedavg.folder / "layers.parquet")
+    tensors = load_file(fedavg.folder / "model.safetensors")
+    last = rows[rows["round"] == 4].set_index("layer")
+    assert list(last.index) == [name for name, _ in fedavg.model().named_parameters()]
+    for name, norm in last["norm"].items():
+        assert norm == pytest.approx(float(torch.linalg.vector_norm(tensors[name])), rel=1e-6)
+    whole = rows.groupby("round")["update_norm"].apply(lambda each: math.sqrt((each**2).sum()))
+    assert whole.to_numpy() == pytest.approx(fedavg.metrics["update_norm"].to_numpy(), rel=1e-6)
+
+
+def test_a_resumed_run_measures_the_same(fedavg, tmp_path):
+    stop = [lambda report: report.round == 2]
+    settings = SETTINGS | {"algorithm.name": "fedavg", "run.diagnostics": True, "run.output": str(tmp_path)}
+    assert fedray.simulate(settings, callbacks=stop).summary["status"] == "interrupted"
+    again = fedray.simulate(settings)
+    columns = ["round", "drift", "spread", "alignment", "update_norm"]
+    pd.testing.assert_frame_equal(again.metrics[columns], fedavg.metrics[columns], check_exact=True)
+    layers = [pd.read_parquet(run.folder / "layers.parquet") for run in (again, fedavg)]
+    pd.testing.assert_frame_equal(*layers, check_exact=True)
+
+
+def test_on_ray_with_two_actors(fedavg, ray_cluster, tmp_path):
+    """Each actor has kept the updates of its own clients."""
+    run = simulate(
+        tmp_path, "ray", algorithm__name="fedavg", run__diagnostics=True, engine__kind="ray", engine__actors=2
+    )
+    assert run.summary["model_sha256"] == fedavg.summary["model_sha256"]
+    pd.testing.assert_frame_equal(run.clients, fedavg.clients, check_exact=True)
+
+
+def test_an_algorithm_without_local_steps_is_refused():
+    class Odd(Algorithm):
+        phases = ("guess",)
+
+        def guess(self, client):
+            return Result({"x": Upload.weighted_mean(client.start("x"))})
+
+    with pytest.raises(fedray.UserError, match="Odd has no local steps that could be measured"):
+        measured(Odd())
