@@ -142,7 +142,8 @@ def resolve(
         *model.notes,
         *model.facts.notes,
     )
-    run_by = measured(algorithm) if config.run.diagnostics else algorithm
+    wanted = config.run.diagnostics
+    run_by = measured(algorithm, against_all=wanted == "all_clients") if wanted else algorithm
     experiment = Experiment(
         resolved, run_by, model.make, task, model.facts, training, rounds, cohort_size, weighting, device, vectorize,
         chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,

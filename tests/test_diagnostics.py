@@ -21,6 +21,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
+ALL = {"run__diagnostics": "all_clients"}
+
+
 def simulate(folder, name, **settings):
     keys = {key.replace("__", "."): value for key, value in settings.items()}
     return fedray.simulate(SETTINGS | {"run.output": str(folder), "run.name": name} | keys)
@@ -95,11 +98,65 @@ def test_a_resumed_run_measures_the_same(fedavg, tmp_path):
 
 def test_on_ray_with_two_actors(fedavg, ray_cluster, tmp_path):
     """Each actor has kept the updates of its own clients."""
-    run = simulate(
-        tmp_path, "ray", algorithm__name="fedavg", run__diagnostics=True, engine__kind="ray", engine__actors=2
-    )
+    on_ray = {"engine__kind": "ray", "engine__actors": 2}
+    run = simulate(tmp_path, "ray", algorithm__name="fedavg", **on_ray, **ALL)
     assert run.summary["model_sha256"] == fedavg.summary["model_sha256"]
     pd.testing.assert_frame_equal(run.clients, fedavg.clients, check_exact=True)
+    local = simulate(tmp_path, "local", algorithm__name="fedavg", **ALL)
+    assert run.metrics["cohort_error"].tolist() == local.metrics["cohort_error"].tolist()
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "ghbm", "pfedmo"])
+def test_the_comparison_with_all_clients_changes_no_bit(algorithm, tmp_path):
+    plain = simulate(tmp_path, "plain", algorithm__name=algorithm)
+    found = simulate(tmp_path, "measured", algorithm__name=algorithm, **ALL)
+    assert found.summary["model_sha256"] == plain.summary["model_sha256"]
+    same = [name for name in plain.metrics if name not in ("round_seconds", "wall_seconds")]
+    pd.testing.assert_frame_equal(found.metrics[same], plain.metrics[same], check_exact=True)
+
+
+def test_the_error_of_a_cohort_is_that_of_two_runs(tmp_path):
+    """One round with the cohort, and one with all clients, from the same model on the same batches."""
+
+    def step(name, **settings):
+        run = simulate(tmp_path, name, algorithm__name="fedavg", run__rounds=1, **settings)
+        after = torch.cat([p.detach().flatten() for p in run.model().parameters()])
+        return after - torch.cat([p.detach().flatten() for p in run.module(None).parameters()]), run
+
+    cohort, run = step("cohort", **ALL)
+    everybody, _ = step("all", train__cohort_size=None)
+    wanted = torch.linalg.vector_norm(cohort - everybody) / torch.linalg.vector_norm(everybody)
+    assert run.metrics["cohort_error"].iloc[0] == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_there_is_no_error_with_full_participation(tmp_path):
+    everybody = {"train__cohort_size": None, "algorithm__tau": 2, "algorithm__name": "ghbm"}
+    run = simulate(tmp_path, "all", **everybody, **ALL)
+    assert run.metrics["cohort_error"].to_numpy() == pytest.approx(0, abs=1e-6)
+    assert run.metrics["momentum_error"].isna().tolist() == [True, True, False, False]
+    assert run.metrics["momentum_error"].to_numpy()[2:] == pytest.approx(0, abs=1e-5)
+
+
+def test_the_momentum_of_one_round_is_as_wrong_as_the_cohort_was(tmp_path):
+    """With tau = 1 the momentum of a round is the update of the round before."""
+    run = simulate(tmp_path, "one", algorithm__name="ghbm", algorithm__tau=1, **ALL)
+    found, before = run.metrics["momentum_error"].to_numpy()[1:], run.metrics["cohort_error"].to_numpy()[:-1]
+    assert found == pytest.approx(before, rel=1e-4)
+
+
+def test_the_mean_of_a_window_is_remembered_over_a_stop(tmp_path):
+    settings = SETTINGS | {"algorithm.name": "ghbm", "algorithm.tau": 2, "run.diagnostics": "all_clients"}
+    whole = fedray.simulate(settings | {"run.output": str(tmp_path), "run.name": "whole"})
+    halves = settings | {"run.output": str(tmp_path), "run.name": "halves"}
+    fedray.simulate(halves, callbacks=[lambda report: report.round == 2])
+    again = fedray.simulate(halves)
+    columns = ["cohort_error", "momentum_error"]
+    pd.testing.assert_frame_equal(again.metrics[columns], whole.metrics[columns], check_exact=True)
+
+
+def test_an_algorithm_that_begins_otherwise_is_not_compared(tmp_path):
+    with pytest.raises(fedray.UserError, match="Mime does not begin with local training; use true"):
+        simulate(tmp_path, "mime", algorithm__name="mime", **ALL)
 
 
 def test_an_algorithm_without_local_steps_is_refused():

@@ -20,10 +20,10 @@ from fedray.engine.cohorts import cohort_of_round
 from fedray.engine.dealing import Dealer
 from fedray.engine.opening import open_run
 from fedray.engine.packing import Packed
+from fedray.engine.phase_tasks import Sent, task_of
 from fedray.engine.pool import LocalPool, Pool
 from fedray.engine.process import computing_process, describe
 from fedray.engine.ray_pool import RayPool
-from fedray.engine.round import Sent, task_of
 from fedray.engine.run import Run
 from fedray.engine.stored import store
 from fedray.engine.sums import CohortSums

@@ -197,6 +197,12 @@ class Algorithm:
         return 0
 
     @property
+    def momentum_window(self) -> int:
+        """The number of rounds tau if clients follow the mean of the server's updates in the last tau rounds; else
+        0."""
+        return 0
+
+    @property
     def stateful(self) -> bool:
         """Whether clients keep anything from one participation to the next."""
         return bool(self.client_state or self.client_models)

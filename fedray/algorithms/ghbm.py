@@ -44,6 +44,10 @@ class GHBM(FedAvg):
     def earlier_models(self) -> int:
         return self.hyper.tau
 
+    @property
+    def momentum_window(self) -> int:
+        return self.hyper.tau
+
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         tau, x = self.hyper.tau, server["x"]
         first = server.round - tau

@@ -42,15 +42,21 @@ def weights_of(sizes: NDArray[np.int64], weighting: str) -> list[float]:
 
 def cohort_of_round(state: RunState, experiment: Experiment, number: int) -> Cohort:
     """Returns the cohort of round ``number``: who takes part, with how many samples, local steps and which weights."""
-    config, training, sizes = experiment.config, experiment.training, state.sizes
+    config = experiment.config
     chosen = draw_cohort(
-        np.flatnonzero(sizes),
+        np.flatnonzero(state.sizes),
         experiment.cohort_size,
         config.train.sampling,
         config.run.seed,
         config.data.seed or 0,
         number,
     )
+    return cohort_of(chosen, state, experiment, number)
+
+
+def cohort_of(chosen: NDArray[np.int64], state: RunState, experiment: Experiment, number: int) -> Cohort:
+    """Returns the clients ``chosen``, in the order of their ids, as the cohort of round ``number``."""
+    training, sizes = experiment.training, state.sizes
     return Cohort(
         ids=chosen.tolist(),
         sizes=sizes[chosen].tolist(),

@@ -138,7 +138,7 @@ class PhaseRunner:
             members=task.members,
         )  # fmt: skip
         result: Result = getattr(self.algorithm, name)(client)
-        if phase + 1 < len(self.algorithm.phases):
+        if task.keeps and phase + 1 < len(self.algorithm.phases):
             self._kept[key] = {**kept, **result.kept}
         return result, client
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +21,13 @@ from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
 from fedray.engine.cohorts import cohort_of_round
 from fedray.engine.dealing import Dealer
+from fedray.engine.full_participation import FullParticipation
+from fedray.engine.phase_tasks import Sent, task_of
 from fedray.engine.run_state import RunState
 from fedray.engine.states import StateFile
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
-from fedray.engine.tasks import Blocks, Handle, PhaseResult, PhaseTask, positions
+from fedray.engine.tasks import PhaseResult, PhaseTask
 from fedray.experiment import Experiment
 
 
@@ -79,6 +81,8 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
     server.client_scalars = {}
     state.earlier.remember(number, server["x"])
     result = RoundResult(number, server.cohort)
+    against_all = experiment.config.run.diagnostics == "all_clients"
+    everybody = FullParticipation(state, experiment, queue) if against_all else None
     server_training = start_server_training(algorithm, server, queue.concurrent, experiment.config.engine.threads)
 
     cut = dealer.cut(server.cohort)
@@ -105,48 +109,8 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
         "cohort_size": len(server.cohort.ids),
         "train_loss": math.fsum(result.log.get("loss", [])) / len(server.cohort.ids),
         "round_seconds": time.perf_counter() - began,
-    }
+    } | (everybody.errors() if everybody else {})
     return result
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What was broadcast in a phase: a handle of what all clients get, and the numbers for each client of the
-    cohort."""
-
-    shared: Handle
-    scalars: Mapping[str, Sequence[float]]
-
-
-def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, algorithm: Algorithm) -> PhaseTask:
-    """Returns the task of running a phase for the clients at the positions ``blocks`` of the cohort.
-
-    ``sent`` holds what was broadcast in each phase of the round so far; the task is for the phase of the last one.
-    ``work`` is the number of samples in all mini-batches of these clients.
-    """
-    server, places = state.server, positions(blocks)
-    cohort = server.cohort
-
-    def of_task(values: Sequence[Any]) -> list[Any]:
-        return [values[place] for place in places]
-
-    ids, gaps = of_task(cohort.ids), of_task(cohort.gaps)
-    return PhaseTask(
-        round=server.round,
-        phase=len(sent) - 1,
-        blocks=blocks,
-        members=len(cohort.ids),
-        work=work,
-        lr=server.lr,
-        ids=ids,
-        weights=of_task(cohort.weights),
-        steps=of_task(cohort.steps),
-        gaps=gaps,
-        broadcasts=[each.shared for each in sent],
-        scalars=[{name: of_task(values) for name, values in each.scalars.items()} for each in sent],
-        states=[state.clients.get(client) for client in ids] if algorithm.stateful else (),
-        received=[state.earlier.received(server.round, gap) for gap in gaps] if algorithm.needs_received else (),
-    )
 
 
 def start_server_training(

@@ -32,7 +32,8 @@ class PhaseTask:
     The fields from ``ids`` on have an entry for each client. ``broadcasts`` and ``scalars`` have an entry for each
     phase up to this one, so that the task can be done from the beginning if an actor was lost that did the earlier
     phases. ``states`` are handles of the clients' states, None for a client that has none yet. ``received`` are handles
-    of the models that the clients received last, if the algorithm needs them.
+    of the models that the clients received last, if the algorithm needs them. ``keeps`` says whether a later phase
+    follows, for which the worker keeps what this one kept.
     """
 
     round: int
@@ -49,6 +50,7 @@ class PhaseTask:
     scalars: Sequence[Mapping[str, Sequence[float]]]
     states: Sequence[Handle | None] = ()
     received: Sequence[Handle | None] = ()
+    keeps: bool = True
 
     @property
     def start(self) -> int:

@@ -145,6 +145,7 @@ def _clients(run: Run, measure: Measure) -> Drawn:
 DRIFT = {
     "lengths": (["drift", "spread", "update_norm"], "length"),
     "directions": (["alignment"], "cosine"),
+    "errors": (["cohort_error", "momentum_error"], "distance from all clients' mean, over its length"),
 }
 """The columns that run.diagnostics adds to metrics.csv, by what they are, with the label of their axis."""
 
@@ -156,7 +157,10 @@ def _drift(run: Run) -> Drawn:
     """Yields how far clients' models drift apart, and how much each layer changes, if that was measured."""
     if not {"drift", "spread", "alignment", "update_norm"} <= {*run.rows}:
         return
-    for columns, ylabel in DRIFT.values():
+    for named, ylabel in DRIFT.values():
+        columns = [name for name in named if name in run.rows and run.rows[name].notna().any()]
+        if not columns:
+            continue
         yield f"{', '.join(columns)} over rounds (run.diagnostics)", _lines({n: run.rows for n in columns}, ylabel)
     path = run.folder / "layers.parquet"
     if path.is_dir() and any(path.glob("part-*.parquet")):

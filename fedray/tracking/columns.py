@@ -55,6 +55,10 @@ FURTHER_METRICS = {
     "spread": "the same mean of the distance of a client's model from the mean of the cohort's models",
     "alignment": "the same mean of the cosine of a local update and the cohort's mean update",
     "update_norm": "length of the round's change of the server's model x",
+    "cohort_error": "length of the difference of the cohort's mean update and that of all clients, over the length of "
+    "the latter; with run.diagnostics=all_clients",
+    "momentum_error": "the same of the mean of the server's updates in the last tau rounds, of algorithms whose "
+    "clients follow it (GHBM); from round tau + 1 on",
 }
 """The columns that a metrics.csv also has if the algorithm or the configuration asks for them."""
 
@@ -83,6 +87,9 @@ others."""
 
 DIAGNOSTICS = ("drift", "spread", "alignment")
 """The columns of clients.parquet whose means over the cohort are in metrics.csv, with run.diagnostics."""
+
+OF_THE_SERVER = ("update_norm", "cohort_error", "momentum_error")
+"""The other columns of metrics.csv with run.diagnostics; the last two with all_clients alone."""
 
 LAYERS = {
     "round": "the number of the round, from 1",
@@ -169,7 +176,7 @@ FURTHER_TAGS = {
     "accuracy/<model>": "the column <model>_accuracy, also of names that end in _on_shares, and of finetuned",
     "clients/<column>": "the columns of metrics.csv that begin with clients_ or cohort_",
     "clients/<score>": "histogram over the cohort's clients of a score of clients.parquet, in evaluated rounds",
-    "diagnostics/<column>": "drift, spread, alignment and update_norm of metrics.csv",
+    "diagnostics/<column>": "drift, spread, alignment, update_norm, cohort_error and momentum_error of metrics.csv",
     "profile/<purpose>": "a column of profile.csv, in seconds",
     "final/final_<metric>": "the `final` of summary.json; of the HParams table",
     "final/best_<metric>": "the `best` of summary.json; of the HParams table",
@@ -182,7 +189,7 @@ def tag(column: str) -> str:
     # a column that begins with test_ and is not in TAGS can only be a user's metric
     if column in TAGS or column.startswith("test_"):
         return TAGS.get(column, f"metrics/{column}")
-    if column in (*DIAGNOSTICS, "update_norm"):
+    if column in (*DIAGNOSTICS, *OF_THE_SERVER):
         return f"diagnostics/{column}"
     if column.startswith(("clients_", "cohort_")):
         return f"clients/{column}"

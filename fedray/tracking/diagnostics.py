@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Upload
@@ -34,14 +35,15 @@ class Measured(Algorithm):
     of this, so that no bit of the result changes.
     """
 
-    def start_of_round(self, server: ServerState) -> None:
-        """Remembers x^r, which the server's rule will replace."""
-        self.sent: Model = server["x"]
+    sent: Model
+    """x^r of the round in progress, which the server's rule will replace."""
+    mean: Tensor
+    """The mean update of its cohort, by their aggregation weights, ``[width]``."""
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         if phase == self.phases[0]:
-            self.start_of_round(server)
-        return Broadcast({"mean": self._mean}) if phase == "measure" else super().broadcast(server, phase)
+            self.sent = server["x"]
+        return Broadcast({"mean": self.mean}) if phase == "measure" else super().broadcast(server, phase)
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         result = super().end(client, carry)
@@ -69,19 +71,24 @@ class Measured(Algorithm):
             server.client_scalars |= scalars
             return
         if UPDATE in sums:
-            self._mean = sums[UPDATE]
+            self.mean = sums[UPDATE]
         super().server_update(server, phase, {name: sums[name] for name in sums if name != UPDATE}, scalars)
 
 
-def measured(algorithm: Algorithm) -> Measured:
+def measured(algorithm: Algorithm, against_all: bool = False) -> Measured:
     """Returns the algorithm with the same rules and hyper-parameters, which also measures its clients' updates.
 
-    Raises :class:`UserError` if it does not train its clients by local steps, in its phase ``train``.
+    With ``against_all`` the cohort is to be compared with all clients. Raises :class:`UserError` if it does not train
+    its clients by local steps, in its phase ``train``, which has to be the first one for ``against_all``.
     """
     if "train" not in algorithm.phases or type(algorithm).train is not Algorithm.train:
         raise UserError(
             f"run.diagnostics: {type(algorithm).__name__} has no local steps that could be measured: it needs a phase "
             "train, by begin, step and end"
+        )
+    if against_all and algorithm.phases[0] != "train":
+        raise UserError(
+            f"run.diagnostics=all_clients: {type(algorithm).__name__} does not begin with local training; use true"
         )
     cls = type(type(algorithm).__name__, (Measured, type(algorithm)), {"__doc__": type(algorithm).__doc__})
     found: Measured = cls(algorithm.hyper)
