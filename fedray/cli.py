@@ -18,6 +18,7 @@ from fedray.evaluating import command as evaluate_command
 from fedray.importing import FORMS
 from fedray.reporting import command as report_command
 from fedray.reporting import tensorboard_command
+from fedray.reproducing import command as reproduce_command
 
 COMMANDS = (
     "run",
@@ -25,6 +26,7 @@ COMMANDS = (
     "evaluate",
     "compare",
     "report",
+    "reproduce",
     "tensorboard",
     "data",
     "costs",
@@ -127,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate_command.add_parser(commands)
     compare_command.add_parser(commands)
     report_command.add_parser(commands)
+    reproduce_command.add_parser(commands)
     tensorboard_command.add_parser(commands)
     data_command.add_parser(commands, _load)
     text = "compare what the algorithms cost: bytes and FLOPs"

@@ -27,7 +27,7 @@ LAYERS = [
     ("engine", "comparison"),
     ("simulation",),
     ("testing", "tuning", "evaluating"),
-    ("reporting",),
+    ("reporting", "reproducing"),
     ("rerun", "listing", "data_command"),
     ("cli",),
     ("run",),

@@ -56,11 +56,13 @@ def lines_for(labels: Sequence[str]) -> dict[str, Line]:
     }
 
 
-def figure_of(panels: int, columns: int = 2, legend_width: float = 0) -> tuple[Figure, list[Axes]]:
-    """Returns a figure with so many panels, in rows of at most ``columns``."""
+def figure_of(
+    panels: int, columns: int = 2, legend_width: float = 0, panel: tuple[float, float] = PANEL
+) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with so many panels of a width and height in inches, in rows of at most ``columns``."""
     columns = min(columns, panels)
     rows = -(-panels // columns)
-    size = (PANEL[0] * columns + legend_width, PANEL[1] * rows)
+    size = (panel[0] * columns + legend_width, panel[1] * rows)
     figure = Figure(figsize=size, layout="constrained")
     # not through pyplot, which needs a display and has global state
     FigureCanvasAgg(figure)

@@ -1,11 +1,11 @@
-"""Starts every experiment of this folder, and estimates what the whole of it takes on this machine.
+"""Starts every experiment of analysis/experiments, and estimates what the whole of it takes on this machine.
 
-python analysis/experiments/start_all.py OUTPUT [NAME ...]      NAME: such as pfedmo/fig2a; all unless given
+python analysis/start_experiments.py OUTPUT [NAME ...]      NAME: such as pfedmo/fig2a; all unless given
 
 Each makes two rounds with its paper's own algorithm, on the files in $FEDRAY_DATA, or on files in the same format that
 ``stand_ins.py`` makes below OUTPUT. A round that would take longer than about five seconds is shortened: it has fewer
 local steps and clients, and its seconds are scaled up by the samples that are trained on. What an evaluation takes is
-estimated from its forward passes. Writes OUTPUT/experiments.csv and OUTPUT/experiments.md; a row that is there already
+estimated from its forward passes. Writes OUTPUT/costs.csv and OUTPUT/costs.md; a row that is there already
 is not measured again.
 """
 
@@ -33,7 +33,7 @@ from fedray.experiment import Experiment
 from fedray.resolve import resolve
 from fedray.tracking.costs import mean_load
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "experiments"
 LIMIT = 3e11
 """The multiply-adds of a round that is not shortened: those of about five seconds on 2 processors."""
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     names = options.names or [str(path.relative_to(FOLDER))[:-5] for path in sorted(FOLDER.glob("*/*.yaml"))]
-    table = options.output / "experiments.csv"
+    table = options.output / "costs.csv"
     rows = pd.read_csv(table).to_dict("records") if table.exists() else []
     options.output.mkdir(parents=True, exist_ok=True)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -79,7 +79,7 @@ def main() -> None:
         rows.append(started(name, options.output))
         print(rows[-1], flush=True)
         pd.DataFrame(rows).sort_values("experiment").to_csv(table, index=False)
-    (options.output / "experiments.md").write_text(as_markdown(pd.read_csv(table)))
+    (options.output / "costs.md").write_text(as_markdown(pd.read_csv(table)))
 
 
 def started(name: str, output: Path) -> dict[str, Any]:

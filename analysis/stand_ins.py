@@ -1,4 +1,4 @@
-"""Makes files in the formats of data sets that are not at hand, for ``start_all.py``.
+"""Makes files in the formats of data sets that are not at hand, for ``start_experiments.py``.
 
 Each function writes one data set below a folder, in its publisher's format, and returns settings that read it. Its size
 is the published one unless the function says otherwise. The samples are drawn at random, so that a model can be trained

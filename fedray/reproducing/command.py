@@ -1,0 +1,72 @@
+"""The command ``fedray reproduce``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fedray.errors import UserError
+
+DESCRIPTION = """\
+Repeat a published table or figure: make the runs that it needs, and put
+measured beside published.
+
+The runs are made side by side on the cluster, or on this machine. Those that
+have ended are used again, also by other tables; the same command goes on where
+it was stopped. The result is a table in Markdown and CSV, and a picture."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "reproduce",
+        help="repeat a published table, and put measured beside published",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the table, such as fedtrip/table4")
+    parser.add_argument("--list", action="store_true", help="list all tables, with their runs and what they take")
+    columns = "a column of the table; may be given several times; all unless given"
+    parser.add_argument("--column", metavar="NAME", action="append", default=[], help=columns)
+    parser.add_argument(
+        "--seeds", metavar="K", type=int, help="seeds of each cell; as many as the paper has unless given"
+    )
+    parser.add_argument("--quick", action="store_true", help="one seed and a tenth of the rounds, to try it")
+    parser.add_argument(
+        "--output", metavar="DIR", type=Path, default=Path("reproduced"), help="folder; reproduced/ unless given"
+    )
+    parser.set_defaults(function=_reproduce)
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from fedray.reproducing.reproduce import Request, reproduce
+    from fedray.tracking.progress import Display
+
+    if options.list:
+        return _list(options.output)
+    if options.name is None:
+        raise UserError("give the name of a table, such as fedtrip/table4; fedray reproduce --list shows all")
+    if options.seeds is not None and options.seeds < 1:
+        raise UserError(f"--seeds must be at least 1, not {options.seeds}")
+    display = Display()
+    display.say("fedray: loading ...")
+    request = Request(options.name, options.column, options.seeds, options.quick, options.output)
+    text, paths, failures, stopped = reproduce(request, display.say)
+    print(text)
+    print(f"wrote {', '.join(map(str, paths))}")
+    if stopped:
+        display.say("to go on, give the same command again")
+        return 130
+    if failures:
+        display.say(f"{failures} run{'s' if failures > 1 else ''} could not be made; the same command tries again")
+    return 1 if failures else 0
+
+
+def _list(output: Path) -> int:
+    from fedray.reproducing.reproduce import listing
+
+    for name, title, runs, done, hours in listing(output):
+        cost = "not measured" if hours != hours else f"{hours:,.3g} h on 2 processors"
+        print(f"{name}: {title}\n    {runs:,} runs, {done:,} done; {cost}")
+    return 0

@@ -1,0 +1,100 @@
+"""Measures what a published table has from the runs of its cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedray.comparing.measure import Measure
+from fedray.comparing.runs import Run, read_run
+from fedray.comparing.statistics import mean_and_margin
+from fedray.reproducing.published import Cell, PublishedTable
+
+PERCENT = ("final", "last", "train", "at_round")
+"""The measures that are accuracies in percent."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the runs of a cell gave.
+
+    ``value`` is in the unit of the table: percent, rounds, or a ratio of rounds. ``margin`` is half the width of the
+    95 % interval of a mean, NaN where there is none. ``runs`` is how many runs have ended, ``diverged`` how many of
+    them diverged, and ``reached`` how many reached the target. ``rounds`` are those of a whole run.
+    """
+
+    cell: Cell
+    value: float
+    margin: float
+    runs: int
+    diverged: int
+    reached: int | None = None
+    rounds: float = math.nan
+
+
+def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:
+    """Returns what was measured of each cell, from the runs in ``folder``."""
+    found = [_of_cell(table, cell, _runs(cell, folder, seeds)) for cell in table.cells]
+    if table.measure != "ratio":
+        return found
+    # the first row has rounds, and each other its rounds over those
+    first = {one.cell.column: one.value for one in found if one.cell.row == table.rows[0]}
+    return [one if one.cell.row == table.rows[0] else _with(one, one.value / first[one.cell.column]) for one in found]
+
+
+def _with(one: Measured, value: float) -> Measured:
+    return replace(one, value=value)
+
+
+def _runs(cell: Cell, folder: Path, seeds: int) -> list[Run]:
+    found = [read_run(folder / f"{cell.name}/seed-{seed}") for seed in range(seeds)]
+    return [run for run in found if isinstance(run, Run)]
+
+
+def _of_cell(table: PublishedTable, cell: Cell, runs: Sequence[Run]) -> Measured:
+    diverged = sum(run.diverged for run in runs)
+    if table.measure in ("rounds", "ratio"):
+        reached = [run.to_reach(run.settings["run.targets"][-1], Measure()).rounds for run in runs]
+        median = float(np.median(reached)) if reached else math.nan
+        whole = max((float(run.rows["round"].iloc[-1]) for run in runs), default=math.nan)
+        return Measured(cell, median, math.nan, len(runs), diverged, sum(map(math.isfinite, reached)), whole)
+    values = [100 * _accuracy(run, table, cell) for run in runs if not run.diverged]
+    mean, margin = mean_and_margin([value for value in values if not math.isnan(value)])
+    return Measured(cell, mean, margin, len(runs), diverged)
+
+
+def _accuracy(run: Run, table: PublishedTable, cell: Cell) -> float:
+    if table.measure == "train":
+        return run.final(Measure(of="train"))
+    if table.measure == "at_round":
+        rows = run.evaluations(Measure()).set_index("round")["value"]
+        return float(rows.get(cell.round, math.nan))
+    if table.measure == "last":
+        return run.last(Measure(), run.settings.get("run.last_rounds"))
+    return run.final(Measure())
+
+
+def frame(table: PublishedTable, found: Sequence[Measured]) -> pd.DataFrame:
+    """Returns a row for each cell: measured, published, and the deviation, measured minus published.
+
+    For rounds and their ratios the deviation is relative: measured over published, minus 1.
+    """
+    rows = []
+    for one in found:
+        published = one.cell.published
+        number = published if isinstance(published, (int, float)) else math.nan
+        relative = table.measure in ("rounds", "ratio")
+        deviation = one.value / number - 1 if relative else one.value - number
+        rows.append(
+            {
+                "row": one.cell.row, "column": one.cell.column, "measured": one.value, "margin": one.margin,
+                "published": published, "deviation": deviation if math.isfinite(one.value) else math.nan,
+                "runs": one.runs, "diverged": one.diverged, "reached": one.reached,
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)

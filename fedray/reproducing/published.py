@@ -1,0 +1,132 @@
+"""Reads what has been published: tables and figures as data, each with the experiments that it is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fedray.config import Config, check, expand, flat, load, plain, read_file
+from fedray.config.section import Real, Section, Whole
+from fedray.errors import UserError, near_miss
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+"""The experiments of the papers; a link to ``analysis/experiments``."""
+
+Measure = Literal["rounds", "ratio", "final", "last", "train", "at_round"]
+
+
+class ColumnConfig(Section):
+    """A column of a published table: the experiment that it is measured by, and the published values of its rows."""
+
+    experiment: str = Field(description="the file in analysis/experiments, without .yaml")
+    settings: dict[str, Any] = Field({}, alias="with", description="keys that differ from the file's")
+    round: Whole | None = Field(None, ge=1, description="at_round: the round whose accuracy is meant")
+    published: list[Real | Literal["diverged", "never"] | None] = Field(description="a value for each row")
+
+
+class TableConfig(Section):
+    """A published table or figure."""
+
+    title: str = Field(description="the paper and its table, and what it shows")
+    measure: Measure = Field(description="what the numbers are")
+    seeds: Whole = Field(ge=1, description="how many seeds the paper has")
+    rows: list[str | dict[str, dict[str, Any]]] = Field(description="algorithms, or names with keys")
+    columns: dict[str, ColumnConfig]
+    notes: list[str] = Field([], description="what is to be known beside the numbers")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that a cell of a table needs: its folder below that of all runs, and its settings by dotted key."""
+
+    folder: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its row and column, the published value (None if there is none), and the experiment's file,
+    with the keys that the row and the column set."""
+
+    row: str
+    column: str
+    published: float | str | None
+    file: Path
+    settings: Mapping[str, Any]
+    round: int | None
+
+    @property
+    def name(self) -> str:
+        """The name of the folder of its runs, which other tables with the same experiment share."""
+        own = {key: value for key, value in self.settings.items() if key != "algorithm.name"}
+        parts = [str(self.settings.get("algorithm.name", "own")), *(f"{key}={value}" for key, value in own.items())]
+        return f"{self.file.parent.name}/{self.file.stem}/{plain(','.join(parts))}"
+
+    def config(self, more: Mapping[str, Any]) -> Config:
+        """Returns its configuration, with ``more`` keys on top."""
+        return load(self.file, [f"{key}={_text(value)}" for key, value in {**self.settings, **more}.items()])
+
+    def planned(self, seeds: int, more: Mapping[str, Any]) -> list[Planned]:
+        """Returns its runs, with the seeds 0 to ``seeds`` - 1, by which data are dealt as well."""
+        found = []
+        for seed in range(seeds):
+            config = self.config({**more, "run.seed": seed, "data.seed": seed})
+            values = config.model_dump(mode="json", exclude_unset=True, exclude={"for_algorithm"})
+            found.append(Planned(f"{self.name}/seed-{seed}", flat(values)))
+        return found
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A published table or figure, by its name, such as ``fedtrip/table4``."""
+
+    name: str
+    title: str
+    measure: Measure
+    seeds: int
+    rows: Sequence[str]
+    columns: Sequence[str]
+    cells: Sequence[Cell]
+    notes: Sequence[str]
+
+
+def known_tables() -> dict[str, Path]:
+    """Returns the files of all tables, by name."""
+    files = sorted(EXPERIMENTS.glob("*/published/*.yaml"))
+    return {f"{path.parent.parent.name}/{path.stem}": path for path in files}
+
+
+def read_table(name: str) -> PublishedTable:
+    """Returns a table. Raises :class:`UserError` if there is none of this name, or its file has a mistake."""
+    known = known_tables()
+    if name not in known:
+        raise UserError(f"there is no published table {name!r}{near_miss(name, known)}; see fedray reproduce --list")
+    path = known[name]
+    said: TableConfig = check(TableConfig, read_file(path), f"{path}: ")
+    rows = dict(_rows(said))
+    cells = []
+    for column, of in said.columns.items():
+        if len(of.published) != len(rows):
+            raise UserError(f"{path}: {column}: there are {len(rows)} rows, but {len(of.published)} published values")
+        file = EXPERIMENTS / f"{of.experiment}.yaml"
+        for (row, keys), published in zip(rows.items(), of.published, strict=True):
+            settings = {**flat(expand(of.settings)), **flat(expand(keys))}
+            cells.append(Cell(row, column, published, file, settings, of.round))
+    return PublishedTable(name, said.title, said.measure, said.seeds, list(rows), list(said.columns), cells, said.notes)
+
+
+def _rows(said: TableConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    for row in said.rows:
+        if isinstance(row, str):
+            yield row, {"algorithm.name": row}
+        else:
+            yield from row.items()
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value)

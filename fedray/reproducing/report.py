@@ -1,0 +1,110 @@
+"""Writes what was measured beside what was published: Markdown, CSV and a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from scipy.stats import kendalltau
+
+from fedray.comparing.style import figure_of, plain
+from fedray.comparing.tables import markdown
+from fedray.files import replacement_of, write_whole
+from fedray.reproducing.measure import PERCENT, Measured, frame
+from fedray.reproducing.published import PublishedTable
+
+MEANINGS = {
+    "rounds": "Rounds until the target, as medians over seeds; `> R` says that too few runs reached it in R rounds.",
+    "ratio": "Rounds until the target, as medians over seeds: of the first row, and of the others over those of the "
+    "first.",
+    "final": "Test accuracy at the end in percent, and half the width of the 95 % interval of its mean over seeds.",
+    "last": "Mean test accuracy of the last rounds in percent, and half the width of the 95 % interval over seeds.",
+    "train": "Accuracy on training samples at the end in percent, and half the width of the 95 % interval over seeds.",
+    "at_round": "Test accuracy after the round that is named, in percent, and half the width of the 95 % interval.",
+}
+
+MEASURED, PUBLISHED = "#0072b2", "#d55e00"
+
+
+def write(table: PublishedTable, found: Sequence[Measured], folder: Path, asked: Mapping[str, Any]) -> list[Path]:
+    """Writes the files of a table into ``folder``, and returns their paths. ``asked`` says how its runs were made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / name for name in ("table.md", "table.csv", "table.png", "made.json")]
+    write_whole(paths[0], text_of(table, found, asked))
+    write_whole(paths[1], frame(table, found).to_csv(index=False))
+    columns = [name for name in table.columns if any(one.cell.column == name and one.runs for one in found)]
+    if columns:
+        figure, axes = figure_of(len(columns), columns=min(3, len(columns)), panel=(3.6, 0.9 + 0.32 * len(table.rows)))
+        for place, column in zip(axes, columns, strict=True):
+            _draw(place, column, [one for one in found if one.cell.column == column], table)
+        with replacement_of(paths[2]) as staging:
+            figure.savefig(staging, dpi=150, format="png")
+    write_whole(paths[3], json.dumps(dict(asked), indent=2) + "\n")
+    return [path for path in paths if path.exists()]
+
+
+def text_of(table: PublishedTable, found: Sequence[Measured], asked: Mapping[str, Any]) -> str:
+    """Returns the table in Markdown, with the published value behind each measured one."""
+    cells = pd.DataFrame({"": list(table.rows)})
+    for column in table.columns:
+        own = {one.cell.row: one for one in found if one.cell.column == column}
+        cells[column] = [_cell(table, own[row]) for row in table.rows]
+    lines = [f"**{table.title}**", "", markdown(cells), f"Measured (published). {MEANINGS[table.measure]}"]
+    if agreements := _agreements(table, found):
+        lines += ["", f"Agreement of the order of the rows (Kendall's tau, 1 if it is the same): {agreements}."]
+    lines += [f"\n{note}" for note in table.notes]
+    made = ", ".join(f"{key} {value}" for key, value in asked.items() if value)
+    return "\n".join([*lines, "", f"Made by: {made}.", ""])
+
+
+def _cell(table: PublishedTable, one: Measured) -> str:
+    published = one.cell.published
+    published = "-" if published is None else f"{published:g}" if isinstance(published, float) else published
+    if not one.runs:
+        return f"not run ({published})"
+    if table.measure in PERCENT:
+        text = "" if math.isnan(one.value) else f"{one.value:.2f}"
+        text += "" if math.isnan(one.margin) else f" ± {one.margin:.2f}"
+        counts = [f"{one.diverged} of {one.runs} diverged"] if one.diverged else []
+    else:
+        text = f"{one.value:.3g}" if math.isfinite(one.value) else f"> {one.rounds:g}"
+        missed = one.reached is not None and one.reached < one.runs
+        counts = [f"{one.reached} of {one.runs} reached it"] if missed else []
+    return f"{', '.join(filter(None, [text, *counts]))} ({published})"
+
+
+def _agreements(table: PublishedTable, found: Sequence[Measured]) -> str:
+    parts = []
+    for column in table.columns:
+        pairs = [
+            (one.value, float(one.cell.published))
+            for one in found
+            if one.cell.column == column and isinstance(one.cell.published, (int, float)) and not math.isnan(one.value)
+        ]
+        if len(pairs) > 2:
+            value = float(kendalltau(*zip(*pairs, strict=True)).statistic)
+            parts += [] if math.isnan(value) else [f"{column} {value:.2f}"]
+    return ", ".join(parts)
+
+
+def _draw(axes: Axes, column: str, found: Sequence[Measured], table: PublishedTable) -> None:
+    """Draws a row of the picture for each row of the table: measured as a dot with its interval, published hollow."""
+    places = {row: -number for number, row in enumerate(table.rows)}
+    for one in found:
+        y = places[one.cell.row]
+        if math.isfinite(one.value):
+            margin = 0.0 if math.isnan(one.margin) else one.margin
+            axes.errorbar(one.value, y, xerr=margin, fmt="o", color=MEASURED, markersize=5.5, capsize=2.5)
+        if isinstance(one.cell.published, (int, float)):
+            axes.plot(one.cell.published, y, "D", markerfacecolor="none", markeredgecolor=PUBLISHED, markersize=6.5)
+    axes.set_yticks(list(places.values()), list(places), fontsize=9)
+    axes.set_ylim(-len(places) + 0.5, 0.5)
+    axes.set_title(column, fontsize=10, loc="left")
+    unit = "accuracy, %" if table.measure in PERCENT else "rounds" if table.measure == "rounds" else "rounds, ratio"
+    axes.set_xlabel(f"{unit}   (● measured, ◇ published)", fontsize=9)
+    plain(axes)

@@ -1,0 +1,100 @@
+"""Repeats a published table from start to end, and lists what can be repeated."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedray.config import load
+from fedray.errors import UserError, near_miss
+from fedray.reproducing.measure import measured
+from fedray.reproducing.published import EXPERIMENTS, Planned, PublishedTable, known_tables, read_table
+from fedray.reproducing.report import text_of, write
+from fedray.reproducing.runs import Say, make_runs
+from fedray.tuning.finals import is_finished
+
+QUICK = 10
+"""With ``--quick`` a run has one round for each so many of the paper's."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: ``name`` of the table, ``columns`` of it (all if there are none), ``seeds`` (the paper's if it
+    is None), whether it is ``quick``: one seed and a tenth of the rounds; and the folder for everything."""
+
+    name: str
+    columns: Sequence[str] = ()
+    seeds: int | None = None
+    quick: bool = False
+    output: Path = Path("reproduced")
+
+    @property
+    def runs(self) -> Path:
+        """The folder of all runs. Quick ones are kept apart."""
+        return self.output / ("quick-runs" if self.quick else "runs")
+
+    def table(self) -> PublishedTable:
+        """Returns the table with the columns that are asked for. Raises :class:`UserError` for an unknown one."""
+        table = read_table(self.name)
+        for column in self.columns:
+            if column not in table.columns:
+                raise UserError(f"--column: {self.name} has no column {column!r}{near_miss(column, table.columns)}")
+        if not self.columns:
+            return table
+        cells = [cell for cell in table.cells if cell.column in self.columns]
+        return replace(table, columns=list(self.columns), cells=cells)
+
+    def seeds_of(self, table: PublishedTable) -> int:
+        """Returns how many seeds each cell has."""
+        return self.seeds or (1 if self.quick else table.seeds)
+
+    def planned(self, table: PublishedTable) -> list[Planned]:
+        """Returns all runs of the table, each once."""
+        found: dict[str, Planned] = {}
+        for cell in table.cells:
+            more = {}
+            if self.quick:
+                rounds = load(cell.config({}).model_dump(exclude={"for_algorithm"}, exclude_unset=True)).rounds
+                more = {"run.rounds": max(2, rounds // QUICK), "run.iterations": None}
+            for run in cell.planned(self.seeds_of(table), more):
+                found.setdefault(run.folder, run)
+        return list(found.values())
+
+
+def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
+    """Makes the runs that a table lacks, and writes it beside what was published.
+
+    Returns the table as a text, the files, how many runs failed, and whether the user stopped it.
+    """
+    table = request.table()
+    failures, stopped = make_runs(request.planned(table), request.runs, say)
+    seeds = request.seeds_of(table)
+    found = measured(table, request.runs, seeds)
+    options = " ".join([*(f"--column '{each}'" for each in request.columns), "--quick" if request.quick else ""])
+    asked = {"command": f"fedray reproduce {request.name} {options}".strip(), "seeds": seeds}
+    paths = write(table, found, request.output / f"{request.name}{'-quick' if request.quick else ''}", asked)
+    return text_of(table, found, asked), paths, failures, stopped
+
+
+def listing(output: Path) -> Iterator[tuple[str, str, int, int, float]]:
+    """Yields for each table its name and title, how many runs it has and how many of them have ended in ``output``, and
+    the hours that all take on 2 processors (NaN if that was not measured)."""
+    costs = _hours()
+    for name in known_tables():
+        request = Request(name, output=output)
+        table = request.table()
+        seeds = request.seeds_of(table)
+        cells = {cell.name: cell for cell in table.cells}
+        done = sum(is_finished(request.runs / cell / f"seed-{seed}") for cell in cells for seed in range(seeds))
+        experiments = [f"{cell.file.parent.name}/{cell.file.stem}" for cell in cells.values()]
+        hours = math.fsum(seeds * costs.get(each, math.nan) for each in experiments)
+        yield name, table.title, seeds * len(cells), done, hours
+
+
+def _hours() -> dict[str, float]:
+    """Returns the hours of a run of each experiment on 2 processors (analysis/experiments/costs.csv)."""
+    with (EXPERIMENTS / "costs.csv").open() as file:
+        return {row["experiment"]: float(row["hours_per_run"]) for row in csv.DictReader(file)}

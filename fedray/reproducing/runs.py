@@ -1,0 +1,120 @@
+"""Makes the runs that a table lacks, side by side on a Ray cluster."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedray.config import load
+from fedray.engine.ray_start import RayStart
+from fedray.errors import last_line
+from fedray.reproducing.published import Planned
+from fedray.simulation import interruptible
+from fedray.tracking.progress import clock
+from fedray.tuning.finals import is_finished
+from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
+
+Say = Callable[[str], None]
+
+
+class PlannedRuns:
+    """A source (:class:`~fedray.tuning.trial_source.TrialSource`) of the planned runs that have not ended.
+
+    ``folder`` is that of all runs. ``engine`` is what the cluster adds to their settings. ``failures`` counts the runs
+    that failed.
+    """
+
+    def __init__(self, planned: Sequence[Planned], folder: Path, engine: Mapping[str, Any], say: Say) -> None:
+        self.folder, self.engine, self.say = folder, engine, say
+        self.left = {run.folder: run for run in planned if not is_finished(folder / run.folder)}
+        self.total, self.failures, self.ended = len(self.left), 0, 0
+        self._began = time.monotonic()
+
+    @property
+    def exhausted(self) -> bool:
+        return not self.left
+
+    def next_trial(self) -> Assignment | None:
+        if not self.left:
+            return None
+        name = next(iter(self.left))
+        place = self.folder / name
+        settings = {**self.left.pop(name).settings, **self.engine}
+        settings |= {"run.output": str(place.parent), "run.name": place.name, "run.resume": "auto"}
+        # an infinite budget, so that no round is reported
+        return Assignment(name, [settings], "train_loss", "rounds", math.inf)
+
+    def report(self, key: str, message: Message) -> bool:
+        if isinstance(message, RunEnd):
+            self.ended += 1
+            spent = time.monotonic() - self._began
+            left = clock(spent / self.ended * (self.total - self.ended))
+            accuracy = message.row.get("test_accuracy", math.nan)
+            self.say(f"{self.ended}/{self.total} {key}: {message.status}, accuracy {accuracy:.4f}  {left} left")
+        elif isinstance(message, TrialEnd) and message.error is not None:
+            self.trial_failed(key, message.error)
+        return False
+
+    def trial_lost(self, key: str, error: str) -> None:
+        self.say(f"{key}: {error}; it goes on from its last checkpoint")
+
+    def trial_failed(self, key: str, error: str) -> None:
+        self.failures += 1
+        self.say(f"{key} failed: {last_line(error)}")
+
+
+def make_runs(planned: Sequence[Planned], folder: Path, say: Say) -> tuple[int, bool]:
+    """Makes those of the planned runs that have not ended. Returns how many failed, and whether the user stopped them.
+
+    Runs on the same data are made side by side, as many as fit on the cluster. A run that was stopped goes on from its
+    last checkpoint.
+    """
+    groups: dict[str, list[Planned]] = {}
+    for run in planned:
+        if not is_finished(folder / run.folder):
+            groups.setdefault(_data_of(run), []).append(run)
+    if not groups:
+        return 0, False
+    failures = 0
+    first = load(next(iter(groups.values()))[0].settings)
+    with RayStart(first.engine, say, at_once=True) as start, interruptible(say, "stopping the runs") as stopping:
+        started_here = start.ready()
+        for group in groups.values():
+            failed, stopped = _make(group, folder, say, started_here, stopping)
+            failures += failed
+            if stopped:
+                return failures, True
+    return failures, False
+
+
+def _data_of(run: Planned) -> str:
+    """Returns what runs have in common whose data are read once for all of them."""
+    keys = sorted(key for key in run.settings if key.startswith(("data.", "task.")) and key != "data.seed")
+    own = ("data.partition.", "data.clients", "data.samples_per_client", "data.public_", "data.augment")
+    return repr([(key, run.settings[key]) for key in keys if not key.startswith(own)])
+
+
+def _make(group: Sequence[Planned], folder: Path, say: Say, started_here: bool, stopping: Any) -> tuple[int, bool]:
+    from fedray.data.source import source_of
+    from fedray.experiment import Own
+    from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials
+    from fedray.tuning.runner import Interrupted, run_trials
+
+    settings = group[0].settings
+    config = load(settings)
+    own = Own(source_of(config.data, config.task), preloaded=True)
+    of_engine = {key: value for key, value in settings.items() if key.startswith("engine.")}
+    engine = engine_of_trials(config.engine, of_engine, None)
+    complete = load({**settings, **engine}).engine
+    bundles = bundles_of(complete)
+    concurrent, _ = count_concurrent_trials(bundles, None, started_here)
+    source = PlannedRuns(group, folder, engine, say)
+    say(f"{config.data.source}: {source.total} runs, {concurrent} at once -> {folder}")
+    try:
+        run_trials(source, bundles, concurrent, own, complete.start_timeout, stopping)
+    except Interrupted:
+        return source.failures, True
+    return source.failures, False
