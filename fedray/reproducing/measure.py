@@ -69,6 +69,8 @@ def _of_cell(table: PublishedTable, cell: Cell, runs: Sequence[Run]) -> Measured
 
 
 def _accuracy(run: Run, table: PublishedTable, cell: Cell) -> float:
+    if cell.of is not None:
+        return run.final(Measure(of=cell.of))
     if table.measure == "train":
         return run.final(Measure(of="train"))
     if table.measure == "at_round":

@@ -29,13 +29,22 @@ class ColumnConfig(Section):
     published: list[Real | Literal["diverged", "never"] | None] = Field(description="a value for each row")
 
 
+class RowConfig(Section):
+    """A row of a published table that is not simply an algorithm."""
+
+    settings: dict[str, Any] = Field({}, alias="with", description="keys that differ from the experiment's")
+    of: Literal["test", "train", "representation"] | None = Field(
+        None, description="which accuracy it has, if not the table's"
+    )
+
+
 class TableConfig(Section):
     """A published table or figure."""
 
     title: str = Field(description="the paper and its table, and what it shows")
     measure: Measure = Field(description="what the numbers are")
     seeds: Whole = Field(ge=1, description="how many seeds the paper has")
-    rows: list[str | dict[str, dict[str, Any]]] = Field(description="algorithms, or names with keys")
+    rows: list[str | dict[str, RowConfig]] = Field(description="algorithms, or names with what they are")
     columns: dict[str, ColumnConfig]
     notes: list[str] = Field([], description="what is to be known beside the numbers")
 
@@ -51,7 +60,7 @@ class Planned:
 @dataclass(frozen=True)
 class Cell:
     """A cell of a table: its row and column, the published value (None if there is none), and the experiment's file,
-    with the keys that the row and the column set."""
+    with the keys that the row and the column set. ``of`` says which accuracy it has, if not the table's."""
 
     row: str
     column: str
@@ -59,6 +68,7 @@ class Cell:
     file: Path
     settings: Mapping[str, Any]
     round: int | None
+    of: str | None = None
 
     @property
     def name(self) -> str:
@@ -114,16 +124,16 @@ def read_table(name: str) -> PublishedTable:
         if len(of.published) != len(rows):
             raise UserError(f"{path}: {column}: there are {len(rows)} rows, but {len(of.published)} published values")
         file = EXPERIMENTS / f"{of.experiment}.yaml"
-        for (row, keys), published in zip(rows.items(), of.published, strict=True):
-            settings = {**flat(expand(of.settings)), **flat(expand(keys))}
-            cells.append(Cell(row, column, published, file, settings, of.round))
+        for (name_of_row, row), published in zip(rows.items(), of.published, strict=True):
+            settings = {**flat(expand(of.settings)), **flat(expand(row.settings))}
+            cells.append(Cell(name_of_row, column, published, file, settings, of.round, row.of))
     return PublishedTable(name, said.title, said.measure, said.seeds, list(rows), list(said.columns), cells, said.notes)
 
 
-def _rows(said: TableConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(said: TableConfig) -> Iterator[tuple[str, RowConfig]]:
     for row in said.rows:
         if isinstance(row, str):
-            yield row, {"algorithm.name": row}
+            yield row, RowConfig.model_validate({"with": {"algorithm.name": row}})
         else:
             yield from row.items()
 
