@@ -16,6 +16,8 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from small_sweeps import ends, opened, row
 
+from fedray.reproducing.published import Planned
+from fedray.reproducing.runs import PlannedRuns
 from fedray.tuning.finals import Final, FinalRuns
 from fedray.tuning.runner import SourceScheduler, SourceSearcher
 from fedray.tuning.sweep import SilentObserver, Sweep
@@ -60,11 +62,21 @@ def combination(folder: Path) -> Iterator[CombinedTrialSource]:
         yield CombinedTrialSource([found, FinalRuns(found, Final(found.spec), 2, SilentObserver())])
 
 
+@contextlib.contextmanager
+def planned_runs(folder: Path) -> Iterator[PlannedRuns]:
+    """Three runs of a published table, of which one is finished in its folder."""
+    done = folder / "a/seed-1"
+    done.mkdir(parents=True)
+    (done / "summary.json").write_text(json.dumps({"status": "completed"}))
+    yield PlannedRuns([Planned(f"a/seed-{seed}", {"run.seed": seed}) for seed in range(3)], folder, {}, str)
+
+
 SOURCES: dict[str, tuple[Callable, int]] = {
     "sweep": (sweep, 4),
     "continued sweep": (continued_sweep, 3),
     "final runs": (final_runs, 2),
     "combination": (combination, 6),
+    "planned runs": (planned_runs, 2),
 }
 """How each kind of source is opened, and how many trials it has."""
 

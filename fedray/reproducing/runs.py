@@ -30,7 +30,8 @@ class PlannedRuns:
     def __init__(self, planned: Sequence[Planned], folder: Path, engine: Mapping[str, Any], say: Say) -> None:
         self.folder, self.engine, self.say = folder, engine, say
         self.left = {run.folder: run for run in planned if not is_finished(folder / run.folder)}
-        self.total, self.failures, self.ended = len(self.left), 0, 0
+        self.total, self.failures = len(self.left), 0
+        self._ended: set[str] = set()
         self._began = time.monotonic()
 
     @property
@@ -49,11 +50,12 @@ class PlannedRuns:
 
     def report(self, key: str, message: Message) -> bool:
         if isinstance(message, RunEnd):
-            self.ended += 1
-            spent = time.monotonic() - self._began
-            left = clock(spent / self.ended * (self.total - self.ended))
+            # a run that was lost after its end reports it again
+            self._ended.add(key)
+            ended = len(self._ended)
+            left = clock((time.monotonic() - self._began) / ended * (self.total - ended))
             accuracy = message.row.get("test_accuracy", math.nan)
-            self.say(f"{self.ended}/{self.total} {key}: {message.status}, accuracy {accuracy:.4f}  {left} left")
+            self.say(f"{ended}/{self.total} {key}: {message.status}, accuracy {accuracy:.4f}  {left} left")
         elif isinstance(message, TrialEnd) and message.error is not None:
             self.trial_failed(key, message.error)
         return False

@@ -1,0 +1,197 @@
+"""fedray reproduce: the published tables are data that fit the experiments, and what is measured is what runs wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from fedray.algorithms import find_algorithm
+from fedray.cli import main
+from fedray.errors import UserError
+from fedray.reproducing import published, reproduce
+from fedray.reproducing.measure import frame, measured
+from fedray.reproducing.published import known_tables, read_table
+from fedray.reproducing.report import text_of
+
+TABLES = known_tables()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_fits_its_experiments(name):
+    """Its files are there, take what rows and columns set, and have what is measured of them."""
+    table = read_table(name)
+    assert table.title.startswith(("FedTrip (", "GHBM (", "pFedMo ("))
+    assert len(table.cells) == len(table.rows) * len(table.columns)
+    for cell in table.cells:
+        config = cell.config({})
+        find_algorithm(config.algorithm.name)
+        if table.measure in ("rounds", "ratio"):
+            assert config.run.targets, cell
+        if table.measure == "train" or cell.of == "train":
+            assert config.run.eval_train_samples, cell
+        if table.measure == "at_round":
+            assert cell.round is not None
+            assert cell.round % config.run.eval_every == 0
+        if table.measure == "last":
+            assert config.run.last_rounds, cell
+    names = {(cell.name, cell.of, cell.round) for cell in table.cells}
+    assert len(names) == len(table.cells), "two cells are the same runs"
+
+
+def test_numbers_of_the_papers():
+    """A few cells, looked up in the papers by hand."""
+    cells = {(name, c.row, c.column): c.published for name in TABLES for c in read_table(name).cells}
+    assert cells["fedtrip/table4", "slowmo", "CNN EMNIST 62 %"] == 92
+    assert cells["fedtrip/table6", "moon", "MNIST Dir-0.5 90 %"] == 1.32
+    assert cells["fedtrip/table7", "slowmo", "5 epochs, round 10"] == 84.55
+    assert cells["pfedmo/table2", "mimemom", "LeNet5 UCI-HAR"] == 76.75
+    assert cells["ghbm/table2", "feddyn", "C100 CNN non-IID"] == "diverged"
+    assert cells["ghbm/c6", "fedhbm", "alpha = 0.6"] == 82.96
+
+
+EXPERIMENT = {
+    "data": {"source": "sample", "clients": 6}, "model.name": "logistic", "algorithm.name": "fedavg",
+    "train": {"cohort_size": 3, "local_steps": 3, "lr": 0.05},
+    "run": {"rounds": 20, "targets": [0.3], "eval_train_samples": 100, "output": "runs/x", "checkpoint_every": 0},
+    "for_algorithm": {"fedprox": {"algorithm.mu": 0.5}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch) -> Path:
+    """A folder with an experiment, three tables of it, and what it costs."""
+    folder = tmp_path / "experiments"
+    (folder / "paper/published").mkdir(parents=True)
+    (folder / "paper/small.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    (folder / "costs.csv").write_text("experiment,hours_per_run\npaper/small,0.5\n")
+    column = {"experiment": "paper/small", "published": [4, 8]}
+    for name, measure, columns in (
+        ("rounds", "rounds", {"a": column, "b": column | {"with": {"train.lr": 0.1}}}),
+        ("ratio", "ratio", {"a": column}),
+        ("accuracy", "train", {"a": column | {"published": [50, None]}}),
+    ):
+        table = {"title": f"Paper, {name}", "measure": measure, "seeds": 2, "rows": ["fedavg", "fedprox"]}
+        (folder / f"paper/published/{name}.yaml").write_text(yaml.safe_dump(table | {"columns": columns}))
+    for module in (published, reproduce):
+        monkeypatch.setattr(module, "EXPERIMENTS", folder)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_from_start_to_table(mine, ray_cluster, capsys):
+    assert main(["reproduce", "paper/rounds", "--column", "a"]) == 0
+    out = capsys.readouterr().out
+    assert "| fedavg | " in out
+    runs = sorted((mine / "reproduced/runs").glob("paper/small/*/seed-*/summary.json"))
+    assert len(runs) == 4
+    times = [path.stat().st_mtime_ns for path in runs]
+    rows = pd.read_csv(mine / "reproduced/paper/rounds/table.csv").set_index("row")
+    for name in ("fedavg", "fedprox"):
+        firsts = []
+        for seed in range(2):
+            metrics = pd.read_csv(mine / f"reproduced/runs/paper/small/{name}/seed-{seed}/metrics.csv")
+            there = metrics[metrics["test_accuracy"] >= 0.3]["round"]
+            firsts.append(there.iloc[0] if len(there) else math.inf)
+        assert rows.loc[name, "measured"] == np.median(firsts)
+        assert rows.loc[name, "deviation"] == pytest.approx(np.median(firsts) / rows.loc[name, "published"] - 1)
+    # its algorithm's own settings, and the seed by which data are dealt as well
+    config = yaml.safe_load((mine / "reproduced/runs/paper/small/fedprox/seed-1/config.yaml").read_text())
+    assert (config["algorithm"]["mu"], config["run"]["seed"], config["data"]["seed"]) == (0.5, 1, 1)
+    assert (mine / "reproduced/paper/rounds/table.png").stat().st_size > 5000
+    # other tables use the same runs, and a second column makes only its own
+    assert main(["reproduce", "paper/ratio"]) == 0
+    assert main(["reproduce", "paper/accuracy"]) == 0
+    assert main(["reproduce", "paper/rounds"]) == 0
+    assert [path.stat().st_mtime_ns for path in runs] == times
+    assert len(list((mine / "reproduced/runs").glob("paper/small/*/seed-*"))) == 8
+    capsys.readouterr()
+    assert main(["reproduce", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "paper/rounds: Paper, rounds\n    8 runs, 8 done; 4.0 h on 2 processors" in listed
+
+
+def test_quick_runs_are_kept_apart(mine, ray_cluster):
+    assert main(["reproduce", "paper/accuracy", "--quick"]) == 0
+    (run, _) = sorted((mine / "reproduced/quick-runs").glob("paper/small/*/seed-0"))
+    assert len(pd.read_csv(run / "metrics.csv")) == 2
+    assert not (mine / "reproduced/runs").exists()
+    made = json.loads((mine / "reproduced/paper/accuracy-quick/made.json").read_text())
+    assert made == {"command": "fedray reproduce paper/accuracy --quick", "seeds": 1}
+
+
+def write_run(folder: Path, accuracies: list[float], status: str = "completed", **columns: float) -> None:
+    """A run folder as far as it is read here: an evaluation in each round."""
+    folder.mkdir(parents=True)
+    summary = {"status": status, "versions": {}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "config.yaml").write_text(f"run: {{rounds: {len(accuracies)}, targets: [0.3]}}")
+    rounds = np.arange(1, len(accuracies) + 1)
+    rows = {"round": rounds, "iterations": rounds, "cohort_size": 3, "bytes_down": rounds, "bytes_up": rounds}
+    rows |= {"flops": 1.0 * rounds, "wall_seconds": 1.0 * rounds, "test_accuracy": accuracies}
+    pd.DataFrame(rows | columns).to_csv(folder / "metrics.csv", index=False)
+
+
+def test_runs_that_are_missing_or_lost(mine):
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
+    write_run(runs / "fedavg/seed-1", [0.1, 0.2, 0.2])
+    write_run(runs / "fedprox/seed-0", [0.4, 0.4], "diverged")
+    table = read_table("paper/rounds")
+    rows = frame(table, measured(table, mine / "runs", 2)).set_index(["column", "row"])
+    # 2 and never: the median is above the three rounds
+    assert math.isinf(rows.loc[("a", "fedavg"), "measured"])
+    assert math.isnan(rows.loc[("a", "fedavg"), "deviation"])
+    assert rows.loc[("a", "fedprox"), ["runs", "diverged", "reached"]].tolist() == [1, 1, 0]
+    assert rows.loc[("b", "fedavg"), "runs"] == 0
+    text = text_of(table, measured(table, mine / "runs", 2), {"command": "x"})
+    assert "| fedavg | > 3, 1 of 2 reached it (4) | not run (4) |" in text
+
+
+def test_ratios_and_accuracies(mine):
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5], train_accuracy=0.6)
+    write_run(runs / "fedprox/seed-0", [0.1, 0.2, 0.2, 0.4], train_accuracy=0.7)
+    ratio = read_table("paper/ratio")
+    values = [one.value for one in measured(ratio, mine / "runs", 1)]
+    assert values == [2, 2]
+    accuracy = read_table("paper/accuracy")
+    assert [one.value for one in measured(accuracy, mine / "runs", 1)] == pytest.approx([60, 70])
+    assert "| fedavg | 60.00 (50) |" in text_of(accuracy, measured(accuracy, mine / "runs", 1), {})
+    assert "| fedprox | 70.00 (-) |" in text_of(accuracy, measured(accuracy, mine / "runs", 1), {})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give the name of a table, such as fedtrip/table4"),
+        (["paper/round"], "there is no published table 'paper/round' .did you mean 'paper/rounds'"),
+        (["paper/rounds", "--column", "c"], "--column: paper/rounds has no column 'c'"),
+        (["paper/rounds", "--seeds", "0"], "--seeds must be at least 1, not 0"),
+    ],
+)
+def test_mistakes(words, message, mine, capsys):
+    assert main(["reproduce", *words]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert re.search(message, err)
+    assert not (mine / "reproduced").exists()
+
+
+def test_mistakes_in_a_file(mine):
+    path = mine / "experiments/paper/published/rounds.yaml"
+    said = yaml.safe_load(path.read_text())
+    for change, message in (
+        ({"measure": "round"}, "rounds.yaml: measure must be .*did you mean 'rounds'"),
+        ({"rows": ["fedavg"]}, "rounds.yaml: a: there are 1 rows, but 2 published values"),
+        ({"seed": 3}, "rounds.yaml: unknown key seed"),
+    ):
+        path.write_text(yaml.safe_dump(said | change))
+        with pytest.raises(UserError, match=message):
+            read_table("paper/rounds")
