@@ -341,3 +341,36 @@ def test_tensors_that_do_not_fit(change, message, tmp_path):
 def test_data_that_were_handed_over_have_no_source(trained):
     with pytest.raises(UserError, match=r"data.source: the data were handed over"):
         evaluate(trained.folder, data=(X, Y), test=(X, Y), model=network, overrides=["data.source=mnist"])
+
+
+def test_features_are_the_inputs_of_the_last_layer(trained, tmp_path):
+    keys = {"data": (X[:200], Y[:200]), "test": (X[200:], Y[200:]), "model": network}
+    found = evaluate(trained.folder, features=40, **keys)
+    assert found.features.values.shape == (40, 12)
+    assert len(set(found.features.samples.tolist())) == 40
+    x = torch.from_numpy(X[200:][found.features.samples])
+    with torch.no_grad():
+        wanted = trained.model().eval()[:3](x)
+    assert found.features.values == pytest.approx(wanted.numpy(), abs=1e-5)
+    assert found.features.targets.tolist() == Y[200:][found.features.samples].tolist()
+    assert {path.name for path in write(found, tmp_path / "out")} >= {"features.npz", "tsne.png"}
+    with np.load(tmp_path / "out/features.npz") as arrays:
+        assert np.array_equal(arrays["features"], found.features.values)
+    # the same samples again, and all of them if more are asked for than there are
+    assert np.array_equal(evaluate(trained.folder, features=40, **keys).features.samples, found.features.samples)
+    assert len(evaluate(trained.folder, features=10**6, **keys).features.samples) == 100
+    # without them, the files of before are gone
+    assert "features.npz" not in {path.name for path in write(evaluated(trained), tmp_path / "out")}
+    assert not (tmp_path / "out/tsne.png").exists()
+
+
+def test_models_without_a_linear_layer_have_no_features(tmp_path):
+    def convolution() -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten())
+
+    keys = {"data": (X[:200], Y[:200]), "test": (X[200:], Y[200:]), "model": convolution}
+    run = simulate({**SETTINGS, "run.output": str(tmp_path), "run.rounds": 1}, **keys)
+    with pytest.raises(UserError, match="--features: the model has no Linear layer"):
+        evaluate(run.folder, features=5, **keys)
+    with pytest.raises(UserError, match="--features must be at least 0, not -1"):
+        evaluate(run.folder, features=-1, **keys)

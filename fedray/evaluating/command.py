@@ -39,6 +39,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--output", metavar="DIR", help="folder of the results; unless set, one in evaluations/ beside the model"
     )
+    parser.add_argument(
+        "--features", metavar="N", type=int, default=0,
+        help="also write the representations of N samples, and draw them by t-SNE (needs scikit-learn)",
+    )  # fmt: skip
     parser.set_defaults(function=_evaluate)
 
 
@@ -55,10 +59,14 @@ def _evaluate(options: argparse.Namespace) -> int:
     from fedray.evaluating.evaluate import evaluate
     from fedray.evaluating.report import lines, place_of, write
 
-    found = evaluate(words[0], *words[1:], split=options.split, overrides=overrides, say=display.say)
+    found = evaluate(
+        words[0], *words[1:], split=options.split, overrides=overrides, features=options.features, say=display.say
+    )
     for line in lines(found):
         print(line)
     folder = Path(options.output) if options.output else place_of(found)
     names = [path.name for path in write(found, folder)]
     print(f"wrote {', '.join(names)} into {folder}")
+    if options.features and "tsne.png" not in names:
+        print("no picture of the features: it needs scikit-learn (pip install 'fedray[tsne]') and 10 samples")
     return 0

@@ -24,6 +24,7 @@ from fedray.engine.process import computing_process
 from fedray.engine.states import StateFolder
 from fedray.errors import UserError, near_miss
 from fedray.evaluating import SPLITS
+from fedray.evaluating.features import features_of
 from fedray.evaluating.request import Request, request_of
 from fedray.evaluating.tables import Evaluation, confusion_of, table_of_classes, value_over
 from fedray.experiment import Experiment, Own
@@ -57,6 +58,7 @@ def evaluate(
     loss: Loss | None = None,
     metrics: Mapping[str, Loss] | None = None,
     overrides: Iterable[str] = (),
+    features: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Evaluates a saved model.
@@ -67,6 +69,7 @@ def evaluate(
     * ``overrides``: ``key=value`` texts on top of the configuration, such as ``data.source=emnist``. With another
       source, no ``data.*`` of the run is used but ``data.image_size``.
     * ``split``: ``test``, ``train`` (the samples that clients hold) or ``validation``.
+    * ``features``: of so many samples, drawn by ``run.seed``, the representations are returned as well.
     * ``data``, ``test``, ``client_column``, ``label_column``, ``model``, ``loss``, ``metrics``: as for
       :func:`fedray.simulate`.
 
@@ -80,11 +83,19 @@ def evaluate(
     request = request_of(target, base, overrides, given, split)
     own = own_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
     experiment, federated = resolve(request.config, own)
-    return _evaluate(request, experiment, federated, own, split, say)
+    if features < 0:
+        raise UserError(f"--features must be at least 0, not {features}")
+    return _evaluate(request, experiment, federated, own, split, features, say)
 
 
 def _evaluate(
-    request: Request, experiment: Experiment, data: FederatedData, own: Own, split: str, say: Callable[[str], None]
+    request: Request,
+    experiment: Experiment,
+    data: FederatedData,
+    own: Own,
+    split: str,
+    features: int,
+    say: Callable[[str], None],
 ) -> Evaluation:
     engine, task = experiment.config.engine, experiment.task
     source = own.source.name if own.source is not None else experiment.config.data.source
@@ -99,6 +110,7 @@ def _evaluate(
         for line in (*request.notes, *_differences(request, experiment.inputs), begins):
             say(line)
         found = _run(clients, samples, indices)
+        represented = features_of(clients, samples, indices, features) if features else None
     classes, confusion = None, None
     if found.targets is not None and found.predicted is not None:
         number = found.classes
@@ -117,6 +129,7 @@ def _evaluate(
         classes=classes,
         confusion=confusion,
         clients=None if shares is None else _of_clients(task, data, found.sums, shares),
+        features=represented,
     )
 
 

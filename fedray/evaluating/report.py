@@ -17,6 +17,7 @@ from matplotlib.ticker import PercentFormatter
 
 from fedray.config import plain
 from fedray.errors import UserError
+from fedray.evaluating.features import write_tsne
 from fedray.evaluating.tables import Evaluation
 from fedray.files import replacement_of, write_whole
 from fedray.tracking.progress import figure as figure_of
@@ -103,7 +104,7 @@ def write(found: Evaluation, folder: Path) -> list[Path]:
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("classes.csv", "clients.csv", "confusion.csv", "confusion.png"):
+        for name in ("classes.csv", "clients.csv", "confusion.csv", "confusion.png", "features.npz", "tsne.png"):
             (folder / name).unlink(missing_ok=True)
         written.append(folder / MARK)
         write_whole(written[0], json.dumps(_facts(found), indent=2) + "\n")
@@ -117,6 +118,11 @@ def write(found: Evaluation, folder: Path) -> list[Path]:
             written.append(_csv(table, folder / "confusion.csv", index=small))
             if small:
                 written.append(_picture(found, folder / "confusion.png"))
+        if found.features is not None:
+            written.append(found.features.write(folder / "features.npz"))
+            names = None if found.classes is None else tuple(map(str, found.classes["name"]))
+            if picture := write_tsne(found.features, names, folder / "tsne.png"):
+                written.append(picture)
     except OSError as error:
         raise UserError(f"can't write {folder}: {error.strerror or error}") from None
     return written
@@ -133,6 +139,7 @@ def _facts(found: Evaluation) -> dict[str, Any]:
         "metric": found.main,
         "metrics": numbers,
         "settings": dict(found.settings),
+        "features": 0 if found.features is None else len(found.features.values),
     }
 
 

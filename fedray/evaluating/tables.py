@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedray.core.task import Task
+from fedray.evaluating.features import Features
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Evaluation:
       never occur. None if samples have no classes.
     * ``clients``: a row for each client that has samples: ``client``, ``client_name`` if the data name clients,
       ``samples``, ``loss``, and the metrics. None for the split ``validation``, which belongs to no client.
+    * ``features``: the representations of some samples, if they were asked for.
     """
 
     file: Path
@@ -43,6 +45,7 @@ class Evaluation:
     classes: pd.DataFrame | None
     confusion: pd.DataFrame | None
     clients: pd.DataFrame | None
+    features: Features | None = None
 
     @property
     def folder(self) -> Path:

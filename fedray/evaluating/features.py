@@ -1,0 +1,107 @@
+"""The representations that a model makes of samples, and a picture of them in two dimensions (t-SNE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedray.core.samples import Samples
+from fedray.core.seeds import SERVER, Purpose, stream
+from fedray.core.structure import leaves
+from fedray.engine.clients import Clients
+from fedray.engine.evaluator import EVAL_BATCH, Evaluator
+from fedray.errors import UserError
+from fedray.files import replacement_of
+
+MOST_CLASSES = 20
+"""The most classes that the picture tells apart by colours and markers."""
+
+LEAST = 10
+"""The fewest samples of which a picture is drawn."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """The representations ``values`` float32 [n, d] of n samples: what goes into the model's last Linear layer.
+
+    ``samples`` are the numbers of the samples in their split, and ``targets`` their classes, None if they have none.
+    """
+
+    samples: NDArray[np.int64]
+    values: NDArray[np.float32]
+    targets: NDArray[np.int64] | None
+
+    def write(self, path: Path) -> Path:
+        """Writes them as a NumPy file with the arrays ``samples``, ``features`` and ``targets``."""
+        arrays: dict[str, Any] = {"samples": self.samples, "features": self.values}
+        arrays |= {} if self.targets is None else {"targets": self.targets}
+        with replacement_of(path) as staging, staging.open("wb") as file:
+            np.savez(file, **arrays)
+        return path
+
+
+@torch.no_grad()
+def features_of(clients: Clients, samples: Samples, indices: NDArray[np.int64], number: int) -> Features:
+    """Returns the representations of ``number`` of the samples ``indices``, which are drawn by ``run.seed``.
+
+    Raises :class:`UserError` if the model has no Linear layer, or its representation is not a vector for each sample.
+    """
+    rng = stream(clients.experiment.training.seed, Purpose.EVALUATION)
+    places = np.sort(rng.permutation(len(indices))[:number])
+    evaluator, network = Evaluator(clients), clients.network
+    network.mode(training=False)
+    values, targets = [], []
+    size = EVAL_BATCH[clients.device.type]
+    with evaluator.draws(0, SERVER, 0):
+        for start in range(0, len(places), size):
+            x, y = samples.gather(indices[places[start : start + size]])
+            z = network.outputs(x).features
+            if z is None or z.dim() != 2 or len(z) != len(leaves(y)[0]):
+                raise UserError("--features: the model has no Linear layer whose input is a vector for each sample")
+            values.append(z.cpu().numpy())
+            targets.append(y.cpu().numpy())
+    has_classes = clients.experiment.task.kind == "classification"
+    return Features(places, np.concatenate(values), np.concatenate(targets) if has_classes else None)
+
+
+def write_tsne(found: Features, names: tuple[str, ...] | None, path: Path) -> Path | None:
+    """Draws the representations in two dimensions by t-SNE into ``path``, each class in a colour and marker of its own.
+
+    Returns None if scikit-learn is not installed, which is the extra ``tsne``, or if there are too few samples.
+    """
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        return None
+    if len(found.values) < LEAST:
+        return None
+    perplexity = min(30.0, (len(found.values) - 1) / 3)
+    points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(found.values)
+    figure = Figure(figsize=(6.4, 5), layout="constrained")
+    # not through pyplot, which needs a display and has global state
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    classes = [] if found.targets is None else np.unique(found.targets).tolist()
+    if 1 < len(classes) <= MOST_CLASSES:
+        from matplotlib import colormaps
+
+        colours = colormaps["tab10" if len(classes) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
+        for place, each in enumerate(classes):
+            own = points[found.targets == each]
+            label = names[each] if names else str(each)
+            marker = "osD^v<>PX*"[place % 10]
+            axes.scatter(own[:, 0], own[:, 1], s=14, color=colours[place], marker=marker, label=label, linewidths=0)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, title="class", fontsize=9)
+    else:
+        axes.scatter(points[:, 0], points[:, 1], s=14, c=found.targets, cmap="viridis", linewidths=0)
+    axes.set(xticks=[], yticks=[], title=f"t-SNE of the representations of {len(points):,} samples")
+    with replacement_of(path) as staging:
+        figure.savefig(staging, dpi=150, format="png")
+    return path
