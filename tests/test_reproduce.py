@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ import yaml
 from fedray.algorithms import find_algorithm
 from fedray.cli import main
 from fedray.errors import UserError
-from fedray.reproducing import published, reproduce
+from fedray.reproducing import measure, published, reproduce
+from fedray.reproducing.accounting import gflops_of_a_round
 from fedray.reproducing.measure import frame, measured
 from fedray.reproducing.published import known_tables, read_table
 from fedray.reproducing.report import text_of
@@ -32,7 +34,7 @@ def test_each_table_fits_its_experiments(name):
     for cell in table.cells:
         config = cell.config({})
         find_algorithm(config.algorithm.name)
-        if table.measure in ("rounds", "ratio"):
+        if table.measure in ("rounds", "ratio", "gflops"):
             assert config.run.targets, cell
         if table.measure == "train" or cell.of == "train":
             assert config.run.eval_train_samples, cell
@@ -165,6 +167,36 @@ def test_ratios_and_accuracies(mine):
     assert [one.value for one in measured(accuracy, mine / "runs", 1)] == pytest.approx([60, 70])
     assert "| fedavg | 60.00 (50) |" in text_of(accuracy, measured(accuracy, mine / "runs", 1), {})
     assert "| fedprox | 70.00 (-) |" in text_of(accuracy, measured(accuracy, mine / "runs", 1), {})
+
+
+def test_gflops_are_those_of_table_v():
+    """The paper's own rounds give the paper's own GFLOPs (5 of the cells; F = 79,400 and 422,944)."""
+    table5 = {(c.row, c.column): c for c in read_table("fedtrip/table5").cells}
+    rounds = {(c.row, c.column): c.published for c in read_table("fedtrip/table4").cells}
+    for row, column in (
+        ("fedtrip", "MLP MNIST 87 %"), ("moon", "MLP MNIST 87 %"), ("feddyn", "CNN MNIST 90 %"),
+        ("fedavg", "CNN MNIST 90 %"), ("fedprox", "CNN FMNIST 75 %"),
+    ):  # fmt: skip
+        cell = table5[row, column]
+        assert rounds[row, column] * gflops_of_a_round(cell) == pytest.approx(cell.published, abs=0.0006)
+
+
+def test_costs_follow_from_rounds(mine, monkeypatch):
+    """GFLOPs: rounds times those of a round. GiB: those of a run times the rounds over FedAvg's to its own accuracy."""
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg/seed-0", [0.1, 0.2, 0.4, 0.4])
+    write_run(runs / "fedprox/seed-0", [0.1, 0.5, 0.5, 0.5])
+    monkeypatch.setattr(measure, "gflops_of_a_round", lambda cell: 2.5)
+    monkeypatch.setattr(measure, "gib_of_a_run", lambda cell: 12.0)
+    table = read_table("paper/rounds")
+    for unit, wanted in (("gflops", [7.5, 5.0]), ("gib", [12.0, 8.0])):
+        found = measured(replace(table, measure=unit, cells=table.cells[:2]), mine / "runs", 1)
+        assert [one.value for one in found] == pytest.approx(wanted)
+    # what never gets there costs as much as a whole run
+    write_run(runs / "fedprox/seed-1", [0.1, 0.1, 0.1, 0.1])
+    write_run(runs / "fedavg/seed-1", [0.1, 0.2, 0.4, 0.4])
+    found = measured(replace(table, measure="gib", cells=table.cells[:2]), mine / "runs", 2)
+    assert [one.value for one in found] == pytest.approx([12.0, 12.0])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,19 +13,20 @@ import pandas as pd
 from fedray.comparing.measure import Measure
 from fedray.comparing.runs import Run, read_run
 from fedray.comparing.statistics import mean_and_margin
+from fedray.reproducing.accounting import gflops_of_a_round, gib_of_a_run
 from fedray.reproducing.published import Cell, PublishedTable
 
 PERCENT = ("final", "last", "train", "at_round")
-"""The measures that are accuracies in percent."""
+"""The measures that are accuracies in percent. The others follow from the rounds until a target."""
 
 
 @dataclass(frozen=True)
 class Measured:
     """What the runs of a cell gave.
 
-    ``value`` is in the unit of the table: percent, rounds, or a ratio of rounds. ``margin`` is half the width of the
-    95 % interval of a mean, NaN where there is none. ``runs`` is how many runs have ended, ``diverged`` how many of
-    them diverged, and ``reached`` how many reached the target. ``rounds`` are those of a whole run.
+    ``value`` is in the unit of the table: percent, rounds, a ratio of rounds, GFLOPs or GiB. ``margin`` is half the
+    width of the 95 % interval of a mean, NaN where there is none. ``runs`` is how many runs have ended, ``diverged``
+    how many of them diverged, and ``reached`` how many reached the target. ``rounds`` are those of a whole run.
     """
 
     cell: Cell
@@ -39,16 +40,34 @@ class Measured:
 
 def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:
     """Returns what was measured of each cell, from the runs in ``folder``."""
-    found = [_of_cell(table, cell, _runs(cell, folder, seeds)) for cell in table.cells]
-    if table.measure != "ratio":
-        return found
-    # the first row has rounds, and each other its rounds over those
+    runs = {cell: _runs(cell, folder, seeds) for cell in table.cells}
+    if table.measure in PERCENT:
+        return [_accuracies(table, cell, runs[cell]) for cell in table.cells]
+    found = [_rounds(cell, runs[cell], _target(table, cell, runs)) for cell in table.cells]
     first = {one.cell.column: one.value for one in found if one.cell.row == table.rows[0]}
-    return [one if one.cell.row == table.rows[0] else _with(one, one.value / first[one.cell.column]) for one in found]
+    return [_in_unit(table, one, first[one.cell.column]) for one in found]
 
 
-def _with(one: Measured, value: float) -> Measured:
-    return replace(one, value=value)
+def _in_unit(table: PublishedTable, one: Measured, first: float) -> Measured:
+    """Returns the rounds of a cell in the unit of its table; ``first`` are those of the first row of its column."""
+    if table.measure == "rounds" or not one.runs:
+        return one
+    if table.measure == "ratio":
+        return one if one.cell.row == table.rows[0] else replace(one, value=one.value / first)
+    if table.measure == "gflops":
+        return replace(one, value=one.value * gflops_of_a_round(one.cell))
+    # the paper's cost of a whole run, over the speed-up in rounds to FedAvg, which is 1 if the target is not reached
+    speed_up = first / one.value if math.isfinite(one.value) and math.isfinite(first) else 1.0
+    return replace(one, value=gib_of_a_run(one.cell) / speed_up)
+
+
+def _target(table: PublishedTable, cell: Cell, runs: Mapping[Cell, Sequence[Run]]) -> float:
+    """Returns the accuracy that is to be reached: the last of ``run.targets``, or what the first row ends with."""
+    if table.measure == "gib":
+        (first,) = [each for each in runs if each.column == cell.column and each.row == table.rows[0]]
+        finals = [run.final(Measure()) for run in runs[first] if not run.diverged]
+        return float(np.mean(finals)) if finals else math.nan
+    return float(cell.config({}).run.targets[-1])
 
 
 def _runs(cell: Cell, folder: Path, seeds: int) -> list[Run]:
@@ -56,13 +75,17 @@ def _runs(cell: Cell, folder: Path, seeds: int) -> list[Run]:
     return [run for run in found if isinstance(run, Run)]
 
 
-def _of_cell(table: PublishedTable, cell: Cell, runs: Sequence[Run]) -> Measured:
+def _rounds(cell: Cell, runs: Sequence[Run], target: float) -> Measured:
+    """Returns the median of the rounds until the target."""
+    reached = [run.to_reach(target, Measure()).rounds for run in runs]
+    median = float(np.median(reached)) if reached else math.nan
+    whole = max((float(run.rows["round"].iloc[-1]) for run in runs), default=math.nan)
     diverged = sum(run.diverged for run in runs)
-    if table.measure in ("rounds", "ratio"):
-        reached = [run.to_reach(run.settings["run.targets"][-1], Measure()).rounds for run in runs]
-        median = float(np.median(reached)) if reached else math.nan
-        whole = max((float(run.rows["round"].iloc[-1]) for run in runs), default=math.nan)
-        return Measured(cell, median, math.nan, len(runs), diverged, sum(map(math.isfinite, reached)), whole)
+    return Measured(cell, median, math.nan, len(runs), diverged, sum(map(math.isfinite, reached)), whole)
+
+
+def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[Run]) -> Measured:
+    diverged = sum(run.diverged for run in runs)
     values = [100 * _accuracy(run, table, cell) for run in runs if not run.diverged]
     mean, margin = mean_and_margin([value for value in values if not math.isnan(value)])
     return Measured(cell, mean, margin, len(runs), diverged)
@@ -84,13 +107,13 @@ def _accuracy(run: Run, table: PublishedTable, cell: Cell) -> float:
 def frame(table: PublishedTable, found: Sequence[Measured]) -> pd.DataFrame:
     """Returns a row for each cell: measured, published, and the deviation, measured minus published.
 
-    For rounds and their ratios the deviation is relative: measured over published, minus 1.
+    Of what is no accuracy the deviation is relative: measured over published, minus 1.
     """
     rows = []
     for one in found:
         published = one.cell.published
         number = published if isinstance(published, (int, float)) else math.nan
-        relative = table.measure in ("rounds", "ratio")
+        relative = table.measure not in PERCENT
         deviation = one.value / number - 1 if relative else one.value - number
         rows.append(
             {

@@ -17,7 +17,7 @@ from fedray.errors import UserError, near_miss
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 """The experiments of the papers; a link to ``analysis/experiments``."""
 
-Measure = Literal["rounds", "ratio", "final", "last", "train", "at_round"]
+Measure = Literal["rounds", "ratio", "final", "last", "train", "at_round", "gflops", "gib"]
 
 
 class ColumnConfig(Section):
@@ -57,7 +57,7 @@ class Planned:
     settings: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """A cell of a table: its row and column, the published value (None if there is none), and the experiment's file,
     with the keys that the row and the column set. ``of`` says which accuracy it has, if not the table's."""

@@ -25,8 +25,13 @@ MEANINGS = {
     "final": "Test accuracy at the end in percent, and half the width of the 95 % interval of its mean over seeds.",
     "last": "Mean test accuracy of the last rounds in percent, and half the width of the 95 % interval over seeds.",
     "train": "Accuracy on training samples at the end in percent, and half the width of the 95 % interval over seeds.",
+    "gflops": "GFLOPs of a client, by the paper's accounting, in the median of the rounds until the target.",
+    "gib": "GiB, by the paper's accounting: of a whole run, times the rounds until FedAvg's final accuracy over "
+    "FedAvg's rounds until it.",
     "at_round": "Test accuracy after the round that is named, in percent, and half the width of the 95 % interval.",
 }
+
+UNITS = {"rounds": "rounds", "ratio": "rounds, ratio", "gflops": "GFLOPs", "gib": "GiB"}
 
 MEASURED, PUBLISHED = "#0072b2", "#d55e00"
 
@@ -105,6 +110,6 @@ def _draw(axes: Axes, column: str, found: Sequence[Measured], table: PublishedTa
     axes.set_yticks(list(places.values()), list(places), fontsize=9)
     axes.set_ylim(-len(places) + 0.5, 0.5)
     axes.set_title(column, fontsize=10, loc="left")
-    unit = "accuracy, %" if table.measure in PERCENT else "rounds" if table.measure == "rounds" else "rounds, ratio"
+    unit = UNITS.get(table.measure, "accuracy, %")
     axes.set_xlabel(f"{unit}   (● measured, ◇ published)", fontsize=9)
     plain(axes)
