@@ -74,12 +74,12 @@ def mine(tmp_path, monkeypatch) -> Path:
     (folder / "paper/small.yaml").write_text(yaml.safe_dump(EXPERIMENT))
     (folder / "costs.csv").write_text("experiment,hours_per_run\npaper/small,0.5\n")
     column = {"experiment": "paper/small", "published": [4, 8]}
-    for name, measure, columns in (
+    for name, unit, columns in (
         ("rounds", "rounds", {"a": column, "b": column | {"with": {"train.lr": 0.1}}}),
         ("ratio", "ratio", {"a": column}),
         ("accuracy", "train", {"a": column | {"published": [50, None]}}),
     ):
-        table = {"title": f"Paper, {name}", "measure": measure, "seeds": 2, "rows": ["fedavg", "fedprox"]}
+        table = {"title": f"Paper, {name}", "measure": unit, "seeds": 2, "rows": ["fedavg", "fedprox"]}
         (folder / f"paper/published/{name}.yaml").write_text(yaml.safe_dump(table | {"columns": columns}))
     for module in (published, reproduce):
         monkeypatch.setattr(module, "EXPERIMENTS", folder)
