@@ -143,7 +143,7 @@ def resolve(
         *model.facts.notes,
     )
     wanted = config.run.diagnostics
-    run_by = measured(algorithm, against_all=wanted == "all_clients") if wanted else algorithm
+    run_by = measured(algorithm, wanted if isinstance(wanted, str) else "") if wanted else algorithm
     experiment = Experiment(
         resolved, run_by, model.make, task, model.facts, training, rounds, cohort_size, weighting, device, vectorize,
         chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,

@@ -154,6 +154,51 @@ def test_the_mean_of_a_window_is_remembered_over_a_stop(tmp_path):
     pd.testing.assert_frame_equal(again.metrics[columns], whole.metrics[columns], check_exact=True)
 
 
+VIRTUAL = {"run__diagnostics": "virtual"}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ghbm", "pfedmo", "fednag"])
+def test_the_virtual_model_changes_no_bit(algorithm, tmp_path):
+    plain = simulate(tmp_path, "plain", algorithm__name=algorithm)
+    found = simulate(tmp_path, "measured", algorithm__name=algorithm, **VIRTUAL)
+    assert found.summary["model_sha256"] == plain.summary["model_sha256"]
+    assert (found.metrics["virtual_distance"] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [("fedavg", "train__local_steps"), ("fedavg", "train__cohort_size"), ("pfedmo", "train__cohort_size")],
+)
+def test_the_virtual_model_is_the_mean_where_clients_cannot_drift(algorithm, key, tmp_path):
+    """In one step from the same model, or with one client."""
+    run = simulate(tmp_path, "run", algorithm__name=algorithm, **{key: 1}, **VIRTUAL)
+    assert run.metrics["virtual_distance"].to_numpy() == pytest.approx(0, abs=2e-6 * run.metrics["drift"].max())
+
+
+def test_the_virtual_model_is_that_of_all_data_together(tmp_path):
+    """With full batches its steps are those of one client that holds all samples."""
+    full = {"algorithm__name": "fedavg", "train__batch_size": "full", "train__cohort_size": None}
+    full["run__rounds"] = 1
+    run = simulate(tmp_path, "clients", **full, **VIRTUAL)
+    whole = simulate(tmp_path, "whole", **full, data__clients=1)
+    models = [torch.cat([p.detach().flatten() for p in each.model().parameters()]) for each in (run, whole)]
+    wanted = torch.linalg.vector_norm(models[0] - models[1])
+    assert run.metrics["virtual_distance"].iloc[0] == pytest.approx(float(wanted), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ("scaffold", "run.diagnostics=virtual: the clients of Scaffold keep states; use true"),
+        ("mime", "run.diagnostics=virtual: Mime does not begin with local training; use true"),
+        ("moon", "run.diagnostics=virtual.*"),
+    ],
+)
+def test_algorithms_without_a_virtual_model(algorithm, message, tmp_path):
+    with pytest.raises(fedray.UserError, match=message):
+        simulate(tmp_path, "run", algorithm__name=algorithm, **VIRTUAL)
+
+
 def test_an_algorithm_that_begins_otherwise_is_not_compared(tmp_path):
     with pytest.raises(fedray.UserError, match="Mime does not begin with local training; use true"):
         simulate(tmp_path, "mime", algorithm__name="mime", **ALL)

@@ -59,8 +59,8 @@ class RunConfig(Section):
     last_rounds: Whole | None = Field(
         None, ge=1, description="also report the mean of the main metric over the evaluations of so many last rounds"
     )
-    diagnostics: bool | Literal["all_clients"] = Field(
-        False, description="measure how clients' models drift apart; all_clients: also against full participation"
+    diagnostics: bool | Literal["all_clients", "virtual"] = Field(
+        False, description="measure how clients drift apart; all_clients, virtual: also against these (tracking/README)"
     )
     save_best: bool = Field(False, description="keep the best evaluated model as model-best.safetensors")
     checkpoint_every: Whole = Field(10, ge=0, description="rounds between checkpoints; 0 turns them off")

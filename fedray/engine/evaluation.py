@@ -146,6 +146,8 @@ def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[
     wanted += scoring.columns(further)
     if config.run.diagnostics:
         wanted += [*DIAGNOSTICS, "update_norm"]
+    if config.run.diagnostics == "virtual":
+        wanted.append("virtual_distance")
     if config.run.diagnostics == "all_clients":
         wanted += ["cohort_error", *(["momentum_error"] if experiment.algorithm.momentum_window else [])]
     return [name for name in wanted if name not in METRICS]

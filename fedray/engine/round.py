@@ -20,8 +20,8 @@ import torch
 from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
 from fedray.engine.cohorts import cohort_of_round
+from fedray.engine.comparison import comparison_of
 from fedray.engine.dealing import Dealer
-from fedray.engine.full_participation import FullParticipation
 from fedray.engine.phase_tasks import Sent, task_of
 from fedray.engine.run_state import RunState
 from fedray.engine.states import StateFile
@@ -81,8 +81,7 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
     server.client_scalars = {}
     state.earlier.remember(number, server["x"])
     result = RoundResult(number, server.cohort)
-    against_all = experiment.config.run.diagnostics == "all_clients"
-    everybody = FullParticipation(state, experiment, queue) if against_all else None
+    compare = comparison_of(state, experiment, queue)
     server_training = start_server_training(algorithm, server, queue.concurrent, experiment.config.engine.threads)
 
     cut = dealer.cut(server.cohort)
@@ -109,7 +108,7 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
         "cohort_size": len(server.cohort.ids),
         "train_loss": math.fsum(result.log.get("loss", [])) / len(server.cohort.ids),
         "round_seconds": time.perf_counter() - began,
-    } | (everybody.errors() if everybody else {})
+    } | compare()
     return result
 
 

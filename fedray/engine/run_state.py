@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from fedray.algorithms import Algorithm, ServerState
+from fedray.algorithms import Algorithm, Broadcast, ServerState
+from fedray.core.client import ClientPhase
 from fedray.core.vectors import Layout, Model
 from fedray.data.federated import FederatedData
 from fedray.engine.checkpoint import Checkpoint
@@ -63,7 +64,8 @@ class EarlierModels:
 
 class RunState:
     """The state of the server, the files of the clients' states by client, the earlier models, and the costs so far.
-    ``sizes`` is the number of samples of each client."""
+    ``sizes`` is the number of samples of each client. ``as_cohort(server, broadcast)`` returns the cohort of the round
+    as one stack in this process, which has received ``broadcast``."""
 
     def __init__(
         self,
@@ -72,8 +74,10 @@ class RunState:
         sizes: NDArray[np.int64],
         layout: Layout,
         device: torch.device,
+        as_cohort: Callable[[ServerState, Broadcast], ClientPhase],
     ) -> None:
         self.server, self.earlier, self.sizes, self.layout, self.device = server, earlier, sizes, layout, device
+        self.as_cohort = as_cohort
         self.clients: dict[int, StateFile] = {}
         self.costs: dict[str, Any] = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
 
@@ -98,7 +102,7 @@ class RunState:
         )
         worker.clients.network.unload()
         algorithm.init_server(server)
-        return cls(server, earlier, sizes, layout, worker.clients.device)
+        return cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
 
     def is_finite(self) -> bool:
         """Returns whether all of the server's parameters and vectors are finite. Buffers are not looked at, because a

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedray.algorithms.base import Broadcast
 from fedray.algorithms.server_state import ServerState
 from fedray.core.client import ClientPhase, Stack
 from fedray.core.clock import Clock
@@ -50,6 +51,15 @@ class Worker:
             rng = stream(server.seed, Purpose.PROBE, server.round)
             indices = np.sort(rng.choice(indices, size, replace=False))
         return samples.gather(indices)[0]
+
+    def cohort_as_stack(self, server: ServerState, broadcast: Broadcast) -> ClientPhase:
+        """Returns all clients of the round's cohort as one stack, which has received ``broadcast``."""
+        cohort = server.cohort
+        indices = [self.data.client(client) for client in cohort.ids]
+        stack = Stack(cohort.ids, indices, cohort.steps, cohort.weights, cohort.gaps, scalars=broadcast.scalars)
+        # a clock of its own, because the time counts as the server's and not as that of a task
+        received = {"shared": broadcast.shared, "members": len(cohort.ids)}
+        return self.clients.of(stack, None, round=server.round, lr=server.lr, clock=Clock(), **received)
 
     def server_as_client(self, server: ServerState, steps: int) -> ClientPhase:
         """Returns the server as a client whose data is the public set, of which it takes ``steps`` batches."""

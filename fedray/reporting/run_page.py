@@ -143,7 +143,7 @@ def _clients(run: Run, measure: Measure) -> Drawn:
 
 
 DRIFT = {
-    "lengths": (["drift", "spread", "update_norm"], "length"),
+    "lengths": (["drift", "spread", "update_norm", "virtual_distance"], "length"),
     "directions": (["alignment"], "cosine"),
     "errors": (["cohort_error", "momentum_error"], "distance from all clients' mean, over its length"),
 }

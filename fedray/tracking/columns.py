@@ -59,6 +59,8 @@ FURTHER_METRICS = {
     "the latter; with run.diagnostics=all_clients",
     "momentum_error": "the same of the mean of the server's updates in the last tau rounds, of algorithms whose "
     "clients follow it (GHBM); from round tau + 1 on",
+    "virtual_distance": "distance of the cohort's mean model from a virtual one, which makes the round's local steps "
+    "on the mini-batches of all its clients together; with run.diagnostics=virtual",
 }
 """The columns that a metrics.csv also has if the algorithm or the configuration asks for them."""
 
@@ -88,8 +90,8 @@ others."""
 DIAGNOSTICS = ("drift", "spread", "alignment")
 """The columns of clients.parquet whose means over the cohort are in metrics.csv, with run.diagnostics."""
 
-OF_THE_SERVER = ("update_norm", "cohort_error", "momentum_error")
-"""The other columns of metrics.csv with run.diagnostics; the last two with all_clients alone."""
+OF_THE_SERVER = ("update_norm", "cohort_error", "momentum_error", "virtual_distance")
+"""The other columns of metrics.csv with run.diagnostics; the last three with all_clients or virtual alone."""
 
 LAYERS = {
     "round": "the number of the round, from 1",
@@ -176,7 +178,8 @@ FURTHER_TAGS = {
     "accuracy/<model>": "the column <model>_accuracy, also of names that end in _on_shares, and of finetuned",
     "clients/<column>": "the columns of metrics.csv that begin with clients_ or cohort_",
     "clients/<score>": "histogram over the cohort's clients of a score of clients.parquet, in evaluated rounds",
-    "diagnostics/<column>": "drift, spread, alignment, update_norm, cohort_error and momentum_error of metrics.csv",
+    "diagnostics/<column>": "drift, spread, alignment, update_norm, cohort_error, momentum_error and virtual_distance "
+    "of metrics.csv",
     "profile/<purpose>": "a column of profile.csv, in seconds",
     "final/final_<metric>": "the `final` of summary.json; of the HParams table",
     "final/best_<metric>": "the `best` of summary.json; of the HParams table",

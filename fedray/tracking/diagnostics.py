@@ -45,10 +45,13 @@ class Measured(Algorithm):
             self.sent = server["x"]
         return Broadcast({"mean": self.mean}) if phase == "measure" else super().broadcast(server, phase)
 
-    def end(self, client: ClientPhase, carry: Carry) -> Result:
-        result = super().end(client, carry)
+    def update_of(self, client: ClientPhase, carry: Carry) -> Tensor:
+        """Returns the local updates y_i - x^r, ``[C, width]``."""
         sent = next(value for value in client.shared.values() if isinstance(value, Model))
-        update = carry.model.parameters - sent.parameters
+        return carry.model.parameters - sent.parameters
+
+    def end(self, client: ClientPhase, carry: Carry) -> Result:
+        result, update = super().end(client, carry), self.update_of(client, carry)
         result.uploads = {**result.uploads, UPDATE: Upload.weighted_mean(update)}
         result.kept = {**result.kept, UPDATE: update}
         return result
@@ -75,21 +78,24 @@ class Measured(Algorithm):
         super().server_update(server, phase, {name: sums[name] for name in sums if name != UPDATE}, scalars)
 
 
-def measured(algorithm: Algorithm, against_all: bool = False) -> Measured:
+def measured(algorithm: Algorithm, against: str = "") -> Measured:
     """Returns the algorithm with the same rules and hyper-parameters, which also measures its clients' updates.
 
-    With ``against_all`` the cohort is to be compared with all clients. Raises :class:`UserError` if it does not train
-    its clients by local steps, in its phase ``train``, which has to be the first one for ``against_all``.
+    ``against`` names what the cohort is to be compared with, ``all_clients`` or ``virtual``, if anything. Raises
+    :class:`UserError` if it does not train its clients by local steps, in its phase ``train``, which has to be the
+    first one for a comparison; and if clients keep states, which a virtual model has not.
     """
     if "train" not in algorithm.phases or type(algorithm).train is not Algorithm.train:
         raise UserError(
             f"run.diagnostics: {type(algorithm).__name__} has no local steps that could be measured: it needs a phase "
             "train, by begin, step and end"
         )
-    if against_all and algorithm.phases[0] != "train":
+    if against and algorithm.phases[0] != "train":
         raise UserError(
-            f"run.diagnostics=all_clients: {type(algorithm).__name__} does not begin with local training; use true"
+            f"run.diagnostics={against}: {type(algorithm).__name__} does not begin with local training; use true"
         )
+    if against == "virtual" and algorithm.stateful:
+        raise UserError(f"run.diagnostics=virtual: the clients of {type(algorithm).__name__} keep states; use true")
     cls = type(type(algorithm).__name__, (Measured, type(algorithm)), {"__doc__": type(algorithm).__doc__})
     found: Measured = cls(algorithm.hyper)
     found.phases = (*found.phases, "measure")
