@@ -111,5 +111,7 @@ def _draw(axes: Axes, column: str, found: Sequence[Measured], table: PublishedTa
     axes.set_ylim(-len(places) + 0.5, 0.5)
     axes.set_title(column, fontsize=10, loc="left")
     unit = UNITS.get(table.measure, "accuracy, %")
+    if table.measure not in PERCENT:
+        axes.set_xlim(left=0)
     axes.set_xlabel(f"{unit}   (● measured, ◇ published)", fontsize=9)
     plain(axes)
