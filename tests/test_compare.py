@@ -104,7 +104,7 @@ def test_differences_are_those_of_equal_seeds_and_partitions(runs):
 
 
 def test_what_it_took_to_reach_a_target(runs):
-    found = fedray.compare(runs, targets=[0.3, 2.0], x="bytes").targets.set_index(["environment", "group", "target"])
+    found = fedray.compare(runs, targets=[0.3, 1.0], x="bytes").targets.set_index(["environment", "group", "target"])
     line = found.loc[("alpha=5", "fedavg", 0.3)]
     firsts = []
     for seed in range(3):
@@ -115,7 +115,7 @@ def test_what_it_took_to_reach_a_target(runs):
     assert line["bytes_to"] == np.median([each["bytes_down"] + each["bytes_up"] for each in firsts])
     assert line["flops_to"] == np.median([each["flops"] for each in firsts])
     assert line["speedup"] == 1
-    never = found.loc[("alpha=5", "fedavg", 2.0)]
+    never = found.loc[("alpha=5", "fedavg", 1.0)]
     assert never["reached"] == 0
     assert math.isinf(never["rounds_to"])
     assert math.isnan(never["speedup"])
@@ -254,6 +254,9 @@ def test_no_folder_is_named_and_none_is_overwritten(runs, tmp_path, monkeypatch,
         (["runs", "--x", "virtual_seconds"], "--x virtual_seconds: no run has it"),
         (["runs", "--baseline", "fedavgg"], "--baseline: there is no group 'fedavgg' .did you mean 'fedavg'"),
         (["runs", "--target", "much"], "argument --target: invalid float value: 'much'"),
+        (["runs", "--target", "80"], "--target must be between 0 and 1, as in 0.8 for 80 %, not 80"),
+        (["runs", "--target", "nan"], "--target must be between 0 and 1, as in 0.8 for 80 %, not nan"),
+        (["runs", "--by", "run.seed"], "--by run.seed: it is no part of a result"),
         (["runs", "--last", "0"], "--last must be at least 1, not 0"),
         ([], "give folders of runs, as in: fedray compare runs/"),
     ],
@@ -267,6 +270,46 @@ def test_mistakes(words, message, made, tmp_path, monkeypatch, capsys):
     assert len(err.splitlines()) == 1
     assert re.search(message, err)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "runs"]
+
+
+def test_a_run_made_twice_counts_once(runs):
+    """Three copies of one run were a mean with the interval 0."""
+    for name in ("copy", "another"):
+        shutil.copytree(runs / "fedavg-5.0-0", runs / name)
+    (runs / "deep").mkdir()
+    (runs / "deep/link").symlink_to(runs / "fedavg-5.0-1")
+    found = fedray.compare(runs)
+    assert found.table["runs"].tolist() == [3, 3, 3, 3]
+    assert len(found.left_out) == 2
+    assert all("it is the same run as" in each.reason for each in found.left_out)
+
+
+def test_a_linked_run_below_a_folder_is_found(runs, tmp_path):
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/a").symlink_to(runs / "fedavg-5.0-0")
+    (tmp_path / "links/back").symlink_to(tmp_path / "links")
+    assert fedray.compare(tmp_path / "links").table["runs"].tolist() == [1]
+
+
+def test_settings_and_data_that_differ_are_told(runs):
+    """Another rate of one algorithm, and within a group another loss and other data."""
+    for seed in range(3):
+        change(runs / f"fedprox-5.0-{seed}/config.yaml", train__lr=0.5)
+    path = runs / "fedavg-5.0-1/inputs.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"training data": "0123", "loss": "4567"}))
+    notes = fedray.compare(runs, by=["algorithm.name"]).environments[-1].notes
+    assert any(note.startswith("the training data differ: ") and "0123" in note for note in notes)
+    assert any(note.startswith("the losses differ: ") and "4567" in note for note in notes)
+    found = fedray.compare(*(runs / f"{name}-5.0-{seed}" for name in ("fedavg", "fedprox") for seed in range(3)))
+    assert "train.lr differs: 0.05 in fedavg; 0.5 in fedprox" in found.environments[0].notes
+
+
+def test_names_with_signs_are_drawn_as_they_are(runs, tmp_path):
+    for seed in range(3):
+        change(runs / f"fedprox-5.0-{seed}/config.yaml", algorithm__name=f"a$^$b_{'|'}%&<.py:Mine")
+    write(fedray.compare(runs), tmp_path / "out")
+    assert "a$^$b_|%&amp;&lt;.py:Mine" in (tmp_path / "out/report.html").read_text()
+    assert (tmp_path / "out/curves.png").exists()
 
 
 def test_other_main_metrics_are_refused(runs):

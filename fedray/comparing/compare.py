@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fedray.comparing.curves import AXES, fold
-from fedray.comparing.grouping import ALGORITHM, Group, group_runs
+from fedray.comparing.grouping import ALGORITHM, Group, group_runs, is_aside
 from fedray.comparing.measure import Measure
 from fedray.comparing.outcomes import AMOUNTS, Finals, correct, difference, order_of, outcome, reaching
 from fedray.comparing.runs import LeftOut, Run, find_runs
@@ -128,7 +129,8 @@ def compare(
         raise UserError(f"--x {x}: no run has it")
     groups = group_runs(runs, by)
     _check_baseline(baseline, groups)
-    asked = _Asked(measure, x, targets, baseline or PLAIN, last)
+    _check_targets(targets, measure)
+    asked = _Asked(measure, x, list(dict.fromkeys(targets)), baseline or PLAIN, last)
     places = dict.fromkeys(group.place for group in groups)
     environments = [asked.of([group for group in groups if group.place == place]) for place in places]
     what = {"by": list(by), "x": x, "targets": list(targets), "baseline": baseline, "last": last}
@@ -139,17 +141,28 @@ def compare(
 def _comparable(runs: Sequence[Run], any_version: bool) -> tuple[list[Run], list[LeftOut]]:
     """Returns the runs that have a value to compare, and those that are left out."""
     kept, left_out = [], []
+    seen: dict[str, Path] = {}
     newest = max((_version(run) for run in runs), default="")
     for run in runs:
         measure = Measure(run.summary.get("metric", "accuracy"), run.summary.get("mode", "max"))
         if not run.diverged and math.isnan(run.final(measure)):
-            left_out.append(LeftOut(run.folder, f"it has no {measure.column}: the test set was not used"))
+            was_used = run.settings.get("run.eval_test", True)
+            why = "no evaluation has a number" if was_used else "the test set was not used"
+            left_out.append(LeftOut(run.folder, f"it has no {measure.column}: {why}"))
         elif not any_version and _version(run) != newest:
             of = run.versions.get("fedray")
             left_out.append(LeftOut(run.folder, f"it is of another version of fedray, {of} (--any-version takes it)"))
+        elif (twin := seen.setdefault(_identity(run), run.folder)) != run.folder:
+            left_out.append(LeftOut(run.folder, f"it is the same run as {twin}, with the same seeds"))
         else:
             kept.append(run)
     return kept, left_out
+
+
+def _identity(run: Run) -> str:
+    """Returns what two runs have in common that are the same run, made twice."""
+    settings = {key: value for key, value in run.settings.items() if not is_aside(key)}
+    return json.dumps([settings, run.seeds, dict(run.inputs)], sort_keys=True, default=str)
 
 
 def _version(run: Run) -> tuple[tuple[int, str], ...]:
@@ -164,6 +177,13 @@ def _measure_of(runs: Sequence[Run]) -> Measure:
         names = " and ".join(metric for metric, _ in found)
         raise UserError(f"these runs can't be compared: their main metrics differ ({names})")
     return Measure(*next(iter(found)))
+
+
+def _check_targets(targets: Sequence[float], measure: Measure) -> None:
+    for target in targets:
+        if not math.isfinite(target) or (measure.percent and not 0 < target <= 1):
+            kind = "between 0 and 1, as in 0.8 for 80 %" if measure.percent else "a number"
+            raise UserError(f"--target must be {kind}, not {target:g}")
 
 
 def _check_baseline(baseline: str | None, groups: Sequence[Group]) -> None:

@@ -109,11 +109,11 @@ def _keys_that_differ(runs: Iterable[Run]) -> list[str]:
     for run in runs:
         for key, value in run.settings.items():
             values.setdefault(key, set()).add(_text(value))
-    differ = [key for key, each in values.items() if len(each) > 1 and not _is_aside(key)]
+    differ = [key for key, each in values.items() if len(each) > 1 and not is_aside(key)]
     return sorted(differ, key=lambda key: next(place for place, begin in enumerate(FIRST) if key.startswith(begin)))
 
 
-def _is_aside(key: str) -> bool:
+def is_aside(key: str) -> bool:
     return key in NO_PART_OF_A_RESULT or key.startswith("engine.")
 
 
@@ -149,6 +149,8 @@ def _check(by: Sequence[str], differ: Sequence[str], runs: Sequence[Run]) -> Non
     for key in by:
         if key in differ:
             continue
+        if is_aside(key):
+            raise UserError(f"--by {key}: it is no part of a result, so that it never tells groups apart")
         known = {name for run in runs for name in run.settings} | {name for name, *_ in documented_keys()}
         if key not in known:
             raise UserError(f"--by {key}: there is no such key{near_miss(key, known)}")

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from fedray.comparing.style import BESIDE, MOST_LINES, Line, dress, figure_of
+from fedray.comparing.style import BESIDE, MOST_LINES, Line, drawn, dress, figure_of
 
 T = TypeVar("T")
 
@@ -82,10 +82,10 @@ def draw_panels(panels: Sequence[Panel], columns: int = 2) -> Figure:
 def _draw(axes: Axes, panel: Panel) -> None:
     for curve in panel.curves:
         points = curve.points
-        axes.plot(points["x"], panel.scale * points["mean"], label=curve.name, **curve.line.options(len(points)))
+        axes.plot(points["x"], panel.scale * points["mean"], label=drawn(curve.name), **curve.line.options(len(points)))
         low, high = panel.scale * points["low"], panel.scale * points["high"]
         axes.fill_between(points["x"], low, high, color=curve.line.colour, alpha=0.13, linewidth=0)
-    dress(axes, panel.over, panel.ylabel, panel.title)
+    dress(axes, panel.over, panel.ylabel, drawn(panel.title))
     _limit(axes, panel.ceiling)
     legend(axes)
 

@@ -13,7 +13,7 @@ from fedray.comparing.compare import Comparison, Environment
 from fedray.comparing.curves import fold
 from fedray.comparing.grouping import Group, shown
 from fedray.comparing.panel import Curve, Panel, draw_panels, legend, parts_of
-from fedray.comparing.style import BESIDE, LABEL_OF_AXIS, MOST_LINES, Line, figure_of, lines_for, plain
+from fedray.comparing.style import BESIDE, LABEL_OF_AXIS, MOST_LINES, Line, drawn, figure_of, lines_for, plain
 
 LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
 """The columns that are drawn beside the compared metric, with the labels of their axes."""
@@ -87,7 +87,7 @@ def clients_figures(comparison: Comparison, environment: Environment) -> Iterato
         for group, values in found.items():
             if values is not None:
                 options = styles[group.label].options(len(values))
-                axes.plot(100 * SHARES, measure.scale * values, label=_name(group), **options)
+                axes.plot(100 * SHARES, measure.scale * values, label=drawn(_name(group)), **options)
         axes.set(xlabel="clients that are no better, %", ylabel=f"a client's test {measure.words}{measure.unit}")
         plain(axes)
         legend(axes)
@@ -111,7 +111,7 @@ def _lines_over(key: str, others: Sequence[str], table: pd.DataFrame) -> dict[st
     """Returns the rows with at least two numbers of ``key`` for each choice of the keys ``others``, by its name."""
     numbers = pd.to_numeric(table[key], errors="coerce")
     rows = table.assign(number=numbers).dropna(subset=["number", "final"])
-    names = [shown({other: row[other] for other in others if not pd.isna(row[other])}) for _, row in rows.iterrows()]
+    names = [shown({other: row[other] for other in others if row[other] == row[other]}) for _, row in rows.iterrows()]
     lines = {str(name): own.sort_values("number") for name, own in rows.groupby(np.array(names, dtype=str), sort=False)}
     return {name: own for name, own in lines.items() if own["number"].nunique() > 1}
 
@@ -123,7 +123,9 @@ def _draw_over(key: str, lines: Mapping[str, pd.DataFrame], comparison: Comparis
         rows = lines[name]
         margins = measure.scale * rows["final_margin"].fillna(0)
         options = line.options(len(rows)) | {"markevery": 1}
-        axes.errorbar(rows["number"], measure.scale * rows["final"], yerr=margins, capsize=3, label=name, **options)
+        axes.errorbar(
+            rows["number"], measure.scale * rows["final"], yerr=margins, capsize=3, label=drawn(name), **options
+        )
     numbers = pd.concat([rows["number"] for rows in lines.values()])
     if numbers.min() > 0 and numbers.max() >= 20 * numbers.min():
         axes.set_xscale("log")

@@ -146,7 +146,13 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 
 def _below(path: Path) -> Iterator[Path]:
     """Yields the run folders in ``path``, in the order of their names. A run folder has no other below it."""
-    for place, folders, files in os.walk(path):
+    seen = set()
+    for place, folders, files in os.walk(path, followlinks=True):
+        # a link may lead back
+        if (there := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(there)
         if "config.yaml" in files and ("metrics.csv" in files or "summary.json" in files):
             folders.clear()
             yield Path(place)

@@ -90,6 +90,11 @@ def dress(axes: Axes, over: str, ylabel: str, title: str) -> None:
     plain(axes)
 
 
+def drawn(name: str) -> str:
+    """Returns a name in which Matplotlib finds no mathematics, and which it does not leave out of a legend."""
+    return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
+
+
 def plain(axes: Axes) -> None:
     """Takes away what tells nothing: the frame's upper and right side; and adds a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)

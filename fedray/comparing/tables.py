@@ -152,7 +152,7 @@ def markdown(table: pd.DataFrame) -> str:
             return "" if math.isnan(value) else f"{value:.4g}"
         return "" if value is None else str(value).replace("|", "\\|")
 
-    lines = [list(map(str, table.columns)), ["---"] * len(table.columns)]
+    lines = [[str(name).replace("|", "\\|") for name in table.columns], ["---"] * len(table.columns)]
     lines += [[shown(value) for value in row] for row in table.itertuples(index=False)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

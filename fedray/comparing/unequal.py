@@ -72,6 +72,8 @@ FACTS = (
         lambda run: run.settings.get("run.eval_every"),
     ),
     Fact("the test sets differ", lambda run: run.inputs.get("test data", "unknown")[:8], ("data.source",)),
+    Fact("the training data differ", lambda run: run.inputs.get("training data", "unknown")[:8], ("data.source",)),
+    Fact("the losses differ", lambda run: run.inputs.get("loss", "the task's")[:8]),
     Fact("the versions of torch differ", lambda run: run.versions.get("torch")),
 )
 
@@ -90,11 +92,27 @@ def what_is_unequal(groups: Sequence[Group], compares_time: bool = False) -> lis
     """Returns a line for each fact in which groups of one environment differ, and their names do not say so."""
     lines = []
     for fact in (*FACTS, *(FACTS_OF_TIME if compares_time else ())):
-        values = {group.label: " and ".join(sorted({_text(fact.of(run)) for run in group.runs})) for group in groups}
+        # a run that diverged has ended early, and is in no mean
+        ended = {group.label: [run for run in group.runs if not run.diverged] for group in groups}
+        found = {label: sorted({_text(fact.of(run)) for run in runs}) for label, runs in ended.items() if runs}
+        values = {label: " and ".join(each) for label, each in found.items()}
         is_told = any(key in group.own for key in fact.keys for group in groups)
-        if len(set(values.values())) > 1 and not is_told:
+        differs = len(set(values.values())) > 1 and not is_told
+        if differs or any(len(each) > 1 for each in found.values()):
             lines.append(f"{fact.differs}: {_by_value(values)}")
-    return [*lines, *_partitions(groups), *_seeds(groups)]
+    return [*lines, *_settings(groups), *_partitions(groups), *_seeds(groups)]
+
+
+def _settings(groups: Sequence[Group]) -> list[str]:
+    """Tells the further settings in which groups differ, as another learning rate of each algorithm."""
+    told = {key for fact in FACTS for key in fact.keys}
+    keys = dict.fromkeys(key for group in groups for key in group.further)
+    lines = []
+    for key in keys:
+        values = {group.label: _text(group.further[key]) for group in groups if key in group.further}
+        if len(set(values.values())) > 1 and key not in told and not key.startswith("algorithm."):
+            lines.append(f"{key} differs: {_by_value(values)}")
+    return lines
 
 
 def _text(value: Any) -> str:

@@ -69,7 +69,7 @@ def _launch(folder: Path, host: str, port: int | None) -> str:
         # where it tells that it reads events in the fast way
         with contextlib.redirect_stderr(io.StringIO()):
             return str(board.launch())
-    except program.TensorBoardServerException as error:
+    except (program.TensorBoardServerException, OverflowError) as error:
         raise UserError(f"TensorBoard can't be started: {error}") from None
 
 
