@@ -18,6 +18,9 @@ from scipy import stats
 import fedray
 from fedray.cli import main
 from fedray.comparing.files import write
+from fedray.comparing.measure import Measure
+from fedray.comparing.statistics import with_interval
+from fedray.comparing.tables import digits_of
 from fedray.errors import UserError
 
 SETTINGS = {
@@ -194,7 +197,7 @@ def test_what_makes_groups_unequal_is_told(runs):
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps(summary | {"parameters": 99}))
     shutil.rmtree(runs / "fedavg-5.0-2")
-    alike, unequal = fedray.compare(runs).environments
+    alike, unequal = fedray.compare(runs, targets=[0.1]).environments
     assert alike.notes == []
     assert unequal.notes == [
         "the models differ in their parameters: 7,850 in fedavg; 99 in fedprox",
@@ -282,6 +285,31 @@ def test_a_run_made_twice_counts_once(runs):
     assert found.table["runs"].tolist() == [3, 3, 3, 3]
     assert len(found.left_out) == 2
     assert all("it is the same run as" in each.reason for each in found.left_out)
+
+
+def test_what_is_said_of_the_baseline(runs):
+    """One that is missing, one of several, and one that does not reach the target itself."""
+    for seed in range(3):
+        change(runs / f"fedavg-0.1-{seed}/config.yaml", algorithm__name="scaffold")
+        change(runs / f"fedprox-5.0-{seed}/config.yaml", algorithm__name="fedavg", train__lr=0.5)
+    first, second = fedray.compare(runs, targets=[0.99]).environments
+    missing = "there is no fedavg here, so that there are no differences and speed-ups"
+    assert missing in first.notes
+    assert (
+        f"{missing}, and the target is the mean of the group that ends worst"
+        in fedray.compare(runs).environments[0].notes
+    )
+    best = max(second.rows, key=lambda row: row["final"])["group"]
+    assert second.baseline.label == best
+    assert f"the baseline is {best}, the best of 2 groups of fedavg" in second.notes
+    assert f"{best} reached the target in 0 of 3 runs, so that there are no speed-ups" in second.notes
+
+
+def test_small_and_large_metrics_have_digits():
+    loss = Measure("mean_squared_error", "min")
+    assert with_interval([0.00061], digits_of([0.00061], loss)) == "0.0006100"
+    assert with_interval([589831004.4], digits_of([589831004.4], loss)) == "589831004"
+    assert digits_of([0.5], Measure()) == digits_of([], loss) == 2
 
 
 def test_a_linked_run_below_a_folder_is_found(runs, tmp_path):

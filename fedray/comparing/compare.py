@@ -217,24 +217,48 @@ class _Asked:
 
     def of(self, groups: Sequence[Group]) -> Environment:
         """Returns an environment with what its groups reached."""
-        baseline = next((group for group in groups if self.baseline in _names(group)), None)
+        reached = {group: outcome(group.runs, self.measure, self.last) for group in groups}
+        named = [group for group in groups if self.baseline in _names(group)]
+        baseline = min(named, key=lambda group: order_of(reached[group], self.measure), default=None)
         finals = {group: Finals.of(group.runs, self.measure, _pair) for group in groups}
         rows = {}
         for group in groups:
-            rows[group] = _keys(group) | outcome(group.runs, self.measure, self.last)
+            rows[group] = _keys(group) | reached[group]
             if baseline is not None and group is not baseline:
                 rows[group] |= difference(finals[group], finals[baseline])
         correct(list(rows.values()))
         ordered = sorted(groups, key=lambda group: order_of(rows[group], self.measure))
         targets = self.targets or self._implied_target([rows[each] for each in groups if baseline in (None, each)])
+        to_targets = [row for target in targets for row in self._to(target, ordered, baseline, rows)]
+        unequal = what_is_unequal(groups, compares_time=self.over == "wall_seconds")
         return Environment(
             name=groups[0].place,
             groups=ordered,
             baseline=baseline,
             rows=[rows[group] for group in ordered],
-            targets=[row for target in targets for row in self._to(target, ordered, baseline, rows)],
-            notes=what_is_unequal(groups, compares_time=self.over == "wall_seconds"),
+            targets=to_targets,
+            notes=[*unequal, *self._about_baseline(groups, named, baseline, to_targets)],
         )
+
+    def _about_baseline(
+        self,
+        groups: Sequence[Group],
+        named: Sequence[Group],
+        baseline: Group | None,
+        to_targets: Sequence[Mapping[str, Any]],
+    ) -> Iterator[str]:
+        """Yields lines about a baseline that is not there, is one of several, or does not reach a target itself."""
+        if baseline is None:
+            if len(groups) > 1:
+                implied = "" if self.targets else ", and the target is the mean of the group that ends worst"
+                yield f"there is no {self.baseline} here, so that there are no differences and speed-ups{implied}"
+            return
+        if len(named) > 1:
+            yield f"the baseline is {baseline.label}, the best of {len(named)} groups of {self.baseline}"
+        for row in to_targets:
+            if row["group"] == baseline.label and len(groups) > 1 and math.isinf(row["rounds_to"]):
+                runs = f"{row['reached']} of {row['runs']} runs"
+                yield f"{baseline.label} reached the target in {runs}, so that there are no speed-ups"
 
     def _implied_target(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """Returns the worst mean of ``rows``, which are the baseline's alone or those of all groups."""

@@ -20,7 +20,7 @@ from fedray.files import replacement_of, write_whole
 MARK = "comparison.json"
 """The file by which a folder of a comparison is known."""
 
-UNEQUAL = "These groups differ in more than their names say:"
+UNEQUAL = "To be known when these groups are compared:"
 
 NOTES = (
     "Runs that differ in their seeds alone are one group. `±` is half the width of the 95 % confidence interval of the "

@@ -98,7 +98,16 @@ def _runs(row: Mapping[str, Any]) -> str:
 
 
 def _values(values: Sequence[float], measure: Measure, sign: str = "") -> str:
-    return with_interval([measure.scale * value for value in values], sign=sign)
+    return with_interval([measure.scale * value for value in values], digits_of(values, measure), sign)
+
+
+def digits_of(values: Sequence[float], measure: Measure) -> int:
+    """Returns how many digits after the point are shown: two of a percentage; of another metric as many as make four
+    digits of the largest value."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if measure.percent or not largest:
+        return 2
+    return min(12, max(0, 3 - math.floor(math.log10(largest))))
 
 
 def _difference(row: Mapping[str, Any], baseline: str, measure: Measure) -> str:
@@ -107,8 +116,8 @@ def _difference(row: Mapping[str, Any], baseline: str, measure: Measure) -> str:
     if "differences" not in row:
         return "no pairs"
     text = _values(row["differences"], measure, sign="+")
-    pairs, ended = len(row["differences"]), len(row["finals"])
-    return f"{text} ({pairs} pair{'s' if pairs > 1 else ''})" if pairs < ended else text
+    pairs = len(row["differences"])
+    return f"{text} ({pairs} pair{'s' if pairs > 1 else ''})" if pairs < row["runs"] else text
 
 
 def p_value(p: float) -> str:

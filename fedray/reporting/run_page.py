@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fedray.comparing.measure import Measure
 from fedray.comparing.page import Page, Picture, Section
 from fedray.comparing.runs import LeftOut, Run, read_run
 from fedray.comparing.style import BESIDE, MOST_LINES, dress, figure_of, lines_for, plain
-from fedray.comparing.tables import Table, in_units
+from fedray.comparing.tables import Table, digits_of, in_units
 from fedray.config.section import in_message
 from fedray.data.holdings import Holdings
 from fedray.data.plot import draw_holdings
@@ -68,7 +69,11 @@ def _tables(run: Run, measure: Measure) -> Iterator[Table]:
         "best": run.best(measure),
         "mean of the last ten evaluations": run.last(measure),
     }
-    shown = {name: f"{measure.scale * value:.2f}" for name, value in values.items()}
+    digits = digits_of(list(values.values()), measure)
+    shown = {
+        name: f"{measure.scale * value:.{digits}f}" if math.isfinite(value) else "none"
+        for name, value in values.items()
+    }
     yield Table(
         f"test {measure.words}{measure.unit}", pd.DataFrame({"": [*shown], "evaluated model": [*shown.values()]})
     )
