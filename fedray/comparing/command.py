@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedray.comparing.measure import AXES
 from fedray.errors import UserError
-
-AXES = ("rounds", "iterations", "bytes", "flops", "virtual_seconds", "wall_seconds")
 
 DESCRIPTION = """\
 Compare runs that have ended: what they reached, and what that took.

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedray.comparing.curves import AXES, fold
+from fedray.comparing.curves import fold
 from fedray.comparing.grouping import ALGORITHM, Group, group_runs, is_aside
-from fedray.comparing.measure import Measure
+from fedray.comparing.measure import AXES, Measure
 from fedray.comparing.outcomes import AMOUNTS, Finals, correct, difference, order_of, outcome, reaching
 from fedray.comparing.runs import LeftOut, Run, find_runs
 from fedray.comparing.unequal import what_is_unequal

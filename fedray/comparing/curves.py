@@ -7,27 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from fedray.comparing.measure import AXES
 from fedray.comparing.runs import Run
 from fedray.comparing.statistics import LEAST_RUNS, margin_of
-
-AXES = {
-    "rounds": "round",
-    "iterations": "iterations",
-    "bytes": "bytes",
-    "flops": "flops",
-    "virtual_seconds": "virtual_seconds",
-    "wall_seconds": "wall_seconds",
-}
-"""What curves can be drawn over, and the column of each."""
 
 
 def fold(runs: Sequence[Run], column: str, over: str = "rounds") -> pd.DataFrame:
     """Returns the mean curve of a group's runs: a row for each round in which all of them were evaluated.
 
-    Its columns are ``round``; ``x``, the amount of ``over`` (a key of :data:`AXES`) up to this round, as a mean over
-    the runs; ``mean`` of the metric ``column``; ``low`` and ``high``, the ends of the 95 % interval of the mean
-    (Student's t), or the lowest and the highest value of fewer than three runs; and ``runs``, how many there are. Runs
-    that diverged are left out.
+    Its columns are ``round``; ``x``, the amount of ``over`` (a key of :data:`~fedray.comparing.measure.AXES`) up to
+    this round, as a mean over the runs; ``mean`` of the metric ``column``; ``low`` and ``high``, the ends of the 95 %
+    interval of the mean (Student's t), or the lowest and the highest value of fewer than three runs; and ``runs``, how
+    many there are. Runs that diverged are left out.
     """
     ended = [run.rows.set_index("round") for run in runs if not run.diverged and column in run.rows]
     names = ["round", "x", "mean", "low", "high", "runs"]

@@ -1,8 +1,18 @@
-"""The number by which runs are compared: which column of metrics.csv it is, and how it is shown."""
+"""What runs are compared by, and over what: which columns of metrics.csv these are, and how they are shown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+AXES = {
+    "rounds": "round",
+    "iterations": "iterations",
+    "bytes": "bytes",
+    "flops": "flops",
+    "virtual_seconds": "virtual_seconds",
+    "wall_seconds": "wall_seconds",
+}
+"""What curves can be drawn over, and the column of each."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from fedray.comparing.style import BESIDE, MOST_LINES, Line, drawn, dress, figure_of
+from fedray.comparing.style import BESIDE, MOST_LINES, Line, drawn, dress, figure_of, width_of
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Panel:
     @property
     def legend_width(self) -> float:
         """The width in inches that the longest name in the legend takes."""
-        return 0.6 + 0.075 * max(len(curve.name) for curve in self.curves)
+        return width_of([curve.name for curve in self.curves])
 
 
 def bands(seeds: int) -> str:

@@ -13,7 +13,7 @@ from fedray.comparing.compare import Comparison, Environment
 from fedray.comparing.curves import fold
 from fedray.comparing.grouping import Group, shown
 from fedray.comparing.panel import Curve, Panel, draw_panels, legend, parts_of
-from fedray.comparing.style import BESIDE, LABEL_OF_AXIS, MOST_LINES, Line, drawn, figure_of, lines_for, plain
+from fedray.comparing.style import BESIDE, LABEL_OF_AXIS, MOST_LINES, Line, drawn, figure_of, lines_for, plain, width_of
 
 LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
 """The columns that are drawn beside the compared metric, with the labels of their axes."""
@@ -82,7 +82,7 @@ def clients_figures(comparison: Comparison, environment: Environment) -> Iterato
         found = {group: distribution(group.runs, measure) for group in groups}
         if all(values is None for values in found.values()):
             continue
-        figure, (axes,) = figure_of(1, legend_width=0.6 + 0.075 * max(len(_name(group)) for group in groups))
+        figure, (axes,) = figure_of(1, legend_width=width_of(list(map(_name, groups))))
         styles = _styles(groups, comparison)
         for group, values in found.items():
             if values is not None:
@@ -118,7 +118,7 @@ def _lines_over(key: str, others: Sequence[str], table: pd.DataFrame) -> dict[st
 
 def _draw_over(key: str, lines: Mapping[str, pd.DataFrame], comparison: Comparison) -> Figure:
     measure = comparison.measure
-    figure, (axes,) = figure_of(1, legend_width=0.6 + 0.075 * max(map(len, lines)))
+    figure, (axes,) = figure_of(1, legend_width=width_of(list(lines)))
     for name, line in lines_for(list(lines)).items():
         rows = lines[name]
         margins = measure.scale * rows["final_margin"].fillna(0)

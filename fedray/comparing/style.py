@@ -90,6 +90,11 @@ def dress(axes: Axes, over: str, ylabel: str, title: str) -> None:
     plain(axes)
 
 
+def width_of(names: Sequence[str]) -> float:
+    """Returns the width in inches of a legend with these names."""
+    return 0.6 + 0.075 * max(map(len, names), default=0)
+
+
 def drawn(name: str) -> str:
     """Returns a name in which Matplotlib finds no mathematics, and which it does not leave out of a legend."""
     return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")

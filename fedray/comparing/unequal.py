@@ -15,17 +15,17 @@ LISTED = 6
 """The most groups that a line names."""
 
 
-def public_samples(run: Run) -> int | str:
+def public_samples(run: Run) -> int | None:
     """Returns on how many labelled public samples the server trained, or the clients to whom they were dealt.
 
-    It is 0 if they were only held out.
+    It is 0 if they were only held out, and None if the algorithm, which says whether it needs them, is not there.
     """
     settings = run.settings
     try:
         needs_them = find_algorithm(str(settings["algorithm.name"])).needs_public
     except UserError:
         # an algorithm of the user's whose file is not there any more
-        return "unknown"
+        return None
     used = settings["data.public_to"] == "clients" or needs_them
     return int(settings["data.public_samples"] or 0) if used else 0
 
@@ -116,6 +116,8 @@ def _settings(groups: Sequence[Group]) -> list[str]:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "unknown"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

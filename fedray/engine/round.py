@@ -20,8 +20,8 @@ import torch
 from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
 from fedray.engine.cohorts import cohort_of_round
-from fedray.engine.comparison import comparison_of
 from fedray.engine.dealing import Dealer
+from fedray.engine.diagnostics import comparison_of
 from fedray.engine.phase_tasks import Sent, task_of
 from fedray.engine.run_state import RunState
 from fedray.engine.states import StateFile

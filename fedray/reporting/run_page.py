@@ -17,7 +17,7 @@ from fedray.comparing.clients import SHARES
 from fedray.comparing.measure import Measure
 from fedray.comparing.page import Page, Picture, Section
 from fedray.comparing.runs import LeftOut, Run, read_run
-from fedray.comparing.style import BESIDE, MOST_LINES, dress, figure_of, lines_for, plain
+from fedray.comparing.style import BESIDE, MOST_LINES, dress, figure_of, lines_for, plain, width_of
 from fedray.comparing.tables import Table, digits_of, in_units
 from fedray.config.section import in_message
 from fedray.data.holdings import Holdings
@@ -125,7 +125,7 @@ def _clients(run: Run, measure: Measure) -> Drawn:
         rows = rows[rows["round"] == rows["round"].max()]
         models = [name for name in map(str, rows) if name.endswith(f"_{measure.metric}") and rows[name].notna().any()]
         if models:
-            figure, (axes,) = figure_of(1, legend_width=0.6 + 0.075 * max(map(len, models)))
+            figure, (axes,) = figure_of(1, legend_width=width_of(models))
             for name, line in lines_for(models[:MOST_LINES]).items():
                 values = measure.scale * np.quantile(rows[name].dropna().to_numpy(), SHARES)
                 axes.plot(100 * SHARES, values, label=name, **line.options(len(SHARES)))
@@ -180,7 +180,7 @@ def _drift(run: Run) -> Drawn:
 
 def _lines(rows: Mapping[str, pd.DataFrame], ylabel: str) -> Figure:
     """Returns a figure with a line over rounds for each column, which is a key of ``rows``."""
-    figure, (axes,) = figure_of(1, legend_width=0.6 + 0.075 * max(map(len, rows)))
+    figure, (axes,) = figure_of(1, legend_width=width_of(list(rows)))
     for name, line in lines_for(list(rows)).items():
         own = rows[name].dropna(subset=name)
         axes.plot(own["round"], own[name], label=name, **line.options(len(own)))

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedray.config import load
 from fedray.errors import UserError, near_miss
 from fedray.reproducing.measure import measured
 from fedray.reproducing.published import EXPERIMENTS, Planned, PublishedTable, known_tables, read_table
@@ -57,8 +56,7 @@ class Request:
         for cell in table.cells:
             more = {}
             if self.quick:
-                rounds = load(cell.config({}).model_dump(exclude={"for_algorithm"}, exclude_unset=True)).rounds
-                more = {"run.rounds": max(2, rounds // QUICK), "run.iterations": None}
+                more = {"run.rounds": max(2, cell.config({}).rounds // QUICK), "run.iterations": None}
             for run in cell.planned(self.seeds_of(table), more):
                 found.setdefault(run.folder, run)
         return list(found.values())

@@ -46,13 +46,15 @@ def read_runs(row: Row) -> list[Run]:
 
     Raises :class:`UserError` for a folder that is damaged.
     """
-    runs = []
-    for folder in row.folders:
-        found = read_run(folder)
-        if not isinstance(found, Run):
-            raise UserError(f"{folder} can't be compared: {found.reason}")
-        runs.append(found)
-    return runs
+    return [run_of(folder) for folder in row.folders]
+
+
+def run_of(folder: Path) -> Run:
+    """Reads the run in ``folder``. Raises :class:`UserError` if it is damaged."""
+    found = read_run(folder)
+    if not isinstance(found, Run):
+        raise UserError(f"{folder} can't be compared: {found.reason}")
+    return found
 
 
 def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None) -> pd.DataFrame:

@@ -29,7 +29,7 @@ from fedray.tuning.storage import study_of
 from fedray.tuning.study import best_trials, sampled_values
 from fedray.tuning.suite import OF_OPTIMIZERS, Suite
 from fedray.tuning.suite_facts import facts_of
-from fedray.tuning.suite_rows import Row, compare_rows, read_runs
+from fedray.tuning.suite_rows import Row, compare_rows, read_runs, run_of
 from fedray.tuning.view import format_values
 
 NOTES = (
@@ -74,7 +74,7 @@ def suite_rows(suite: Suite) -> list[Row]:
         states = Counter(map(state_of, _ended(study_of(final.spec))))
         facts: dict[str, Any] = {"trials": sum(states.values())}
         facts |= {state: states[state] for state in ("complete", "pruned", "diverged", "failed")}
-        facts |= facts_of(folders[0]) if folders else {}
+        facts |= facts_of(run_of(folders[0])) if folders else {}
         facts |= {"seeds_asked": suite.seeds}
         if best is not None:
             own = {key: final.spec.base[key] for key in differ if key in final.spec.base}
