@@ -55,15 +55,19 @@ class Hosts:
 
     def run(self, *command: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         """What a user would type, in the root of the checkout."""
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-        )
+        try:
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired as expired:
+            print(f"$ {' '.join(command)}  # not ended after {timeout} s\n{(expired.stdout or b'').decode()}")
+            raise
         # the remote end is a terminal, with its line ends
         output = done.stdout.decode(errors="replace").replace("\r\n", "\n")
         print(f"$ {' '.join(command)}  # exit code {done.returncode}\n{output}")
@@ -239,6 +243,21 @@ def check_down(hosts: Hosts, config: str) -> None:
     while left := hosts.ray_processes(2):
         assert time.monotonic() < deadline, left
         time.sleep(2)
+
+
+def test_the_files_that_travel_are_whole(tmp_path: Path) -> None:
+    """A link to a file that does not travel stops Ray's launcher on the head, without a word on this machine."""
+    mounts = yaml.safe_load((ROOT / "cluster" / "config.yaml").read_text())["file_mounts"]
+    for target, source in mounts.items():
+        copy = tmp_path / target.removeprefix("~/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, copy, symlinks=True)
+        else:
+            shutil.copy(ROOT / source, copy)
+    links = [path for path in tmp_path.rglob("*") if path.is_symlink()]
+    assert links
+    assert [path for path in links if not path.exists()] == []
 
 
 @pytest.mark.slow
