@@ -13,30 +13,37 @@ import pandas as pd
 import pytest
 import yaml
 
+import fedray
 from fedray.algorithms import find_algorithm
 from fedray.cli import main
+from fedray.comparing.runs import read_run
 from fedray.errors import UserError
 from fedray.reproducing import measure, published, reproduce
 from fedray.reproducing.accounting import gflops_of_a_round
 from fedray.reproducing.measure import frame, measured
-from fedray.reproducing.published import known_tables, read_table
+from fedray.reproducing.provenance import made_by, sentence
+from fedray.reproducing.published import UNTIL_TARGET, known_tables, read_table
 from fedray.reproducing.report import text_of
 
 TABLES = known_tables()
+
+ASKED = {"command": "fedray reproduce x", "seeds": 2}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_each_table_fits_its_experiments(name):
     """Its files are there, take what rows and columns set, and have what is measured of them."""
     table = read_table(name)
-    assert table.title.startswith(("FedTrip (", "GHBM (", "pFedMo ("))
+    assert table.title.startswith(("FedSiam-DA (", "FedTrip (", "GHBM (", "pFedMo ("))
     assert len(table.cells) == len(table.rows) * len(table.columns)
     for cell in table.cells:
         config = cell.config({})
         find_algorithm(config.algorithm.name)
         if table.measure in ("rounds", "ratio", "gflops"):
             assert config.run.targets, cell
-        if table.measure == "train" or cell.of == "train":
+        if table.measure in UNTIL_TARGET and cell.of == "test":
+            assert config.run.stop_at == config.run.targets[-1]
+        if cell.of == "train":
             assert config.run.eval_train_samples, cell
         if table.measure == "at_round":
             assert cell.round is not None
@@ -72,14 +79,16 @@ def mine(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "experiments"
     (folder / "paper/published").mkdir(parents=True)
     (folder / "paper/small.yaml").write_text(yaml.safe_dump(EXPERIMENT))
-    (folder / "costs.csv").write_text("experiment,hours_per_run\npaper/small,0.5\n")
+    (folder / "costs.csv").write_text("experiment,cohort,local_steps,rounds,hours_per_run\npaper/small,3,3,20,0.5\n")
     column = {"experiment": "paper/small", "published": [4, 8]}
     for name, unit, columns in (
         ("rounds", "rounds", {"a": column, "b": column | {"with": {"train.lr": 0.1}}}),
         ("ratio", "ratio", {"a": column}),
-        ("accuracy", "train", {"a": column | {"published": [50, None]}}),
+        ("accuracy", "final", {"a": column | {"published": [50, None]}}),
+        ("steps", "final", {"a": {"experiment": "paper/small", "with": {"train.local_steps": 6}}}),
     ):
         table = {"title": f"Paper, {name}", "measure": unit, "seeds": 2, "rows": ["fedavg", "fedprox"]}
+        table |= {"of": "train"} if unit == "final" else {}
         (folder / f"paper/published/{name}.yaml").write_text(yaml.safe_dump(table | {"columns": columns}))
     for module in (published, reproduce):
         monkeypatch.setattr(module, "EXPERIMENTS", folder)
@@ -93,30 +102,37 @@ def test_from_start_to_table(mine, ray_cluster, capsys):
     assert "| fedavg | " in out
     runs = sorted((mine / "reproduced/runs").glob("paper/small/*/seed-*/summary.json"))
     assert len(runs) == 4
+    made = json.loads((mine / "reproduced/paper/rounds/made.json").read_text())
+    assert (made["command"], made["seeds"], made["runs"]) == ("fedray reproduce paper/rounds --column 'a'", 2, 4)
+    assert made["versions"]["fedray"] == fedray.__version__
+    assert f"4 runs of {made['hours']:.3g} h in all, on {made['processors']}; fedray " in out
     times = [path.stat().st_mtime_ns for path in runs]
     rows = pd.read_csv(mine / "reproduced/paper/rounds/table.csv").set_index("row")
     for name in ("fedavg", "fedprox"):
         firsts = []
         for seed in range(2):
-            metrics = pd.read_csv(mine / f"reproduced/runs/paper/small/{name}/seed-{seed}/metrics.csv")
+            metrics = pd.read_csv(mine / f"reproduced/runs/paper/small/{name}_run.stop_at_0.3/seed-{seed}/metrics.csv")
             there = metrics[metrics["test_accuracy"] >= 0.3]["round"]
             firsts.append(there.iloc[0] if len(there) else math.inf)
         assert rows.loc[name, "measured"] == np.median(firsts)
         assert rows.loc[name, "deviation"] == pytest.approx(np.median(firsts) / rows.loc[name, "published"] - 1)
     # its algorithm's own settings, and the seed by which data are dealt as well
-    config = yaml.safe_load((mine / "reproduced/runs/paper/small/fedprox/seed-1/config.yaml").read_text())
+    config = yaml.safe_load(
+        (mine / "reproduced/runs/paper/small/fedprox_run.stop_at_0.3/seed-1/config.yaml").read_text()
+    )
     assert (config["algorithm"]["mu"], config["run"]["seed"], config["data"]["seed"]) == (0.5, 1, 1)
     assert (mine / "reproduced/paper/rounds/table.png").stat().st_size > 5000
-    # other tables use the same runs, and a second column makes only its own
+    # another table uses the same runs, a second column makes only its own, and an accuracy needs all rounds
     assert main(["reproduce", "paper/ratio"]) == 0
-    assert main(["reproduce", "paper/accuracy"]) == 0
     assert main(["reproduce", "paper/rounds"]) == 0
+    assert main(["reproduce", "paper/accuracy"]) == 0
     assert [path.stat().st_mtime_ns for path in runs] == times
-    assert len(list((mine / "reproduced/runs").glob("paper/small/*/seed-*"))) == 8
+    assert len(list((mine / "reproduced/runs").glob("paper/small/*/seed-*"))) == 12
     capsys.readouterr()
     assert main(["reproduce", "--list"]) == 0
     listed = capsys.readouterr().out
-    assert "paper/rounds: Paper, rounds\n    8 runs, 8 done; 4.0 h on 2 processors" in listed
+    assert "paper/rounds: Paper, rounds\n    8 runs, 8 done; at most 4.0 h on 2 processors" in listed
+    assert "paper/steps: Paper, steps\n    4 runs, 0 done; at most 4.0 h on 2 processors" in listed
 
 
 def test_quick_runs_are_kept_apart(mine, ray_cluster):
@@ -125,7 +141,7 @@ def test_quick_runs_are_kept_apart(mine, ray_cluster):
     assert len(pd.read_csv(run / "metrics.csv")) == 2
     assert not (mine / "reproduced/runs").exists()
     made = json.loads((mine / "reproduced/paper/accuracy-quick/made.json").read_text())
-    assert made == {"command": "fedray reproduce paper/accuracy --quick", "seeds": 1}
+    assert (made["command"], made["seeds"]) == ("fedray reproduce paper/accuracy --quick", 1)
 
 
 def write_run(folder: Path, accuracies: list[float], status: str = "completed", **columns: float) -> None:
@@ -142,9 +158,9 @@ def write_run(folder: Path, accuracies: list[float], status: str = "completed", 
 
 def test_runs_that_are_missing_or_lost(mine):
     runs = mine / "runs/paper/small"
-    write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
-    write_run(runs / "fedavg/seed-1", [0.1, 0.2, 0.2])
-    write_run(runs / "fedprox/seed-0", [0.4, 0.4], "diverged")
+    write_run(runs / "fedavg_run.stop_at_0.3/seed-0", [0.1, 0.4, 0.5])
+    write_run(runs / "fedavg_run.stop_at_0.3/seed-1", [0.1, 0.2, 0.2])
+    write_run(runs / "fedprox_run.stop_at_0.3/seed-0", [0.4, 0.4], "diverged")
     table = read_table("paper/rounds")
     rows = frame(table, measured(table, mine / "runs", 2)).set_index(["column", "row"])
     # 2 and never: the median is above the three rounds
@@ -152,12 +168,14 @@ def test_runs_that_are_missing_or_lost(mine):
     assert math.isnan(rows.loc[("a", "fedavg"), "deviation"])
     assert rows.loc[("a", "fedprox"), ["runs", "diverged", "reached"]].tolist() == [1, 1, 0]
     assert rows.loc[("b", "fedavg"), "runs"] == 0
-    text = text_of(table, measured(table, mine / "runs", 2), {"command": "x"})
+    text = text_of(table, measured(table, mine / "runs", 2), made_by(ASKED, []))
     assert "| fedavg | > 3, 1 of 2 reached it (4) | not run (4) |" in text
 
 
 def test_ratios_and_accuracies(mine):
     runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg_run.stop_at_0.3/seed-0", [0.1, 0.4, 0.5], train_accuracy=0.6)
+    write_run(runs / "fedprox_run.stop_at_0.3/seed-0", [0.1, 0.2, 0.2, 0.4], train_accuracy=0.7)
     write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5], train_accuracy=0.6)
     write_run(runs / "fedprox/seed-0", [0.1, 0.2, 0.2, 0.4], train_accuracy=0.7)
     ratio = read_table("paper/ratio")
@@ -165,8 +183,25 @@ def test_ratios_and_accuracies(mine):
     assert values == [2, 2]
     accuracy = read_table("paper/accuracy")
     assert [one.value for one in measured(accuracy, mine / "runs", 1)] == pytest.approx([60, 70])
-    assert "| fedavg | 60.00 (50) |" in text_of(accuracy, measured(accuracy, mine / "runs", 1), {})
-    assert "| fedprox | 70.00 (-) |" in text_of(accuracy, measured(accuracy, mine / "runs", 1), {})
+    text = text_of(accuracy, measured(accuracy, mine / "runs", 1), made_by(ASKED, []))
+    assert "| fedavg | 60.00 (50) |" in text
+    assert "| fedprox | 70.00 (-) |" in text
+
+
+def test_how_a_table_was_made(mine):
+    """The hours are a sum, and versions and processors that differ are all named."""
+    folders = [mine / f"runs/seed-{seed}" for seed in range(2)]
+    for seed, folder in enumerate(folders):
+        write_run(folder, [0.1, 0.4])
+        summary = {"status": "completed", "versions": {"fedray": f"0.{seed}", "torch": "2.8"}}
+        processes = [{"device": "Xeon"}, {"device": ("Xeon", "EPYC")[seed]}]
+        (folder / "summary.json").write_text(json.dumps(summary | {"machine": {"processes": processes}}))
+    runs = [read_run(folder) for folder in folders]
+    made = made_by(ASKED, [*runs, runs[0]])
+    assert made["versions"]["fedray"] == "0.0 and 0.1"
+    assert made["hours"] == pytest.approx(4 / 3600)
+    said = "Made by `fedray reproduce x` with 2 seeds: 2 runs of 0.00111 h in all, on Xeon, EPYC"
+    assert sentence(made) == f"{said}; fedray 0.0 and 0.1, torch 2.8."
 
 
 def test_gflops_are_those_of_table_v():
@@ -184,8 +219,8 @@ def test_gflops_are_those_of_table_v():
 def test_costs_follow_from_rounds(mine, monkeypatch):
     """GFLOPs: rounds times those of a round. GiB: those of a run times the rounds over FedAvg's to its own accuracy."""
     runs = mine / "runs/paper/small"
-    write_run(runs / "fedavg/seed-0", [0.1, 0.2, 0.4, 0.4])
-    write_run(runs / "fedprox/seed-0", [0.1, 0.5, 0.5, 0.5])
+    write_run(runs / "fedavg_run.stop_at_0.3/seed-0", [0.1, 0.2, 0.4, 0.4])
+    write_run(runs / "fedprox_run.stop_at_0.3/seed-0", [0.1, 0.5, 0.5, 0.5])
     monkeypatch.setattr(measure, "gflops_of_a_round", lambda cell: 2.5)
     monkeypatch.setattr(measure, "gib_of_a_run", lambda cell: 12.0)
     table = read_table("paper/rounds")
@@ -193,8 +228,8 @@ def test_costs_follow_from_rounds(mine, monkeypatch):
         found = measured(replace(table, measure=unit, cells=table.cells[:2]), mine / "runs", 1)
         assert [one.value for one in found] == pytest.approx(wanted)
     # what never gets there costs as much as a whole run
-    write_run(runs / "fedprox/seed-1", [0.1, 0.1, 0.1, 0.1])
-    write_run(runs / "fedavg/seed-1", [0.1, 0.2, 0.4, 0.4])
+    write_run(runs / "fedprox_run.stop_at_0.3/seed-1", [0.1, 0.1, 0.1, 0.1])
+    write_run(runs / "fedavg_run.stop_at_0.3/seed-1", [0.1, 0.2, 0.4, 0.4])
     found = measured(replace(table, measure="gib", cells=table.cells[:2]), mine / "runs", 2)
     assert [one.value for one in found] == pytest.approx([12.0, 12.0])
 

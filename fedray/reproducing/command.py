@@ -67,6 +67,6 @@ def _list(output: Path) -> int:
     from fedray.reproducing.reproduce import listing
 
     for name, title, runs, done, hours in listing(output):
-        cost = "not measured" if hours != hours else f"{hours:,.{1 if hours < 100 else 0}f} h on 2 processors"
+        cost = "not measured" if hours != hours else f"at most {hours:,.{1 if hours < 100 else 0}f} h on 2 processors"
         print(f"{name}: {title}\n    {runs:,} runs, {done:,} done; {cost}")
     return 0

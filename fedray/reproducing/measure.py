@@ -16,7 +16,7 @@ from fedray.comparing.statistics import mean_and_margin
 from fedray.reproducing.accounting import gflops_of_a_round, gib_of_a_run
 from fedray.reproducing.published import Cell, PublishedTable
 
-PERCENT = ("final", "last", "train", "at_round")
+PERCENT = ("final", "last", "at_round")
 """The measures that are accuracies in percent. The others follow from the rounds until a target."""
 
 
@@ -25,14 +25,14 @@ class Measured:
     """What the runs of a cell gave.
 
     ``value`` is in the unit of the table: percent, rounds, a ratio of rounds, GFLOPs or GiB. ``margin`` is half the
-    width of the 95 % interval of a mean, NaN where there is none. ``runs`` is how many runs have ended, ``diverged``
+    width of the 95 % interval of a mean, NaN where there is none. ``runs`` are those that have ended, ``diverged`` is
     how many of them diverged, and ``reached`` how many reached the target. ``rounds`` are those of a whole run.
     """
 
     cell: Cell
     value: float
     margin: float
-    runs: int
+    runs: Sequence[Run]
     diverged: int
     reached: int | None = None
     rounds: float = math.nan
@@ -77,31 +77,28 @@ def _runs(cell: Cell, folder: Path, seeds: int) -> list[Run]:
 
 def _rounds(cell: Cell, runs: Sequence[Run], target: float) -> Measured:
     """Returns the median of the rounds until the target."""
-    reached = [run.to_reach(target, Measure()).rounds for run in runs]
+    reached = [run.to_reach(target, Measure(of=cell.of)).rounds for run in runs]
     median = float(np.median(reached)) if reached else math.nan
     whole = max((float(run.rows["round"].iloc[-1]) for run in runs), default=math.nan)
     diverged = sum(run.diverged for run in runs)
-    return Measured(cell, median, math.nan, len(runs), diverged, sum(map(math.isfinite, reached)), whole)
+    return Measured(cell, median, math.nan, runs, diverged, sum(map(math.isfinite, reached)), whole)
 
 
 def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[Run]) -> Measured:
     diverged = sum(run.diverged for run in runs)
     values = [100 * _accuracy(run, table, cell) for run in runs if not run.diverged]
     mean, margin = mean_and_margin([value for value in values if not math.isnan(value)])
-    return Measured(cell, mean, margin, len(runs), diverged)
+    return Measured(cell, mean, margin, runs, diverged)
 
 
 def _accuracy(run: Run, table: PublishedTable, cell: Cell) -> float:
-    if cell.of is not None:
-        return run.final(Measure(of=cell.of))
-    if table.measure == "train":
-        return run.final(Measure(of="train"))
+    measure = Measure(of=cell.of)
     if table.measure == "at_round":
-        rows = run.evaluations(Measure()).set_index("round")["value"]
+        rows = run.evaluations(measure).set_index("round")["value"]
         return float(rows.get(cell.round, math.nan))
     if table.measure == "last":
-        return run.last(Measure(), run.settings.get("run.last_rounds"))
-    return run.final(Measure())
+        return run.last(measure, run.settings.get("run.last_rounds"))
+    return run.final(measure)
 
 
 def frame(table: PublishedTable, found: Sequence[Measured]) -> pd.DataFrame:
@@ -119,7 +116,7 @@ def frame(table: PublishedTable, found: Sequence[Measured]) -> pd.DataFrame:
             {
                 "row": one.cell.row, "column": one.cell.column, "measured": one.value, "margin": one.margin,
                 "published": published, "deviation": deviation if math.isfinite(one.value) else math.nan,
-                "runs": one.runs, "diverged": one.diverged, "reached": one.reached,
+                "runs": len(one.runs), "diverged": one.diverged, "reached": one.reached,
             }
         )  # fmt: skip
     return pd.DataFrame(rows)

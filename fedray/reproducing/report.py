@@ -16,19 +16,19 @@ from fedray.comparing.style import figure_of, plain
 from fedray.comparing.tables import markdown
 from fedray.files import replacement_of, write_whole
 from fedray.reproducing.measure import PERCENT, Measured, frame
+from fedray.reproducing.provenance import sentence
 from fedray.reproducing.published import PublishedTable
 
 MEANINGS = {
     "rounds": "Rounds until the target, as medians over seeds; `> R` says that too few runs reached it in R rounds.",
     "ratio": "Rounds until the target, as medians over seeds: of the first row, and of the others over those of the "
     "first.",
-    "final": "Test accuracy at the end in percent, and half the width of the 95 % interval of its mean over seeds.",
-    "last": "Mean test accuracy of the last rounds in percent, and half the width of the 95 % interval over seeds.",
-    "train": "Accuracy on training samples at the end in percent, and half the width of the 95 % interval over seeds.",
+    "final": "Accuracy at the end in percent, and half the width of the 95 % interval of its mean over seeds.",
+    "last": "Mean accuracy of the last rounds in percent, and half the width of the 95 % interval over seeds.",
     "gflops": "GFLOPs of a client, by the paper's accounting, in the median of the rounds until the target.",
     "gib": "GiB, by the paper's accounting: of a whole run, times the rounds until FedAvg's final accuracy over "
     "FedAvg's rounds until it.",
-    "at_round": "Test accuracy after the round that is named, in percent, and half the width of the 95 % interval.",
+    "at_round": "Accuracy after the round that is named, in percent, and half the width of the 95 % interval.",
 }
 
 UNITS = {"rounds": "rounds", "ratio": "rounds, ratio", "gflops": "GFLOPs", "gib": "GiB"}
@@ -36,11 +36,14 @@ UNITS = {"rounds": "rounds", "ratio": "rounds, ratio", "gflops": "GFLOPs", "gib"
 MEASURED, PUBLISHED = "#0072b2", "#d55e00"
 
 
-def write(table: PublishedTable, found: Sequence[Measured], folder: Path, asked: Mapping[str, Any]) -> list[Path]:
-    """Writes the files of a table into ``folder``, and returns their paths. ``asked`` says how its runs were made."""
+def write(table: PublishedTable, found: Sequence[Measured], folder: Path, made: Mapping[str, Any]) -> list[Path]:
+    """Writes the files of a table into ``folder``, and returns their paths.
+
+    ``made`` says how its runs were made (:mod:`fedray.reproducing.provenance`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in ("table.md", "table.csv", "table.png", "made.json")]
-    write_whole(paths[0], text_of(table, found, asked))
+    write_whole(paths[0], text_of(table, found, made))
     write_whole(paths[1], frame(table, found).to_csv(index=False))
     columns = [name for name in table.columns if any(one.cell.column == name and one.runs for one in found)]
     if columns:
@@ -49,11 +52,11 @@ def write(table: PublishedTable, found: Sequence[Measured], folder: Path, asked:
             _draw(place, column, [one for one in found if one.cell.column == column], table)
         with replacement_of(paths[2]) as staging:
             figure.savefig(staging, dpi=150, format="png")
-    write_whole(paths[3], json.dumps(dict(asked), indent=2) + "\n")
+    write_whole(paths[3], json.dumps(dict(made), indent=2) + "\n")
     return [path for path in paths if path.exists()]
 
 
-def text_of(table: PublishedTable, found: Sequence[Measured], asked: Mapping[str, Any]) -> str:
+def text_of(table: PublishedTable, found: Sequence[Measured], made: Mapping[str, Any]) -> str:
     """Returns the table in Markdown, with the published value behind each measured one."""
     cells = pd.DataFrame({"": list(table.rows)})
     for column in table.columns:
@@ -63,8 +66,7 @@ def text_of(table: PublishedTable, found: Sequence[Measured], asked: Mapping[str
     if agreements := _agreements(table, found):
         lines += ["", f"Agreement of the order of the rows (Kendall's tau, 1 if it is the same): {agreements}."]
     lines += [f"\n{note}" for note in table.notes]
-    made = ", ".join(f"{key} {value}" for key, value in asked.items() if value)
-    return "\n".join([*lines, "", f"Made by: {made}.", ""])
+    return "\n".join([*lines, "", sentence(made), ""])
 
 
 def _cell(table: PublishedTable, one: Measured) -> str:
@@ -75,11 +77,11 @@ def _cell(table: PublishedTable, one: Measured) -> str:
     if table.measure in PERCENT:
         text = "" if math.isnan(one.value) else f"{one.value:.2f}"
         text += "" if math.isnan(one.margin) else f" ± {one.margin:.2f}"
-        counts = [f"{one.diverged} of {one.runs} diverged"] if one.diverged else []
+        counts = [f"{one.diverged} of {len(one.runs)} diverged"] if one.diverged else []
     else:
         text = f"{one.value:.3g}" if math.isfinite(one.value) else f"> {one.rounds:g}"
-        missed = one.reached is not None and one.reached < one.runs
-        counts = [f"{one.reached} of {one.runs} reached it"] if missed else []
+        missed = one.reached is not None and one.reached < len(one.runs)
+        counts = [f"{one.reached} of {len(one.runs)} reached it"] if missed else []
     return f"{', '.join(filter(None, [text, *counts]))} ({published})"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedray.errors import UserError, near_miss
 from fedray.reproducing.measure import measured
-from fedray.reproducing.published import EXPERIMENTS, Planned, PublishedTable, known_tables, read_table
+from fedray.reproducing.provenance import made_by
+from fedray.reproducing.published import EXPERIMENTS, Cell, Planned, PublishedTable, known_tables, read_table
 from fedray.reproducing.report import text_of, write
 from fedray.reproducing.runs import Say, make_runs
 from fedray.tuning.finals import is_finished
@@ -73,26 +74,37 @@ def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
     found = measured(table, request.runs, seeds)
     options = " ".join([*(f"--column '{each}'" for each in request.columns), "--quick" if request.quick else ""])
     asked = {"command": f"fedray reproduce {request.name} {options}".strip(), "seeds": seeds}
-    paths = write(table, found, request.output / f"{request.name}{'-quick' if request.quick else ''}", asked)
-    return text_of(table, found, asked), paths, failures, stopped
+    made = made_by(asked, (run for one in found for run in one.runs))
+    paths = write(table, found, request.output / f"{request.name}{'-quick' if request.quick else ''}", made)
+    return text_of(table, found, made), paths, failures, stopped
 
 
 def listing(output: Path) -> Iterator[tuple[str, str, int, int, float]]:
     """Yields for each table its name and title, how many runs it has and how many of them have ended in ``output``, and
-    the hours that all take on 2 processors (NaN if that was not measured)."""
-    costs = _hours()
+    the hours that all take at most on 2 processors (NaN if that was not measured)."""
+    with (EXPERIMENTS / "costs.csv").open() as file:
+        costs = {row["experiment"]: row for row in csv.DictReader(file)}
     for name in known_tables():
         request = Request(name, output=output)
         table = request.table()
         seeds = request.seeds_of(table)
         cells = {cell.name: cell for cell in table.cells}
         done = sum(is_finished(request.runs / cell / f"seed-{seed}") for cell in cells for seed in range(seeds))
-        experiments = [f"{cell.file.parent.name}/{cell.file.stem}" for cell in cells.values()]
-        hours = math.fsum(seeds * costs.get(each, math.nan) for each in experiments)
+        hours = math.fsum(seeds * _hours(cell, costs) for cell in cells.values())
         yield name, table.title, seeds * len(cells), done, hours
 
 
-def _hours() -> dict[str, float]:
-    """Returns the hours of a run of each experiment on 2 processors (analysis/experiments/costs.csv)."""
-    with (EXPERIMENTS / "costs.csv").open() as file:
-        return {row["experiment"]: float(row["hours_per_run"]) for row in csv.DictReader(file)}
+def _hours(cell: Cell, costs: Mapping[str, Mapping[str, str]]) -> float:
+    """Returns the hours of a run of a cell on 2 processors.
+
+    They are those that were measured of its experiment (analysis/experiments/costs.csv), times what the cell's settings
+    change in rounds, clients in a round and local steps.
+    """
+    row = costs.get(f"{cell.file.parent.name}/{cell.file.stem}")
+    if row is None:
+        return math.nan
+    config = cell.config({})
+    cohort = config.train.cohort_size or config.data.clients
+    now = {"rounds": config.rounds, "cohort": cohort, "local_steps": config.train.local_steps}
+    factors = [value / float(row[key]) for key, value in now.items() if value is not None]
+    return math.prod([float(row["hours_per_run"]), *factors])
