@@ -27,6 +27,10 @@ class StateLost(ClientError):
     """
 
 
+MOST_NAMES = 60
+"""The most names that a message lists."""
+
+
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Returns the known name that ``name`` was probably meant to be, or None if no known name is close enough.
 
@@ -41,14 +45,20 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 def near_miss(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: the closest known name, or all known names if none is close.
 
+    Of dotted names those come first that end with ``name``. More than :data:`MOST_NAMES` are not listed.
+
     >>> near_miss("fedporx", ["fedavg", "fedprox"])
     " (did you mean 'fedprox'?)"
+    >>> near_miss("lr", ["data.source", "train.lr"])
+    " (did you mean 'train.lr'?)"
     """
     known = sorted(map(str, known))
     close = closest(name, known)
-    if close:
-        return f" (did you mean {close!r}?)"
-    return f" (there are: {', '.join(known)})" if known else ""
+    meant = [each for each in known if each.rpartition(".")[2] == name.lower()]
+    if meant or close:
+        meant = meant or [str(close)]
+        return f" (did you mean {' or '.join(map(repr, meant))}?)"
+    return f" (there are: {', '.join(known)})" if 0 < len(known) <= MOST_NAMES else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -252,7 +252,9 @@ def test_no_folder_is_named_and_none_is_overwritten(runs, tmp_path, monkeypatch,
         (["nowhere"], "nowhere is not there: give folders of runs"),
         (["empty"], "there is no run folder in empty"),
         (["runs", "--by", "algorithm.nam"], "--by algorithm.nam: there is no such key .did you mean 'algorithm.name'"),
-        (["runs", "--by", "train.lr"], "--by train.lr: all runs have the same; they differ in algorithm.name, "),
+        (["runs", "--by", "lr"], r"--by lr: there is no such key .did you mean 'train.lr'..; these runs differ in alg"),
+        (["runs", "--by", "xyzzy"], "--by xyzzy: there is no such key; these runs differ in algorithm.name, "),
+        (["runs", "--by", "train.lr"], "--by train.lr: all runs have the same; these runs differ in algorithm.name, "),
         (["runs", "--x", "round"], "--x: there is no 'round' .did you mean 'rounds'"),
         (["runs", "--x", "virtual_seconds"], "--x virtual_seconds: no run has it"),
         (["runs", "--baseline", "fedavgg"], "--baseline: there is no group 'fedavgg' .did you mean 'fedavg'"),
@@ -273,6 +275,15 @@ def test_mistakes(words, message, made, tmp_path, monkeypatch, capsys):
     assert len(err.splitlines()) == 1
     assert re.search(message, err)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "runs"]
+
+
+def test_runs_without_the_axis(runs):
+    """A group without virtual seconds was missing in the picture without a word."""
+    for path in runs.glob("fedprox-*/metrics.csv"):
+        pd.read_csv(path).assign(virtual_seconds=1.5).to_csv(path, index=False)
+    for environment in fedray.compare(runs, x="virtual_seconds").environments:
+        assert "fedavg has runs without virtual_seconds, so that there is no curve of it" in environment.notes
+        assert not any("fedprox has" in note for note in environment.notes)
 
 
 def test_a_run_made_twice_counts_once(runs):

@@ -22,6 +22,10 @@ Folders that are damaged, or whose run has not ended, are named and left out.
 A line says what else makes groups unequal, such as other seeds or weights."""
 
 
+MANY = 40
+"""From so many groups on, the pictures take more than some seconds."""
+
+
 def add_parser(commands: Any) -> None:
     """Adds the command to the parser."""
     parser = commands.add_parser(
@@ -64,6 +68,9 @@ def _compare(options: argparse.Namespace) -> int:
     )
     for line in lines(found):
         print(line)
+    groups = sum(len(environment.groups) for environment in found.environments)
+    if groups > MANY:
+        print(f"drawing the pictures of {groups} groups in {len(found.environments)} tables ...", flush=True)
     folder = options.output or place_of(found, Path())
     names = [path.name for path in write(found, folder)]
     print(f"wrote {', '.join(names)} into {folder}")

@@ -237,7 +237,11 @@ class _Asked:
             baseline=baseline,
             rows=[rows[group] for group in ordered],
             targets=to_targets,
-            notes=[*unequal, *self._about_baseline(groups, named, baseline, to_targets)],
+            notes=[
+                *unequal,
+                *self._about_baseline(groups, named, baseline, to_targets),
+                *self._about_axis(ordered),
+            ],
         )
 
     def _about_baseline(
@@ -259,6 +263,12 @@ class _Asked:
             if row["group"] == baseline.label and len(groups) > 1 and math.isinf(row["rounds_to"]):
                 runs = f"{row['reached']} of {row['runs']} runs"
                 yield f"{baseline.label} reached the target in {runs}, so that there are no speed-ups"
+
+    def _about_axis(self, groups: Sequence[Group]) -> Iterator[str]:
+        """Yields a line for each group that can't be drawn over the chosen axis."""
+        for group in groups:
+            if any(run.rows[AXES[self.over]].isna().all() for run in group.runs if not run.diverged):
+                yield f"{group.label} has runs without {self.over}, so that there is no curve of it"
 
     def _implied_target(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """Returns the worst mean of ``rows``, which are the baseline's alone or those of all groups."""

@@ -152,9 +152,9 @@ def _check(by: Sequence[str], differ: Sequence[str], runs: Sequence[Run]) -> Non
         if is_aside(key):
             raise UserError(f"--by {key}: it is no part of a result, so that it never tells groups apart")
         known = {name for run in runs for name in run.settings} | {name for name, *_ in documented_keys()}
+        choice = f"; these runs differ in {', '.join(differ)}" if differ else ""
         if key not in known:
-            raise UserError(f"--by {key}: there is no such key{near_miss(key, known)}")
-        choice = f"; they differ in {', '.join(differ)}" if differ else ""
+            raise UserError(f"--by {key}: there is no such key{near_miss(key, known)}{choice}")
         raise UserError(f"--by {key}: all runs have the same{choice}")
 
 
