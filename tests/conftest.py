@@ -45,6 +45,15 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """No test cuts the power, and waiting until files are on the disk is a quarter of the time of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr("fedray.engine.checkpoint._flush", lambda folder: None)
+        yield
+
+
 @pytest.fixture
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the test's temporary folder the current one, so that `runs/` is made there."""
