@@ -89,14 +89,24 @@ def test_the_same_bits_as_in_memory(access, whole, tmp_path):
     assert_same(whole, run(tmp_path, access))
 
 
-@pytest.mark.parametrize("access", ["memory", "mapped", "lazy"])
-@pytest.mark.parametrize("actors", [1, 2, 3])
+QUICK = {("mapped", 3), ("lazy", 2)}
+"""What is tested on actors every time; the contract tests have samples in memory."""
+
+
+@pytest.mark.parametrize(
+    ("access", "actors"),
+    [
+        pytest.param(access, actors, marks=() if (access, actors) in QUICK else pytest.mark.slow)
+        for access in ("memory", "mapped", "lazy")
+        for actors in (1, 2, 3)
+    ],
+)
 def test_on_actors(access, actors, whole, tmp_path, ray_cluster):
     found = run(tmp_path, access, engine__kind="ray", engine__actors=actors, engine__cpus_per_actor=0.5)
     assert_same(whole, found)
 
 
-@pytest.mark.parametrize("access", ["mapped", "lazy"])
+@pytest.mark.parametrize("access", [pytest.param("mapped", marks=pytest.mark.slow), "lazy"])
 def test_actors_that_are_killed(access, whole, tmp_path, ray_cluster):
     """After each of two rounds: what an actor read, or held mapped, is with it gone."""
     killed: list[int] = []

@@ -31,8 +31,8 @@ FOUR = ("fedavg", "scaffold", "fedsiam_da", "pfedmo")
 KILLED_WITH = {"scaffold": (3,), "fedsiam_da": (1,), "pfedmo": (2,)}
 """Numbers of client actors with which an algorithm's actors are killed every time; the other numbers, and the other
 algorithms, are slow."""
-KILLED_AND_RESUMED = (*FOUR, "ghbm", "local_ghbm", "mime", "moon")
-"""What is killed and resumed locally every time: all that runs keep in different ways."""
+KILLED_AND_RESUMED = (*FOUR, "ghbm")
+"""What is killed and resumed locally every time: states, models, and a queue of models at the server."""
 
 
 def every(quick: Iterable[str]) -> list[Any]:
@@ -235,7 +235,10 @@ def test_local_engine_resumed_after_kill_9(algorithm: str, fresh: Any, tmp_path:
 
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
-    [pytest.param("local", "pfedmo"), *(pytest.param("ray", *p.values, marks=p.marks) for p in every(["pfedmo"]))],
+    [
+        pytest.param("local", "pfedmo", marks=pytest.mark.slow),
+        *(pytest.param("ray", *p.values, marks=p.marks) for p in every(["pfedmo"])),
+    ],
 )
 def test_resumed_after_kill_9(algorithm: str, kind: str, tmp_path: Path) -> None:
     """Driver, server and client actors killed alike; the same command then ends with the bits of an unbroken run."""

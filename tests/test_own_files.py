@@ -137,7 +137,7 @@ def test_a_sweep_without_a_name_is_one_folder(here: Path) -> None:
     assert read_sweeps(space)[0].name == "mine_Mine"
 
 
-@pytest.mark.parametrize("stem", ["random", "profile", "torch", "own-algorithm"])
+@pytest.mark.parametrize("stem", ["profile", "torch", "own-algorithm"])
 def test_whatever_the_file_is_called(tmp_path: Path, stem: str) -> None:
     """A file in the working directory that is called as a module of Python's, or of a library's, hides nothing."""
     write(tmp_path, stem)

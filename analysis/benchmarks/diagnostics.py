@@ -1,0 +1,76 @@
+"""What `run.diagnostics` costs: seconds per round with each of its values against those without.
+
+    python analysis/benchmarks/diagnostics.py [--turns 9] [--rounds 12]
+
+LeNet-5 on MNIST, 10 of 100 clients, 10 steps of 64, on Ray with two client actors. Each turn makes a run with each
+value, in an order that moves on from turn to turn. A run's figure is the median of its rounds after the first two; the
+ratios are of medians over the turns, with a 95 % bootstrap interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+
+from common import QUIET, ProcessTree, Results, Usage, median_ratio
+
+from fedray import simulate
+from fedray.tracking.folder import read_metrics
+
+SETTINGS = {
+    "data.source": "mnist", "data.clients": 100, "data.samples_per_client": 600, "data.partition.kind": "iid",
+    "data.public_samples": 0, "model.name": "lenet5", "train.cohort_size": 10, "train.local_steps": 10,
+    "train.batch_size": 64, "train.lr": 0.01, "run.eval_every": 0, "run.checkpoint_every": 0,
+    "engine.kind": "ray", "engine.actors": 2, "engine.address": "local",
+}  # fmt: skip
+CASES = {
+    "fedavg": {"algorithm.name": "fedavg"},
+    "fedavg, true": {"algorithm.name": "fedavg", "run.diagnostics": True},
+    "fedavg, virtual": {"algorithm.name": "fedavg", "run.diagnostics": "virtual"},
+    "ghbm": {"algorithm.name": "ghbm"},
+    "ghbm, all_clients": {"algorithm.name": "ghbm", "run.diagnostics": "all_clients"},
+}
+WARM_UP = 2
+"""Rounds of a run that do not count."""
+
+
+def seconds_of(case: str, rounds: int) -> float:
+    """Returns the median seconds of a round of a run of its own."""
+    folder = tempfile.mkdtemp(prefix="fedray-")
+    try:
+        run = simulate({**SETTINGS, **CASES[case], "run.rounds": rounds, "run.output": folder})
+        return float(read_metrics(run.folder)["wall_seconds"].diff().iloc[WARM_UP:].median())
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=12)
+    options = parser.parse_args()
+    results = Results("diagnostics", ["turn", "case", "seconds", "foreign", "kept"])
+    kept: dict[str, dict[int, float]] = {case: {} for case in CASES}
+    usage = Usage(ProcessTree())
+    for turn in range(options.turns):
+        names = list(CASES)
+        for case in [*names[turn % len(names) :], *names[: turn % len(names)]]:
+            usage.start()
+            seconds = seconds_of(case, options.rounds)
+            foreign = usage.stop()["foreign"]
+            quiet = foreign <= QUIET
+            results.row(turn=turn, case=case, seconds=seconds, foreign=foreign, kept=quiet)
+            if quiet:
+                kept[case][turn] = seconds
+    ratios = {}
+    for case in CASES:
+        plain = case.partition(",")[0]
+        if both := sorted(kept[case].keys() & kept[plain].keys()):
+            ratio = median_ratio([kept[case][turn] for turn in both], [kept[plain][turn] for turn in both])
+            ratios[case] = {"turns": len(both), **ratio}
+    results.summary(settings=SETTINGS, rounds=options.rounds, ratios=ratios)
+
+
+if __name__ == "__main__":
+    main()
