@@ -87,6 +87,15 @@ def test_cifar_has_the_deviations_of_ghbm(batches, tmp_path):  # noqa: F811
         np.testing.assert_allclose(normalised, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_pixels_from_0_to_1(batches, tmp_path):  # noqa: F811
+    write(tmp_path, batches, TEN.binary)
+    for name, root in (("sample", None), ("cifar10", str(tmp_path))):
+        source = load_source(name, root, "unit")
+        assert source.x_train.dtype == np.uint8
+        np.testing.assert_allclose(255 * source.scale, 1, rtol=1e-6)
+        np.testing.assert_array_equal(source.shift, 0)
+
+
 def own(root, normalization):
     x = np.zeros((4, 2), np.float32)
     return Source(f"{root}-{normalization}", x, np.arange(4) % 2, x, np.arange(4) % 2, 2)
@@ -97,7 +106,9 @@ def rooted(root=None):
 
 
 def test_a_source_without_such_an_option_refuses_it():
-    with pytest.raises(UserError, match=r"data.normalization: the source sample has no 'ghbm' .there are: default"):
+    with pytest.raises(
+        UserError, match=r"data.normalization: the source sample has no 'ghbm' .there are: default, unit"
+    ):
         load_source("sample", None, "ghbm")
     with pytest.raises(UserError, match=r"data.normalization: the source cifar10 has no 'gbhm' .did you mean 'ghbm'"):
         load_source("cifar10", None, "gbhm")

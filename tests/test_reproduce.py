@@ -17,6 +17,7 @@ import fedray
 from fedray.algorithms import find_algorithm
 from fedray.cli import main
 from fedray.comparing.runs import read_run
+from fedray.data.registry import SOURCES
 from fedray.errors import UserError
 from fedray.reproducing import measure, published, reproduce
 from fedray.reproducing.accounting import gflops_of_a_round
@@ -41,6 +42,8 @@ def test_each_table_fits_its_experiments(name):
         find_algorithm(config.algorithm.name)
         if table.measure in ("rounds", "ratio", "gflops"):
             assert config.run.targets, cell
+        if config.data.source in SOURCES:
+            assert config.data.normalization in SOURCES[config.data.source].normalizations
         if table.measure in UNTIL_TARGET and cell.of == "test":
             assert config.run.stop_at == config.run.targets[-1]
         if cell.of == "train":

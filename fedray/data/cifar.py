@@ -20,12 +20,19 @@ from fedray.errors import UserError, first_sentence
 
 PIXELS = 3 * 32 * 32
 MEAN = np.array([0.4914, 0.4822, 0.4465])
-DEVIATIONS = {"default": np.array([0.2470, 0.2435, 0.2616]), "ghbm": np.array([0.2023, 0.1994, 0.2010])}
-"""Mean and deviations of CIFAR-10's pixels/255 (red, green, blue), these for each value of ``data.normalization``.
+"""The mean of CIFAR-10's pixels/255 (red, green, blue)."""
 
-Those of ``ghbm`` are computed as many programs do: each is the mean, over the images, of an image's own deviation.
+OF_EITHER = {
+    "ghbm": (MEAN, np.array([0.2023, 0.1994, 0.2010])),
+    "unit": (np.zeros(3), np.ones(3)),
+}
+OF_TEN = {"default": (MEAN, np.array([0.2470, 0.2435, 0.2616])), **OF_EITHER}
+OF_HUNDRED = {"default": (np.array([0.5071, 0.4865, 0.4409]), np.array([0.2673, 0.2564, 0.2762])), **OF_EITHER}
+"""Mean and deviation of pixels/255 for each value of ``data.normalization``.
+
+The deviations of ``ghbm`` are computed as many programs do: each is the mean, over the images, of an image's own
+deviation.
 """
-MEAN_100, DEVIATION_100 = np.array([0.5071, 0.4865, 0.4409]), np.array([0.2673, 0.2564, 0.2762])
 
 
 class Layout(NamedTuple):
@@ -63,14 +70,13 @@ HUNDRED = Layout(
 
 def cifar10(root: str | None, normalization: str = "default") -> Source:
     """Loads CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 10 classes."""
-    return _load(TEN, root, 0, MEAN, DEVIATIONS[normalization])
+    return _load(TEN, root, 0, *OF_TEN[normalization])
 
 
 def cifar100(root: str | None, variant: str, normalization: str = "default") -> Source:
     """Loads CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 100 ``fine`` or 20 ``coarse`` classes
     (``variant``)."""
-    mean, deviation = (MEAN, DEVIATIONS["ghbm"]) if normalization == "ghbm" else (MEAN_100, DEVIATION_100)
-    return _load(HUNDRED, root, ("coarse", "fine").index(variant), mean, deviation)
+    return _load(HUNDRED, root, ("coarse", "fine").index(variant), *OF_HUNDRED[normalization])
 
 
 def _load(layout: Layout, root: str | None, label: int, mean: np.ndarray, deviation: np.ndarray) -> Source:

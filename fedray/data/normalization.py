@@ -16,6 +16,8 @@ DEFAULT = "default"
 
 OWN_SAMPLES = {DEFAULT: "mean and deviation of its own training samples"}
 
+OF_PIXELS = {**OWN_SAMPLES, "unit": "pixels are divided by 255"}
+
 OF_IMAGES = {
     DEFAULT: "pixels are divided by 255",
     "imagenet": "mean and deviation of ImageNet, which pretrained models expect",
@@ -62,7 +64,7 @@ def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
 
 def of_bytes(x: Any) -> dict[str, Any]:
     """Returns ``scale`` and ``shift`` that divide the inputs of type uint8 by 255; nothing if there are none."""
-    return _fields(x, lambda leaf: _Pair(_all(leaf, 1 / 255), _all(leaf, 0)) if leaf.dtype == np.uint8 else _Pair())
+    return _fields(x, _unit)
 
 
 def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
@@ -75,9 +77,12 @@ def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
         return {}
     if choice == "standard" and hasattr(x, "first"):
         raise UserError(f"{where}: data.normalization=standard needs inputs in memory, and these are read when used")
-    found = _fields(getattr(x, "first", x), {"standard": _standard, "imagenet": _imagenet}[choice])
+    found = _fields(getattr(x, "first", x), {"standard": _standard, "imagenet": _imagenet, "unit": _unit}[choice])
     if not found:
-        needed = {"standard": "numbers with a fraction or bytes", "imagenet": "images [n, 3, height, width] of bytes"}
+        needed = {
+            "standard": "numbers with a fraction or bytes", "imagenet": "images [n, 3, height, width] of bytes",
+            "unit": "bytes",
+        }  # fmt: skip
         raise UserError(f"{where}: data.normalization={choice} needs {needed[choice]}")
     return found
 
@@ -117,6 +122,10 @@ def _mean(x: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.nda
         part = x[start : start + ROWS].astype(np.float64)
         total += function(part.reshape(*part.shape[:2], -1)).sum(axis=(0, 2))
     return total * x.shape[1] / x.size
+
+
+def _unit(x: np.ndarray) -> _Pair:
+    return _Pair(_all(x, 1 / 255), _all(x, 0)) if x.dtype == np.uint8 else _Pair()
 
 
 def _imagenet(x: np.ndarray) -> _Pair:

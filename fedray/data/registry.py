@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedray.data.normalization import OF_IMAGES, OF_TABLES, OWN_SAMPLES
+from fedray.data.normalization import OF_IMAGES, OF_PIXELS, OF_TABLES, OWN_SAMPLES
 from fedray.errors import UserError, near_miss
 
 FREE_FOR_RESEARCH = "no formal licence; free for research"
@@ -48,24 +48,28 @@ SOURCES = {
         "Fashion-MNIST cut down to 10,000 + 2,000 images [1, 28, 28], 10 classes, balanced; inside the package",
         "MIT, Zalando SE 2017",
         "itself",
+        OF_PIXELS,
     ),
     "mnist": SourceEntry(
         "fedray.data.idx:mnist",
         "MNIST: 60,000 + 10,000 handwritten digits [1, 28, 28], 10 classes (LeCun et al. 1998)",
         FREE_FOR_RESEARCH,
         "the published files",
+        OF_PIXELS,
     ),
     "fashion_mnist": SourceEntry(
         "fedray.data.idx:fashion_mnist",
         "Fashion-MNIST: 60,000 + 10,000 pictures of clothes [1, 28, 28], 10 classes (Xiao et al. 2017)",
         "MIT, Zalando SE 2017",
         "the published files",
+        OF_PIXELS,
     ),
     "emnist": SourceEntry(
         "fedray.data.emnist:emnist",
         "EMNIST: handwritten digits and letters [1, 28, 28], upright (Cohen et al. 2017)",
         "derived from NIST Special Database 19, of the US government",
         "the published test files of bymerge; small files in the published formats for the rest",
+        OF_PIXELS,
         variants={
             "balanced": "112,800 + 18,800 images, 47 classes",
             "bymerge": "697,932 + 116,323 images, 47 classes: letters that look alike in both cases are one class",
@@ -79,14 +83,14 @@ SOURCES = {
         "CIFAR-10: 50,000 + 10,000 colour photographs [3, 32, 32], 10 classes (Krizhevsky 2009)",
         FREE_FOR_RESEARCH,
         "the published images, in the binary layout",
-        {**OWN_SAMPLES, "ghbm": "the deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables"},
+        {**OF_PIXELS, "ghbm": "the deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables"},
     ),
     "cifar100": SourceEntry(
         "fedray.data.cifar:cifar100",
         "CIFAR-100: 50,000 + 10,000 colour photographs [3, 32, 32], 100 classes (Krizhevsky 2009)",
         FREE_FOR_RESEARCH,
         "6,000 of the images, in the published layouts",
-        {**OWN_SAMPLES, "ghbm": "CIFAR-10's mean and the deviations 0.2023, 0.1994, 0.2010, as in GHBM's code"},
+        {**OF_PIXELS, "ghbm": "CIFAR-10's mean and the deviations 0.2023, 0.1994, 0.2010, as in GHBM's code"},
         {"fine": "the 100 classes", "coarse": "their 20 groups of five"},
     ),
     "tiny_imagenet": SourceEntry(
@@ -127,6 +131,7 @@ SOURCES = {
         "Omniglot: drawings of characters [1, 28, 28]; a client for each drawer of an alphabet (Lake et al. 2015)",
         "MIT",
         "5,840 of the drawings (images_background_small1 and 2)",
+        OF_PIXELS,
     ),
     "fire": SourceEntry(
         "fedray.data.image_folder:fire",
