@@ -14,9 +14,9 @@ from fedray.errors import UserError
 DEFAULT = "default"
 """The value of ``data.normalization`` unless it is set."""
 
-OWN_SAMPLES = {DEFAULT: "mean and deviation of its own training samples"}
+OF_TOKENS = {DEFAULT: "tokens stay as they are"}
 
-OF_PIXELS = {**OWN_SAMPLES, "unit": "pixels are divided by 255"}
+OF_PIXELS = {DEFAULT: "mean and deviation of its own training samples", "unit": "pixels are divided by 255"}
 
 OF_IMAGES = {
     DEFAULT: "pixels are divided by 255",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedray.data.normalization import OF_IMAGES, OF_PIXELS, OF_TABLES, OWN_SAMPLES
+from fedray.data.normalization import OF_IMAGES, OF_PIXELS, OF_TABLES, OF_TOKENS
 from fedray.errors import UserError, near_miss
 
 FREE_FOR_RESEARCH = "no formal licence; free for research"
@@ -25,7 +25,7 @@ class SourceEntry:
     about: str
     licence: str
     tested: str
-    normalizations: Mapping[str, str] = field(default_factory=lambda: OWN_SAMPLES)
+    normalizations: Mapping[str, str] = field(default_factory=lambda: OF_TOKENS)
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def variant(self, name: str, asked: str | None) -> str | None:
