@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy.stats import kendalltau
 
-from fedray.comparing.style import figure_of, plain
+from fedray.comparing.style import figure_of, plain, width_of
 from fedray.comparing.tables import markdown
 from fedray.files import replacement_of, write_whole
 from fedray.reproducing.measure import PERCENT, Measured, frame
@@ -47,7 +47,8 @@ def write(table: PublishedTable, found: Sequence[Measured], folder: Path, made: 
     write_whole(paths[1], frame(table, found).to_csv(index=False))
     columns = [name for name in table.columns if any(one.cell.column == name and one.runs for one in found)]
     if columns:
-        figure, axes = figure_of(len(columns), columns=min(3, len(columns)), panel=(3.6, 0.9 + 0.32 * len(table.rows)))
+        panel = (2.8 + width_of(table.rows), 1.1 + 0.32 * len(table.rows))
+        figure, axes = figure_of(len(columns), columns=min(3, len(columns)), panel=panel)
         for place, column in zip(axes, columns, strict=True):
             _draw(place, column, [one for one in found if one.cell.column == column], table)
         with replacement_of(paths[2]) as staging:
@@ -115,5 +116,5 @@ def _draw(axes: Axes, column: str, found: Sequence[Measured], table: PublishedTa
     unit = UNITS.get(table.measure, "accuracy, %")
     if table.measure not in PERCENT:
         axes.set_xlim(left=0)
-    axes.set_xlabel(f"{unit}   (● measured, ◇ published)", fontsize=9)
+    axes.set_xlabel(f"{unit}\n● measured, ◇ published", fontsize=9)
     plain(axes)
