@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,12 +36,10 @@ def sentence(made: Mapping[str, Any]) -> str:
 
 
 def _processors(runs: Sequence[Run]) -> str:
-    """Returns the models of the processors or GPUs on which the runs trained, by how many runs had them."""
-    found: Counter[str] = Counter()
-    for run in runs:
-        processes = (run.summary.get("machine") or {}).get("processes", [])
-        found.update({str(process.get("device")) for process in processes})
-    return ", ".join(name for name, _ in found.most_common())
+    """Returns the models of the processors or GPUs on which the runs trained."""
+    machines = [run.summary.get("machine") or {} for run in runs]
+    found = [str(process.get("device")) for machine in machines for process in machine.get("processes", [])]
+    return ", ".join(dict.fromkeys(found))
 
 
 def _all_of(values: Iterable[Any]) -> str:

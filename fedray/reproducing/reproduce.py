@@ -72,8 +72,10 @@ def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
     failures, stopped = make_runs(request.planned(table), request.runs, say)
     seeds = request.seeds_of(table)
     found = measured(table, request.runs, seeds)
-    options = " ".join([*(f"--column '{each}'" for each in request.columns), "--quick" if request.quick else ""])
-    asked = {"command": f"fedray reproduce {request.name} {options}".strip(), "seeds": seeds}
+    options = [f"--column '{each}'" for each in request.columns]
+    options += [f"--seeds {request.seeds}"] if request.seeds else []
+    options += ["--quick"] if request.quick else []
+    asked = {"command": " ".join(["fedray reproduce", request.name, *options]), "seeds": seeds}
     made = made_by(asked, (run for one in found for run in one.runs))
     paths = write(table, found, request.output / f"{request.name}{'-quick' if request.quick else ''}", made)
     return text_of(table, found, made), paths, failures, stopped
