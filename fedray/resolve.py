@@ -374,8 +374,8 @@ def _stacks(
 ) -> tuple[bool, int | None]:
     """Returns whether clients are trained in batched stacks (``engine.vectorize``), and ``engine.chunk``.
 
-    With stacks, the second value is the number of clients in one. Without them it is the size of the blocks in which
-    clients are sent to a worker; it is None if the configuration does not set it, and the engine then chooses the size.
+    With stacks, the second value is the most clients of one. Without them it is the most clients that are sent to a
+    worker together; it is None if the configuration does not set it, and the engine then chooses the number.
     Both values depend only on the configuration, the model, and whether it runs on a GPU, and not on the rest of the
     machine, because they change bits. ``size`` is the number of samples in the largest batch. Raises :class:`UserError`
     if ``engine.vectorize=true`` is impossible.
@@ -385,7 +385,7 @@ def _stacks(
         return stacking_obstacle(model.module, model.task, *data.examples(samples_of_trial(size)))
 
     engine = config.engine
-    largest = min(VMAP_CHUNK, 1 << ((cohort_size + 1) // 2 - 1).bit_length())
+    largest = min(VMAP_CHUNK, (cohort_size + 1) // 2)
     chunk = largest if engine.chunk == "auto" else engine.chunk
     vectorize = engine.vectorize
     if vectorize == "auto":

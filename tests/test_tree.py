@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fedray.core import tree as tree_module
 from fedray.core.seeds import Purpose, stream
-from fedray.core.tree import TreeSum, reduce_rows, subtree
+from fedray.core.tree import TreeSum, reduce_rows, subtree, subtrees
 from fedray.engine.cohorts import draw_cohort, weights_of
-from fedray.engine.dealing import deal
+from fedray.engine.dealing import deal, stacks
 
 SIZES = st.integers(1, 70)
 SEEDS = st.integers(0, 2**32)
@@ -68,10 +68,11 @@ def test_any_cut_in_any_order_gives_the_same_bits(members, seed):
     assert torch.equal(tree.total(), root(leaves))
 
 
-@given(SIZES, SEEDS, st.integers(0, 3), st.booleans())
-@example(5, 0, 0, True)
-def test_weighted_rows_are_added_as_their_leaves_are(members, seed, level, counted):
-    """Rows of float32 and counts, in stacks of 2**level, in pieces of 3 numbers and in one."""
+@given(SIZES, SEEDS, st.integers(1, 70), st.booleans())
+@example(5, 0, 1, True)
+@example(100, 0, 64, False)
+def test_weighted_rows_are_added_as_their_leaves_are(members, seed, chunk, counted):
+    """Rows of float32 and counts, in stacks of at most ``chunk``, in pieces of 3 numbers and in one."""
     rng = np.random.default_rng(seed)
     rows = torch.from_numpy(rng.normal(size=(members, 8)) * 10.0 ** rng.integers(-8, 9, (members, 8))).float()
     weights = torch.from_numpy(rng.random((members, 1)))
@@ -84,8 +85,8 @@ def test_weighted_rows_are_added_as_their_leaves_are(members, seed, level, count
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(tree_module, "PIECE", piece)
             sums = TreeSum(members)
-            for start in rng.permutation(range(0, members, 1 << level)).tolist():
-                own = slice(start, start + (1 << level))
+            for start, stop in rng.permutation(stacks(members, chunk)).tolist():
+                own = slice(start, stop)
                 sums.add_rows(start, rows[own], weights[own], counts)
         assert torch.equal(sums.total(), root(leaves))
 
@@ -133,10 +134,46 @@ def test_a_subtree_covers_its_positions(level, index, data):
     assert subtree(start, size) == (level, index)
 
 
+@given(st.integers(1, 300), st.data())
+def test_a_range_consists_of_the_fewest_subtrees(members, data):
+    start = data.draw(st.integers(0, members - 1))
+    stop = data.draw(st.integers(start + 1, members))
+    parts = list(subtrees(start, stop, members))
+    assert [begin for begin, _ in parts] == [start, *(end for _, end in parts[:-1])]
+    assert parts[-1][1] == stop
+    nodes = [subtree(begin, end - begin) for begin, end in parts]
+    # added up as far as they can be, they stay as they are
+    tree = TreeSum(members)
+    for node in nodes:
+        tree.add(node, torch.zeros(1, dtype=torch.float64))
+    assert len(tree.nodes) == len(nodes)
+    for (level, index), (begin, end) in zip(nodes, parts, strict=True):
+        assert (begin, end) == (index << level, min(index + 1 << level, members))
+
+
+@given(st.integers(1, 3000), st.integers(1, 200))
+def test_stacks_are_equally_large(members, chunk):
+    found = stacks(members, chunk)
+    assert [position for block in found for position in range(*block)] == list(range(members))
+    sizes = [stop - start for start, stop in found]
+    assert max(sizes) <= chunk
+    assert max(sizes) - min(sizes) <= 1
+    # half as many would be too large
+    assert chunk >= members or -(-members // (len(found) // 2)) > chunk or len(found) == members
+
+
+@pytest.mark.parametrize(
+    ("members", "chunk", "sizes"),
+    [(100, 64, [50, 50]), (10, 5, [5, 5]), (64, 64, [64]), (130, 64, [32, 33, 32, 33]), (3, 1, [1, 1, 1])],
+)
+def test_sizes_of_stacks(members, chunk, sizes):
+    assert [stop - start for start, stop in stacks(members, chunk)] == sizes
+
+
 WORK = st.lists(st.integers(1, 1000), min_size=1, max_size=300) | st.integers(1, 3000).map(lambda m: [7] * m)
 
 
-CHUNKS = st.none() | st.sampled_from([1, 2, 4, 16, 32])
+CHUNKS = st.none() | st.integers(1, 70)
 AT_ONCE = st.floats(0.05, 1.0)
 
 
@@ -144,13 +181,17 @@ def blocks_of(given: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
     return sorted(block for blocks in given for block in blocks)
 
 
+def undivided(members: int, chunk: int | None) -> list[tuple[int, int]] | None:
+    return None if chunk is None else list(stacks(members, chunk))
+
+
 def worth(work: list[int], blocks: list[tuple[int, int]]) -> int:
     return sum(sum(work[start:stop]) for start, stop in blocks)
 
 
-@given(WORK, st.integers(1, 64), AT_ONCE, CHUNKS, st.integers(0, 5000))
-def test_shares_are_aligned_powers_of_two_and_hold_everybody_once(work, slots, task_fraction, size, least):
-    members, blocks = len(work), blocks_of(deal(work, slots, task_fraction, size, least=least))
+@given(WORK, st.integers(1, 64), AT_ONCE, st.integers(0, 5000))
+def test_shares_are_aligned_powers_of_two_and_hold_everybody_once(work, slots, task_fraction, least):
+    members, blocks = len(work), blocks_of(deal(work, slots, task_fraction, least=least))
     assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
     assert blocks[-1][1] == members
     for start, stop in blocks:
@@ -159,7 +200,12 @@ def test_shares_are_aligned_powers_of_two_and_hold_everybody_once(work, slots, t
         assert start % power == 0
         # only a cohort's end may be ragged
         assert length == power or stop == members
-        assert size is None or length == size or stop == members
+
+
+@given(WORK, st.integers(1, 64), AT_ONCE, st.integers(1, 70), st.integers(0, 5000))
+def test_stacks_are_not_divided(work, slots, task_fraction, chunk, least):
+    whole = stacks(len(work), chunk)
+    assert blocks_of(deal(work, slots, task_fraction, whole, least=least)) == whole
 
 
 @given(WORK, st.integers(1, 64), AT_ONCE)
@@ -207,25 +253,28 @@ def test_of_equal_clients_there_are_few_shares_of_few_nodes(members, slots):
 @given(WORK, st.integers(1, 64), AT_ONCE, CHUNKS, st.integers(1, 20), st.integers(0, 5000))
 # a task's last block is dealt first here, and two small ones come before it when they are added up
 @example([7] * 193, 1, 0.5, None, 7, 595)
-def test_a_share_takes_no_more_memory_than_may_be(work, slots, task_fraction, size, nodes, least):
+def test_a_share_takes_no_more_memory_than_may_be(work, slots, task_fraction, chunk, nodes, least):
     """Whatever is added up: clients of any work, cut in any way."""
-    given = deal(work, slots, task_fraction, size, nodes, least)
-    assert [position for block in blocks_of(given) for position in range(*block)] == list(range(len(work)))
+    members = len(work)
+    given = deal(work, slots, task_fraction, undivided(members, chunk), nodes, least)
+    assert [position for block in blocks_of(given) for position in range(*block)] == list(range(members))
     for blocks in given:
-        tree, most = TreeSum(len(work)), 0
+        tree, most = TreeSum(members), 0
         for start, stop in blocks:
-            # a block of a given size is added up before: it is not cut
-            for at in range(start, stop, size or 1):
-                tree.add(subtree(at, min(size or 1, stop - at)), torch.zeros(1, dtype=torch.float64))
+            # a stack is added up at once
+            leaves = [(at, at + 1) for at in range(start, stop)] if chunk is None else subtrees(start, stop, members)
+            for begin, end in leaves:
+                tree.add(subtree(begin, end - begin), torch.zeros(1, dtype=torch.float64))
                 most = max(most, len(tree.nodes))
-        assert most <= nodes
+        assert most <= nodes or (chunk is not None and len(blocks) == 1)
 
 
-@given(WORK, st.integers(1, 64), st.sampled_from([1, 2, 4, 16, 32]))
-def test_what_costs_most_comes_first(work, slots, size):
-    heaviest = [max(worth(work, [block]) for block in blocks) for blocks in deal(work, slots, size=size)]
+@given(WORK, st.integers(1, 64), st.integers(1, 70))
+def test_what_costs_most_comes_first(work, slots, chunk):
+    whole = stacks(len(work), chunk)
+    heaviest = [max(worth(work, [block]) for block in blocks) for blocks in deal(work, slots, undivided=whole)]
     # larger blocks by powers of two
-    assert all(later < (2 if size > 1 else 1.001) * earlier for earlier, later in itertools.pairwise(heaviest))
+    assert all(later < (2 if chunk > 1 else 1.001) * earlier for earlier, later in itertools.pairwise(heaviest))
 
 
 @given(WORK, st.integers(2, 64), st.data())

@@ -317,7 +317,7 @@ class EngineConfig(Section):
     )
     chunk: Whole | Auto = Field(
         "auto",
-        description="clients of a batched stack, or that stay together: a power of two; changes bits if batched",
+        description="the most clients of a batched stack, or that stay together; changes bits if batched",
     )
     vectorize: bool | Auto = Field(
         "auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits"
@@ -341,8 +341,8 @@ class EngineConfig(Section):
     def _check_ranges(self) -> EngineConfig:
         if isinstance(self.actors, int) and self.actors < 1:
             raise ValueError(f"engine.actors must be auto, per_client or at least 1, not {self.actors}")
-        if isinstance(self.chunk, int) and (self.chunk < 1 or self.chunk & (self.chunk - 1)):
-            raise ValueError(f"engine.chunk must be auto or a power of two, not {self.chunk}")
+        if isinstance(self.chunk, int) and self.chunk < 1:
+            raise ValueError(f"engine.chunk must be auto or at least 1, not {self.chunk}")
         if isinstance(self.actors_per_gpu, int) and self.actors_per_gpu < 1:
             raise ValueError(f"engine.actors_per_gpu must be auto or at least 1, not {self.actors_per_gpu}")
         if self.gpus_per_actor and self.actors_per_gpu:

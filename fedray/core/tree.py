@@ -8,7 +8,7 @@ subtree can add them up alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -56,13 +56,18 @@ class TreeSum:
             self._read_only.add((level, index))
 
     def add_rows(self, start: int, rows: Tensor, weights: Tensor, counts: Sequence[slice] = ()) -> None:
-        """Adds ``weights [C, 1]`` times ``rows [C, ...]``, the leaves from position ``start`` on, as :func:`subtree`
-        asks for them.
+        """Adds ``weights [C, 1]`` times ``rows [C, ...]``, the leaves from position ``start`` on.
 
         Long rows are converted to double precision a piece at a time, so that no leaf is ever there as a whole.
         ``counts`` are places of whole numbers that have no average: only the leaf at position 0 adds its own there,
         unweighted.
         """
+        for begin, end in subtrees(start, start + len(rows), self.members):
+            own = slice(begin - start, end - start)
+            self._add_subtree(begin, rows[own], weights[own], counts)
+
+    def _add_subtree(self, start: int, rows: Tensor, weights: Tensor, counts: Sequence[slice]) -> None:
+        """Does the same for leaves that :func:`subtree` takes."""
         flat = rows.reshape(len(rows), -1)
         level, index = subtree(start, len(rows))
         whole = slice(0, flat.shape[1])
@@ -108,6 +113,18 @@ def reduce_rows(rows: Tensor) -> Tensor:
         paired = rows[0:even:2] + rows[1:even:2]
         rows = torch.cat([paired, rows[even:]]) if even < len(rows) else paired
     return rows[0]
+
+
+def subtrees(start: int, stop: int, members: int) -> Iterator[tuple[int, int]]:
+    """Yields ranges ``(start, stop)``, from left to right: the fewest subtrees of the tree over ``members`` positions
+    that together are the positions start .. stop - 1."""
+    while start < stop:
+        # the largest subtree that begins here
+        size = start & -start or 1 << (members - 1).bit_length()
+        while min(start + size, members) > stop:
+            size //= 2
+        yield start, min(start + size, members)
+        start += size
 
 
 def subtree(start: int, size: int) -> Node:

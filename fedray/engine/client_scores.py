@@ -21,7 +21,7 @@ from fedray.algorithms import Broadcast, Cohort, ServerState
 from fedray.data.federated import FederatedData
 from fedray.data.test_shares import draw_eval_clients
 from fedray.engine.cohorts import weights_of
-from fedray.engine.dealing import deal
+from fedray.engine.dealing import deal, stacks
 from fedray.engine.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
 from fedray.experiment import Experiment
@@ -120,7 +120,8 @@ class ClientScores:
             for client, size in zip(members.ids, members.sizes, strict=True)
         ]
         tasks = []
-        for blocks in deal(work, slots, size=experiment.chunk if experiment.vectorize else None):
+        undivided = stacks(len(work), experiment.chunk) if experiment.vectorize and experiment.chunk else None
+        for blocks in deal(work, slots, undivided=undivided):
             places = positions(blocks)
             ids = [members.ids[place] for place in places]
             scalars = {name: [values[place] for place in places] for name, values in self.broadcast.scalars.items()}

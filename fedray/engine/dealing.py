@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from fedray.algorithms import Cohort
 from fedray.core.local_training import LocalTraining
+from fedray.core.tree import subtrees
 from fedray.engine.pool import Pool
 from fedray.engine.tasks import Blocks, positions
 from fedray.tracking.costs import load_of
@@ -32,8 +33,8 @@ class Dealer:
     """Cuts each cohort into tasks for the workers of ``pool``, by the work of its clients and the pace of the round
     before.
 
-    ``chunk`` is the number of clients in a block that is never divided between tasks: the clients of a stack, or
-    ``engine.chunk``. With None, which is for clients that are trained one by one, a task may end after any of them.
+    ``chunk`` is the most clients of a :func:`stack <stacks>`, which is never divided between tasks. With None, which is
+    for clients that are trained one by one, a task may end after any of them.
     ``row_width`` is the number of floats in a model, which decides how much memory the partial sums take.
     """
 
@@ -49,7 +50,8 @@ class Dealer:
         sent."""
         self._work = [load_of(size, self.training).seen for size in cohort.sizes]
         return deal(
-            self._work, self.pool.slots, self.pool.task_fraction, self.chunk, self._nodes,
+            self._work, self.pool.slots, self.pool.task_fraction,
+            None if self.chunk is None else stacks(len(cohort.ids), self.chunk), self._nodes,
             least=LEAST_SECONDS / self._pace if self._pace else 0,
             longest=LONGEST_SECONDS / self._pace if self._pace else math.inf,
         )  # fmt: skip
@@ -68,11 +70,24 @@ class Dealer:
         self._pace = seconds / self.samples
 
 
+def stacks(members: int, chunk: int) -> Blocks:
+    """Cuts the positions of a cohort of ``members`` clients into stacks of at most ``chunk``, whose sizes differ by one
+    at most.
+
+    Their number is a power of two, so that two, four or eight workers have equally much to do.
+    """
+    count = 1
+    while members > chunk * count:
+        count *= 2
+    starts = [members * place // count for place in range(count + 1)]
+    return [(start, stop) for start, stop in itertools.pairwise(starts) if start < stop]
+
+
 def deal(
     work: Sequence[float],
     slots: int,
     task_fraction: float = 0.5,
-    size: int | None = None,
+    undivided: Blocks | None = None,
     nodes: int = 64,
     least: float = 0,
     longest: float = math.inf,
@@ -88,9 +103,9 @@ def deal(
     most ``longest``. What costs most comes first. Single clients are ordered by their exact cost and larger blocks by
     the power of two of their cost, so that neighbours stay together.
 
-    Blocks are aligned powers of two: of ``size`` if it is given, otherwise as large as fits. This changes no bit. To
-    add up a task takes at most ``nodes`` nodes of the summation tree at a time, unless a single block of ``size`` needs
-    more.
+    Blocks are those that are ``undivided``, or if None is given, aligned powers of two as large as fit. This changes no
+    bit of a sum. To add up a task takes at most ``nodes`` nodes of the summation tree at a time, unless a single
+    undivided block needs more.
     """
     upto = list(itertools.accumulate(work, initial=0))
     members, left = len(work), upto[-1]
@@ -98,7 +113,14 @@ def deal(
     def entry(start: int, stop: int) -> tuple[float, float, int, int]:
         return *_priority(upto[stop] - upto[start], stop - start), start, stop
 
-    heap = [entry(start, min(start + (size or members), members)) for start in range(0, members, size or members)]
+    def nodes_of(start: int, stop: int) -> tuple[int, int]:
+        """Returns how many nodes a block has once it is added up, and how many at most before."""
+        if undivided is None:
+            return 1, max(1, (stop - start - 1).bit_length())
+        count = len(list(subtrees(start, stop, members)))
+        return count, count
+
+    heap = [entry(*block) for block in undivided or [(0, members)]]
     heapq.heapify(heap)
     given: list[list[tuple[int, int]]] = []
     while heap:
@@ -106,16 +128,16 @@ def deal(
             even = left / slots
             target = min(longest, max(even * task_fraction, min(least, max(even, least / 5))))
         blocks: list[tuple[int, int]] = []
-        room, deepest = target, 0
+        room, added, deepest = target, 0, 0
         while heap:
             *_, start, stop = heap[0]
             cost, length = upto[stop] - upto[start], stop - start
+            count, depth = nodes_of(start, stop)
             # blocks are added up from left to right, so the deepest may come when all others are held already
-            depth = max(deepest, 1, (length - 1).bit_length())
-            held = len(blocks) + depth <= nodes
+            held = added + max(deepest, depth) <= nodes
             # blocks below an eighth of a task are not cut further: that would only make more nodes
             too_large = cost > max(room, target / 8) if held else not blocks
-            if too_large and size is None and length > 1:
+            if too_large and undivided is None and length > 1:
                 middle = start + (1 << (length - 1).bit_length() - 1)
                 heapq.heapreplace(heap, entry(start, middle))
                 heapq.heappush(heap, entry(middle, stop))
@@ -123,7 +145,8 @@ def deal(
                 # at most half of the block lies beyond the target, so the task is rounded to the nearest size
                 heapq.heappop(heap)
                 blocks.append((start, stop))
-                room, left, deepest = room - cost, left - cost, depth
+                room, left = room - cost, left - cost
+                added, deepest = added + count, max(deepest, depth)
             else:
                 break
         given.append(sorted(blocks))

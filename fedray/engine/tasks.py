@@ -14,8 +14,7 @@ from fedray.engine.output_check import Forms
 from fedray.engine.states import StateFile
 
 Blocks: TypeAlias = Sequence[tuple[int, int]]
-"""Ranges ``(start, stop)`` of positions in the cohort. Their sizes are powers of two and their starts multiples of the
-size, so that each block is a node of the summation tree."""
+"""Ranges ``(start, stop)`` of positions in the cohort."""
 
 Handle: TypeAlias = Any
 """Names something that was published: an object reference of Ray's, a file, or the thing itself. A worker's ``fetch``
