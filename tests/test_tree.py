@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedray.core import tree as tree_module
 from fedray.core.seeds import Purpose, stream
-from fedray.core.tree import TreeSum, reduce_rows, subtree, subtrees
+from fedray.core.tree import LeafSum, TreeSum, reduce_rows, subtree, subtrees
 from fedray.engine.cohorts import draw_cohort, weights_of
 from fedray.engine.dealing import deal, stacks
 
@@ -68,11 +68,11 @@ def test_any_cut_in_any_order_gives_the_same_bits(members, seed):
     assert torch.equal(tree.total(), root(leaves))
 
 
-@given(SIZES, SEEDS, st.integers(1, 70), st.booleans())
-@example(5, 0, 1, True)
-@example(100, 0, 64, False)
-def test_weighted_rows_are_added_as_their_leaves_are(members, seed, chunk, counted):
-    """Rows of float32 and counts, in stacks of at most ``chunk``, in pieces of 3 numbers and in one."""
+@given(SIZES, SEEDS, st.integers(1, 70), st.booleans(), st.booleans())
+@example(5, 0, 1, True, True)
+@example(100, 0, 64, False, False)
+def test_weighted_rows_are_added_as_their_leaves_are(members, seed, chunk, counted, in_order):
+    """Rows of float32 and counts, in stacks of at most ``chunk``, held back or not, in small pieces and in one."""
     rng = np.random.default_rng(seed)
     rows = torch.from_numpy(rng.normal(size=(members, 8)) * 10.0 ** rng.integers(-8, 9, (members, 8))).float()
     weights = torch.from_numpy(rng.random((members, 1)))
@@ -81,14 +81,17 @@ def test_weighted_rows_are_added_as_their_leaves_are(members, seed, chunk, count
     for each in counts:
         leaves[:, each] = 0
         leaves[0, each] = rows[0, each].double()
-    for piece in (3, 1 << 16):
+    blocks = stacks(members, chunk)
+    for cached, held in ((3, 1 << 16), (20, 150), (1 << 17, 0)):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(tree_module, "PIECE", piece)
-            sums = TreeSum(members)
-            for start, stop in rng.permutation(stacks(members, chunk)).tolist():
+            patched.setattr(tree_module, "CACHED", cached)
+            patched.setattr(tree_module, "HELD_BYTES", held)
+            sums = LeafSum(TreeSum(members), counts)
+            for start, stop in blocks if in_order else rng.permutation(blocks).tolist():
                 own = slice(start, stop)
-                sums.add_rows(start, rows[own], weights[own], counts)
-        assert torch.equal(sums.total(), root(leaves))
+                sums.add(start, rows[own], weights[own])
+            sums.finish()
+        assert torch.equal(sums.tree.total(), root(leaves))
 
 
 @given(SIZES, SEEDS)
@@ -97,7 +100,7 @@ def test_the_sum_is_right(members, seed):
     exact = [math.fsum(column) for column in leaves.T.tolist()]
     size = leaves.abs().sum(0).numpy()
     assert (np.abs(root(leaves).numpy() - exact) <= 1e-12 * size).all()
-    assert torch.equal(reduce_rows(leaves), root(leaves))
+    assert torch.equal(reduce_rows(leaves.clone()), root(leaves))
 
 
 def test_the_order_of_addition_would_matter():

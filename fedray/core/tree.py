@@ -17,8 +17,11 @@ from torch import Tensor
 Node: TypeAlias = tuple[int, int]
 
 
-PIECE = 1 << 16
-"""How many numbers of each row are in double precision at a time. They fit into a processor's cache."""
+HELD_BYTES = 64_000_000
+"""The memory of rows that wait to be added up together."""
+
+CACHED = 1 << 17
+"""How many numbers are in double precision at a time while rows are added up. They fit into a processor's cache."""
 
 
 class TreeSum:
@@ -55,39 +58,9 @@ class TreeSum:
         if read_only:
             self._read_only.add((level, index))
 
-    def add_rows(self, start: int, rows: Tensor, weights: Tensor, counts: Sequence[slice] = ()) -> None:
-        """Adds ``weights [C, 1]`` times ``rows [C, ...]``, the leaves from position ``start`` on.
-
-        Long rows are converted to double precision a piece at a time, so that no leaf is ever there as a whole.
-        ``counts`` are places of whole numbers that have no average: only the leaf at position 0 adds its own there,
-        unweighted.
-        """
-        for begin, end in subtrees(start, start + len(rows), self.members):
-            own = slice(begin - start, end - start)
-            self._add_subtree(begin, rows[own], weights[own], counts)
-
-    def _add_subtree(self, start: int, rows: Tensor, weights: Tensor, counts: Sequence[slice]) -> None:
-        """Does the same for leaves that :func:`subtree` takes."""
-        flat = rows.reshape(len(rows), -1)
-        level, index = subtree(start, len(rows))
-        whole = slice(0, flat.shape[1])
-        if whole.stop <= PIECE:
-            self.add((level, index), _terms(start, flat, weights, counts, whole).view(rows.shape[1:]))
-            return
-        sibling = level, index ^ 1
-        value = None if sibling in self._read_only else self.nodes.pop(sibling, None)
-        is_new = value is None
-        if value is None:
-            value = torch.empty(rows.shape[1:], dtype=torch.float64, device=rows.device)
-        into = value.view(-1)
-        for place in range(0, whole.stop, PIECE):
-            piece = slice(place, min(place + PIECE, whole.stop))
-            terms = _terms(start, flat, weights, counts, piece)
-            if is_new:
-                into[piece] = terms
-            else:
-                into[piece] += terms
-        self.add((level, index) if is_new else (level + 1, index >> 1), value)
+    def take(self, node: Node) -> Tensor | None:
+        """Removes a node and returns its value, if it is there and may be overwritten."""
+        return None if node in self._read_only else self.nodes.pop(node, None)
 
     def total(self) -> Tensor:
         """Returns the whole sum. All members must have been added."""
@@ -95,23 +68,80 @@ class TreeSum:
         return value
 
 
-def _terms(start: int, flat: Tensor, weights: Tensor, counts: Sequence[slice], piece: slice) -> Tensor:
-    """Returns the sum of the ``piece`` of the weighted rows ``flat [C, n]``, whose first is at position ``start``."""
-    terms = reduce_rows(flat[:, piece].to(torch.float64, copy=True).mul_(weights))
-    for each in counts:
-        begin, end = max(each.start, piece.start), min(each.stop, piece.stop)
-        if begin < end:
-            terms[begin - piece.start : end - piece.start] = flat[0, begin:end].double() if start == 0 else 0
-    return terms
+class LeafSum:
+    """Adds leaves to ``tree``: rows of float32 numbers, each times its weight in double precision.
+
+    Rows that follow each other wait until they are a subtree, of as many as :data:`HELD_BYTES` hold. They are added up
+    a piece at a time. So a long row is read once, and no leaf is ever there in double precision as a whole.
+
+    ``counts`` are places of whole numbers that have no average: only the leaf at position 0 adds its own there,
+    unweighted.
+    """
+
+    def __init__(self, tree: TreeSum, counts: Sequence[slice] = ()) -> None:
+        self.tree, self.counts = tree, counts
+        self._held: list[tuple[int, Tensor, Tensor]] = []
+        self._stop = 0
+
+    def add(self, start: int, rows: Tensor, weights: Tensor) -> None:
+        """Adds ``weights [C, 1]`` times ``rows [C, ...]``, the leaves from position ``start`` on. The rows must stay as
+        they are until :meth:`finish`."""
+        if start != self._stop:
+            self.finish()
+        self._held.append((start, rows, weights))
+        self._stop = start + len(rows)
+        together = HELD_BYTES // max(1, rows[0].nbytes)
+        # a power of two, so that what is added up at a time is a subtree
+        if together < 2 or self._stop % (1 << together.bit_length() - 1) == 0:
+            self.finish()
+
+    def finish(self) -> None:
+        """Adds the rows that wait."""
+        held, self._held = self._held, []
+        for start, stop in subtrees(held[0][0], self._stop, self.tree.members) if held else ():
+            parts = [
+                (rows[max(0, start - first) : stop - first], weights[max(0, start - first) : stop - first])
+                for first, rows, weights in held
+                if first < stop and start < first + len(rows)
+            ]
+            self._add(start, stop, [rows for rows, _ in parts], torch.cat([weights for _, weights in parts]))
+
+    def _add(self, start: int, stop: int, rows: Sequence[Tensor], weights: Tensor) -> None:
+        """Adds the ``rows``, which are all of the subtree over the positions start .. stop - 1."""
+        shape, flat = rows[0].shape[1:], [part.flatten(1) for part in rows]
+        (level, index), width, piece = subtree(start, stop - start), shape.numel(), CACHED // (stop - start) or 1
+        value = self.tree.take((level, index ^ 1))
+        is_new = value is None
+        if value is None:
+            value = torch.empty(shape, dtype=torch.float64, device=weights.device)
+        into = value.view(-1)
+        scratch = torch.empty(stop - start, min(width, piece), dtype=torch.float64, device=weights.device)
+        for begin in range(0, width, piece):
+            place = slice(begin, min(begin + piece, width))
+            terms = scratch[:, : place.stop - begin]
+            torch.cat([part[:, place] for part in flat], out=terms)
+            total = reduce_rows(terms.mul_(weights))
+            self._count(flat[0][0] if start == 0 else None, place, total)
+            into[place] = total if is_new else total.add_(into[place])
+        self.tree.add((level, index) if is_new else (level + 1, index >> 1), value)
+
+    def _count(self, first: Tensor | None, place: slice, total: Tensor) -> None:
+        """Writes the whole numbers that have no average into a piece of a sum: those of the leaf at position 0 if it is
+        the ``first`` of the sum, or zeros."""
+        for each in self.counts:
+            begin, end = max(each.start, place.start), min(each.stop, place.stop)
+            if begin < end:
+                total[begin - place.start : end - place.start] = 0 if first is None else first[begin:end]
 
 
 def reduce_rows(rows: Tensor) -> Tensor:
-    """Returns the sum of the subtree over ``rows [C, ...]``. The position of the first row must be a multiple of a
-    power of two that is at least C."""
-    while len(rows) > 1:
-        even = len(rows) // 2 * 2
-        paired = rows[0:even:2] + rows[1:even:2]
-        rows = torch.cat([paired, rows[even:]]) if even < len(rows) else paired
+    """Returns the sum of the subtree over ``rows [C, ...]``, which it overwrites. The position of the first row must be
+    a multiple of a power of two that is at least C."""
+    step = 1
+    while step < len(rows):
+        left = rows[: len(rows) - step : 2 * step]
+        left += rows[step :: 2 * step]
+        step *= 2
     return rows[0]
 
 

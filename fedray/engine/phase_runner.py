@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedray.algorithms.base import Result, Upload
 from fedray.core.client import ClientPhase, Stack
-from fedray.core.tree import TreeSum
+from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.memory import is_out_of_memory, too_large_for
@@ -38,22 +38,23 @@ class PhaseRunner:
         """Returns the result of a task: the uploads of its clients, summed along the summation tree, and their new
         states."""
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
-        trees: dict[str, TreeSum] = {}
+        leaves: dict[str, LeafSum] = {}
         merged = PhaseResult({}, {}, {})
         row = 0
         for position, size in self.clients.stacks(task.blocks):
             # a call of its own: what a stack leaves behind is gone before the next begins
-            self._stack(task, position, slice(row, row + size), trees, merged)
+            self._stack(task, position, slice(row, row + size), leaves, merged)
             row += size
-        for name, tree in trees.items():
-            merged.sums[name].nodes = {node: value.cpu().numpy() for node, value in tree.nodes.items()}
+        for name, own in leaves.items():
+            own.finish()
+            merged.sums[name].nodes = {node: value.cpu().numpy() for node, value in own.tree.nodes.items()}
         return merged
 
     def _stack(
-        self, task: PhaseTask, position: int, rows: slice, trees: dict[str, TreeSum], merged: PhaseResult
+        self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
     ) -> None:
         """Runs a phase for the stack whose first client is at ``position`` in the cohort; its clients are ``rows`` of
-        the task. Adds what the phase returns to ``trees`` and ``merged``."""
+        the task. Adds what the phase returns to ``leaves`` and ``merged``."""
         try:
             result, client = self._phase(task, task.phase, position, rows)
         except (StateLost, UserError):
@@ -76,14 +77,11 @@ class PhaseRunner:
         nothing = [math.nan] * len(task.ids)
         for name, upload in result.uploads.items():
             is_model = isinstance(upload.value, Model)
-            trees.setdefault(name, TreeSum(task.members)).add_rows(
-                position,
-                upload.value.row if isinstance(upload.value, Model) else upload.value,
-                self._weights(upload, client, task.members),
-                self.clients.network.layout.whole_numbers if is_model else (),
-            )
-            own = PartialSum({}, upload.weights, is_model)
-            whole = merged.sums.setdefault(name, own)
+            counts = self.clients.network.layout.whole_numbers if is_model else ()
+            value = upload.value.row if isinstance(upload.value, Model) else upload.value
+            own = leaves.setdefault(name, LeafSum(TreeSum(task.members), counts))
+            own.add(position, value, self._weights(upload, client, task.members))
+            whole = merged.sums.setdefault(name, PartialSum({}, upload.weights, is_model))
             if upload.scale is not None:
                 whole.scale = whole.scale or list(nothing)
                 whole.scale[rows] = _column(upload.scale)
