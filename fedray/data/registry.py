@@ -75,8 +75,8 @@ SOURCES = {
             "bymerge": "697,932 + 116,323 images, 47 classes: letters that look alike in both cases are one class",
             "byclass": "697,932 + 116,323 images, 62 classes",
             "bymerge_test": "the test images of bymerge alone; every fifth of each class is a test image",
-            "femnist": "62 classes, each writer a client: LEAF's json files (Caldas et al. 2018), at most 805,263 images of "
-            "3,550 writers",
+            "femnist": "62 classes, each writer a client: LEAF's json files (Caldas et al. 2018), at most 805,263 "
+            "images of 3,550 writers",
         },
     ),
     "cifar10": SourceEntry(
