@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -196,22 +196,36 @@ class WeightsMaker(AroundMaker):
 
     def notes(self) -> list[str]:
         """Returns lines for the user about tensors that are not loaded from the file."""
-        kept = load_weights(self.make(), self.path, self.classes)
-        if not kept:
-            return []
-        return [
-            f"model.weights: {', '.join(kept)} begin as model.init says, because {self.path} has none for "
-            f"{self.classes} classes or for this head"
-        ]
+        found, notes = load_weights(self.make(), self.path, self.classes), []
+        if found.kept:
+            notes.append(
+                f"model.weights: {', '.join(found.kept)} begin as model.init says, because {self.path} has none for "
+                f"{self.classes} classes or for this head"
+            )
+        if found.unused:
+            notes.append(
+                f"model.weights: {len(found.unused)} tensors of {self.path} are not used, because model.norm replaced "
+                f"their layers; the first is {found.unused[0]}"
+            )
+        return notes
 
 
-def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = "model.weights") -> list[str]:
+class Loaded(NamedTuple):
+    """What was not loaded of a file of weights: the model's tensors that ``kept`` the weights that were drawn, and the
+    file's that are ``unused``."""
+
+    kept: list[str]
+    unused: list[str]
+
+
+def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = "model.weights") -> Loaded:
     """Loads initial weights into ``module`` from a safetensors or pt file, and returns the names of the tensors that
-    keep the weights that were drawn.
+    were not loaded.
 
-    These are those of the model's head, if the file has none of them, and those of a classifier of ``classes`` outputs,
-    if that of the file has another number. With ``classes`` None there are none: the file must have exactly the model's
-    tensors. Raises :class:`UserError` if the file can't be read, or lacks any other tensor of the right name, shape,
+    The model keeps those of its head, if the file has none of them, and those of a classifier of ``classes`` outputs,
+    if that of the file has another number. The file may have further tensors of normalisation layers that were replaced
+    (``model.norm``). With ``classes`` None there are none of both: the file must have exactly the model's tensors.
+    Raises :class:`UserError` if the file can't be read, has any other tensor, or lacks one of the right name, shape,
     type and finite numbers; ``key`` says in messages where the file was named.
     """
     try:
@@ -225,8 +239,11 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
         raise UserError(f"{key}: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     own = tensors_of(module)
     wanted = {name: tensor.shape for name, tensor in own.items()}
-    if classes is None:
-        _check_no_more(tensors, module, path, key)
+    further = [name for name in tensors if name not in module.state_dict()]
+    unused = [] if classes is None else [name for name in further if _of_replaced_norm(name, module)]
+    for name in further:
+        if name not in unused:
+            raise UserError(f"{key}: {path} has a tensor {name!r}, which the model does not have")
     heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
     of_head = [name for name in wanted if name.startswith(tuple(heads))]
     kept = [] if classes is None or tensors.keys() & set(of_head) else of_head
@@ -245,7 +262,7 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
         if not torch.isfinite(tensors[name].to(own[name].dtype)).all():
             raise UserError(f"{key}: {name} in {path} has numbers that are not finite")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
-    return kept
+    return Loaded(kept, unused)
 
 
 SAFE = ".safetensors"
@@ -261,10 +278,11 @@ def _tensors_in(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _check_no_more(tensors: Mapping[str, Tensor], module: nn.Module, path: Path, key: str) -> None:
-    further = [name for name in tensors if name not in module.state_dict()]
-    if further:
-        raise UserError(f"{key}: {path} has a tensor {further[0]!r}, which the model does not have")
+def _of_replaced_norm(name: str, module: nn.Module) -> bool:
+    """Returns whether a tensor of this name may be of a normalisation layer in whose place ``module`` has another, or
+    none."""
+    layers = dict(module.named_modules(remove_duplicate=False))
+    return isinstance(layers.get(name.rpartition(".")[0]), (nn.Identity, nn.GroupNorm))
 
 
 def _classifier(module: nn.Module, classes: int) -> list[str]:

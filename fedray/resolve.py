@@ -270,7 +270,8 @@ def _algorithm(config: Config) -> Algorithm:
     with as_user_error(f"algorithm.name={config.algorithm.name} can't be made"):
         algorithm = cls(hyper)
     train = config.train
-    if (train.server_lr != 1 or train.server_lr_schedule.kind != "constant") and not algorithm.uses_server_lr:
+    scheduled = train.server_lr_schedule.kind != "constant" or train.server_lr_schedule.warmup
+    if (train.server_lr != 1 or scheduled) and not algorithm.uses_server_lr:
         key = f"train.server_lr={train.server_lr}" if train.server_lr != 1 else "train.server_lr_schedule"
         raise UserError(f"{key}: {config.algorithm.name} has no server learning rate")
     if train.optimizer != "sgd" and not algorithm.any_optimizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,14 @@ def on_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model.name": "logistic",
     }
     return simulate({**keys, "data.clients": 4}).folder
+
+
+def test_a_damaged_summary_is_told(on_sample, tmp_path, capsys):
+    folder = tmp_path / "copy"
+    shutil.copytree(on_sample, folder)
+    (folder / "summary.json").write_text("{")
+    assert main(["evaluate", str(folder)]) == 2
+    assert capsys.readouterr().err.strip().endswith("summary.json is damaged")
 
 
 def test_command(on_sample, capsys):

@@ -148,7 +148,8 @@ def test_published_counts_are_checked(tmp_path):
     folder = split(tmp_path / "split")
     with pytest.raises(UserError, match="has 5 users, but gldv2 has 1,262"):
         source_of(load(settings(folder, "gldv2")).data, load({}).task)
-    with pytest.raises(UserError, match=r"data.source=inaturalist needs data.root"):
+    message = r"inaturalist is not in .*: get federated_train.csv, test.csv and the images of .* from http"
+    with pytest.raises(UserError, match=message):
         simulate({"data.source": "inaturalist"})
     with pytest.raises(UserError, match=r"data.source=federated_csv needs data.image_size"):
         simulate({"data.source": "federated_csv", "data.root": str(folder)})
@@ -219,6 +220,8 @@ def test_the_real_split_of_camera_traps():
     assert source.client_train is not None
     sizes = np.bincount(source.client_train)
     assert (len(sizes), sizes.min(), sizes.max(), int(np.median(sizes))) == (40, 50, 169, 69)
+    # as the first lines of train.csv and test.csv have them
+    assert (source.y_train[:4].tolist(), source.y_test[:4].tolist()) == ([3, 0, 3, 28], [3, 3, 28, 3])
     assert source.x_train.chosen(np.array([0, 3264])).shape == (2, 3, 64, 64)
 
 

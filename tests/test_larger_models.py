@@ -111,7 +111,7 @@ def test_they_are_torchvisions(tmp_path):
     original = get_model("resnet18", weights=None, num_classes=7)
     torch.save(original.state_dict(), tmp_path / "weights.pth")
     module = made("resnet18", (3, 64, 64), 7, stem="imagenet")
-    assert load_weights(module, tmp_path / "weights.pth", 7) == []
+    assert load_weights(module, tmp_path / "weights.pth", 7) == ([], [])
     x = torch.randn(2, 3, 64, 64)
     assert torch.equal(module.eval()(x), original.eval()(x))
     again = made("torchvision:resnet18", (3, 64, 64), 7)
@@ -161,12 +161,23 @@ def test_other_norms():
     assert module(torch.zeros(2, *COLOUR)).shape == (2, 10)
 
 
+def test_a_norm_in_two_places_stays_one_layer():
+    shared = nn.BatchNorm1d(4)
+    module = nn.Sequential(nn.Linear(4, 4), shared, nn.Linear(4, 4), shared)
+    replace_norms(module, "group", 2, "mine")
+    assert module[1] is module[3]
+    assert isinstance(module[1], nn.GroupNorm)
+    replace_norms(module, "none", 2, "mine")
+    assert not [layer for layer in module.modules() if isinstance(layer, (nn.BatchNorm1d, nn.GroupNorm))]
+
+
 def test_norms_of_a_run(tmp_path):
     keys = {**small(tmp_path), "model.name": "resnet20", "model.norm": "none", "run.name": "none"}
     assert "norm1.weight" not in str(simulate(keys, **data()).summary)
     experiment, _ = resolve(load({**keys, "model.norm": "batch"}), Own(source=images(16)))
     assert kinds(experiment.build_model()) == {"BatchNorm2d"}
     for changed, message in (
+        ({"model.norm_groups": 4}, "model.norm_groups=4 is for model.norm=group"),
         ({"model.name": "lenet5"}, "model lenet5 has neither BatchNorm nor GroupNorm"),
         ({"model.norm": "group", "model.norm_groups": 3}, "norm has 16 channels, which 3 does not divide"),
     ):
@@ -242,6 +253,25 @@ class TestWeights:
         with pytest.raises(UserError, match=r"conv5.0.weight is|stage2.0.branch1.2.weight is \[24, 24, 1, 1\] in"):
             resolve(load({**keys, "model.weights": str(self.path(tmp_path))}), Own(source=images()))
 
+    def test_a_larger_model_is_refused_by_its_first_further_tensor(self, tmp_path):
+        torch.save(get_model("resnet34", weights=None).state_dict(), tmp_path / "resnet34.pth")
+        keys = {
+            **small(tmp_path),
+            "model.name": "torchvision:resnet18",
+            "model.weights": str(tmp_path / "resnet34.pth"),
+        }
+        with pytest.raises(UserError, match=r"has a tensor 'layer1.2.conv1.weight', which the model does not have"):
+            resolve(load(keys), Own(source=images()))
+
+    @pytest.mark.parametrize(("norm", "first"), [("none", "conv1.1.weight"), ("group", "conv1.1.running_mean")])
+    def test_tensors_of_replaced_norms_are_told(self, tmp_path, norm, first):
+        keys = {**small(tmp_path), "model.name": "torchvision:shufflenet_v2_x0_5", "model.norm": norm}
+        experiment, _ = resolve(load({**keys, "model.weights": str(self.path(tmp_path))}), Own(source=images()))
+        (note,) = [note for note in experiment.notes if "model.norm replaced their layers" in note]
+        assert note.endswith(f"the first is {first}")
+        found = experiment.build_model().state_dict()
+        assert torch.equal(found["conv5.0.weight"], torch.load(self.path(tmp_path))["conv5.0.weight"])
+
     def test_weights_go_before_zeros(self, tmp_path):
         """The file's weights are loaded into a model of zeros, of which a classifier that is not in the file stays."""
         path = self.path(tmp_path)
@@ -257,5 +287,7 @@ def test_pretrained_mobilenet():
     path = Path(os.environ.get("FEDRAY_DATA", "")) / "weights" / "mobilenet_v2-b0353104.pth"
     if not path.exists():
         pytest.skip(f"{path} is not there")
-    assert load_weights(made("mobilenet_v2", (3, 64, 64), 62), path, 62) == ["classifier.1.weight", "classifier.1.bias"]
-    assert load_weights(made("mobilenet_v2", (3, 64, 64), 1000), path, 1000) == []
+    assert load_weights(made("mobilenet_v2", (3, 64, 64), 62), path, 62) == (
+        ["classifier.1.weight", "classifier.1.bias"], [],
+    )  # fmt: skip
+    assert load_weights(made("mobilenet_v2", (3, 64, 64), 1000), path, 1000) == ([], [])

@@ -121,7 +121,7 @@ def lazy_of(folder: Path):
         (["pepare", "mnist"], "there is no source or file 'pepare' (did you mean 'prepare'?)"),
         (["prepare", "data.access=lazy"], "data.access=lazy: data are prepared for data.access=mapped"),
         (["prepare", "--plot", "x.png"], "--plot goes with fedray data info, not with prepare"),
-        (["prepare", "gldv2"], "data.source=gldv2 needs data.root: the folder with train.csv, test.csv and the images"),
+        (["prepare", "gldv2", "data.root=nowhere"], "data.root=nowhere is not a folder"),
     ],
 )
 def test_what_is_refused(arguments, line, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from PIL import Image
 
 from fedray import UserError, simulate
 from fedray.data.emnist import BY_CLASS, MERGED
+from fedray.data.har import SIGNALS
 from fedray.data.sample.make import idx_file
 from fedray.data.shakespeare import CHARACTERS, LENGTH
 from fedray.data.source import SOURCES, Source, load_source
@@ -25,16 +27,17 @@ def clients(source: Source) -> int:
     return 0 if source.client_train is None else len(np.unique(source.client_train))
 
 
+COFFEE = "is it necessary to allow a shot of espresso to rest before adding it to a drink ? (end)"
 REAL = {
     # source, variant: folder, samples, tests, shape, classes, clients, first labels, samples of the first classes
     ("cifar100", "fine"): ("cifar-100-binary", 5000, 1000, (3, 32, 32), 100, 0, [0, 1, 2, 3], [50, 50, 50]),
     ("cifar100", "coarse"): ("cifar-100-binary", 5000, 1000, (3, 32, 32), 20, 0, [4, 1, 14, 8], [250, 250, 250]),
-    ("emnist", "bymerge_test"): ("EMNIST", 93074, 23249, (1, 28, 28), 47, 0, None, [4596, 5120, 4612]),
+    ("emnist", "bymerge_test"): ("EMNIST", 93074, 23249, (1, 28, 28), 47, 0, [24, 22, 28, 0, 5, 8], [4596, 5120, 4612]),
     ("tiny_imagenet", None): ("tiny-imagenet-200", 4000, 1000, (3, 64, 64), 200, 0, [0, 0, 0], [20, 20, 20]),
     ("har", "signals"): ("UCI_HAR_Dataset", 7352, 2947, (9, 128), 6, 21, [4, 4, 4], [1226, 1073, 986]),
-    ("shakespeare", "tiny"): ("tinyshakespeare", None, None, (80,), 80, 248, None, None),
-    ("shakespeare", "plays"): ("shakespeare", None, None, (80,), 80, 1109, None, None),
-    ("stackoverflow", None): ("stackexchange", None, None, (20,), 10_004, 115, None, None),
+    ("shakespeare", "tiny"): ("tinyshakespeare", 800308, 186812, (80,), 80, 247, "mean", None),
+    ("shakespeare", "plays"): ("shakespeare", 3293099, 765381, (80,), 80, 1109, "ajes", None),
+    ("stackoverflow", None): ("stackexchange", 4403, 767, (20,), 10_004, 115, COFFEE, None),
     ("omniglot", None): ("omniglot", 4672, 1168, (1, 28, 28), 292, 160, [0, 0, 0], [16, 16, 16]),
     ("fire", None): ("fire", 519, 128, (3, 64, 64), 2, 0, [0, 0, 0], [88, 431]),
 }
@@ -51,10 +54,13 @@ def test_real_files(name, variant):
     inputs = getattr(source.x_train, "first", source.x_train)
     assert inputs.shape[1:] == shape
     assert (source.classes, clients(source)) == (classes, people)
-    if samples is not None:
-        assert (len(source.y_train), len(source.y_test)) == (samples, tests)
-    if first is not None:
+    assert (len(source.y_train), len(source.y_test)) == (samples, tests)
+    if isinstance(first, list):
         assert source.y_train[: len(first)].tolist() == first
+    elif source.y_train.ndim == 1:
+        assert [source.class_names[k] for k in source.y_train[: len(first)]] == [*first]
+    else:
+        assert " ".join(source.class_names[k] for k in source.y_train[0] if k >= 0) == first
     if counts is not None:
         assert np.bincount(source.y_train)[: len(counts)].tolist() == counts
 
@@ -133,6 +139,10 @@ def test_leaf_without_a_division(tmp_path):
     assert "the last fifth of each user's samples are tests" in source.notes[0]
 
 
+def of_femnist(pixel: float, label: float) -> bytes:
+    return json.dumps({"user_data": {"a": {"x": [[pixel] * 784], "y": [label]}}}).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -141,10 +151,10 @@ def test_leaf_without_a_division(tmp_path):
         (b'{"user_data": {"a": {"x": [[1]], "y": []}}}', "user 'a' must have lists x and y of equal lengths"),
         (b'{"user_data": {"a": {"x": [[1]], "y": [2]}}}', "user 'a' must have images of 784 numbers from 0 to 1"),
         (b'{"user_data": {}}', "has no samples"),
-        (
-            json.dumps({"user_data": {"a": {"x": [[0] * 784], "y": [62]}}}).encode(),
-            "has label 62; labels must be 0..61",
-        ),
+        (of_femnist(0, 62), "has label 62; labels must be 0..61"),
+        (of_femnist(0, 0.7), "user 'a' must have whole numbers as labels"),
+        (of_femnist(0, True), "user 'a' must have whole numbers as labels"),
+        (of_femnist(math.nan, 3), "user 'a' must have images of 784 numbers from 0 to 1"),
     ],
 )
 def test_damaged_files_of_leaf(content, message, tmp_path):
@@ -178,10 +188,16 @@ def test_tiny_imagenet(tmp_path):
     assert source.class_names == ("tabby (n02)", "goldfish (n01)")
     assert source.y_train.tolist() == [0, 1, 1]
     assert source.y_test.tolist() == [1, 0, 1]
-    with (folder / "val" / "val_annotations.txt").open("a") as file:
-        file.write("val_9.JPEG\tn07\t0\t0\t1\t1\n")
-    with pytest.raises(UserError, match=r"val_annotations.txt has class 'n07' in line 4, which wnids.txt"):
-        load_source("tiny_imagenet", str(tmp_path))
+    annotations = folder / "val" / "val_annotations.txt"
+    right = annotations.read_text()
+    for line, message in (
+        ("val_2.JPEG\tn07\t0\t0\t1\t1\n", r"val_annotations.txt has class 'n07' in line 4, which wnids.txt"),
+        ("val_9.JPEG\tn01\t0\t0\t1\t1\n", r"lists 'val_9.JPEG' in line 4, which val/images does not have"),
+        ("../../wnids.txt\tn01\t0\t0\t1\t1\n", r"lists '../../wnids.txt' in line 4, which val/images does not have"),
+    ):
+        annotations.write_text(right + line)
+        with pytest.raises(UserError, match=message):
+            load_source("tiny_imagenet", str(tmp_path))
     (folder / "wnids.txt").write_text("n02\nn01\nn05\n")
     with pytest.raises(UserError, match="n05/images has no images"):
         load_source("tiny_imagenet", str(tmp_path))
@@ -213,6 +229,28 @@ def test_features_of_har(tmp_path):
     (file.parent / "X_train.txt").write_text("1 2 3\n")
     with pytest.raises(UserError, match=r"X_train.txt must have 561 numbers in each row; it has 3"):
         load_source("har", str(tmp_path))
+
+
+def test_signals_of_har(tmp_path):
+    har(tmp_path)
+    for part in ("train", "test"):
+        (tmp_path / part / "Inertial Signals").mkdir()
+        for name in SIGNALS:
+            np.savetxt(tmp_path / part / "Inertial Signals" / f"{name}_{part}.txt", rng.normal(size=(8, 128)))
+    assert load_source("har", str(tmp_path), variant="signals").x_train.shape == (8, 9, 128)
+    np.savetxt(tmp_path / "train" / "Inertial Signals" / "body_gyro_y_train.txt", rng.normal(size=(7, 128)))
+    with pytest.raises(UserError, match=r"7 windows in Inertial Signals/body_gyro_y_train.txt, 8 activities"):
+        load_source("har", str(tmp_path), variant="signals")
+
+
+def test_what_is_there_in_part_is_said(tmp_path, monkeypatch):
+    """Not only that a data set is nowhere."""
+    monkeypatch.setenv("FEDRAY_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    har(tmp_path / "UCI HAR Dataset")
+    message = r"lacks train/Inertial Signals/body_acc_x_train.txt; data.variant=features needs other files; get .* http"
+    with pytest.raises(UserError, match=message):
+        load_source("har", variant="signals")
 
 
 def test_shakespeare_of_leaf(tmp_path):
@@ -247,7 +285,7 @@ def test_plays(tmp_path):
 
 def test_tinyshakespeare(tmp_path):
     words = "\n".join(f"He said it {k} times, and then no more." for k in range(20))
-    (tmp_path / "input.txt").write_text(f"First Citizen:\n{words}\n\nAll:\nSpeak.\n\nFirst Citizen:\n{words}\n")
+    (tmp_path / "input.txt").write_text(f"First Citizen:\n{words}\n\n\nAll:\nSpeak.\n\nFirst Citizen:\n{words}\n")
     source = load_source("shakespeare", str(tmp_path), variant="tiny")
     assert source.client_names == ("All", "First Citizen")
     whole = f"{words}\n{words}"

@@ -152,7 +152,10 @@ def test_the_servers_rate(tmp_path):
     ("keys", "message"),
     [
         ({"train.lr_schedule.kind": "cosinus"}, "train.lr_schedule.kind"),
-        ({"train.lr_schedule.kind": "step", "train.lr_schedule.decay": 0.1}, "kind=step needs every"),
+        (
+            {"train.lr_schedule.kind": "step", "train.lr_schedule.decay": 0.1},
+            "lr_schedule: kind=step needs every",
+        ),
         ({"train.lr_schedule.decay": 0.1}, "decay is not for kind=constant, but for exponential and step"),
         ({"train.lr_schedule": {"kind": "cosine", "rounds": 3, "warmup": 3}}, "rounds=3 must be more than warmup=3"),
         ({"train.lr_schedule.kind": "cosine", "train.lr_decay": 0.9}, "give train.lr_decay or train.lr_schedule"),
@@ -166,6 +169,7 @@ def test_what_is_refused(keys, message):
 
 
 def test_a_server_without_a_rate(tmp_path):
-    keys = settings(tmp_path, algorithm__name="fednag", train__server_lr_schedule={"kind": "cosine"})
-    with pytest.raises(UserError, match=r"train.server_lr_schedule: fednag has no server learning rate"):
-        simulate(keys, data=small_source())
+    for schedule in ({"kind": "cosine"}, {"warmup": 2}):
+        keys = settings(tmp_path, algorithm__name="fednag", train__server_lr_schedule=schedule)
+        with pytest.raises(UserError, match=r"train.server_lr_schedule: fednag has no server learning rate"):
+            simulate(keys, data=small_source())

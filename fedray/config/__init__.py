@@ -1,5 +1,6 @@
 """The configuration of a run: its keys, and how it is read and checked."""
 
+from fedray.config.model import ModelConfig
 from fedray.config.reading import (
     assign,
     check,
@@ -25,7 +26,6 @@ from fedray.config.sections import (
     Config,
     DataConfig,
     EngineConfig,
-    ModelConfig,
     PartitionConfig,
     RunConfig,
     TaskConfig,

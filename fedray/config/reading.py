@@ -246,7 +246,10 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
         # the section's own validators write whole messages
         example = next(iter(annotation.model_fields), "...")
         kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {in_message(given)}"
-        return kind if problem["type"] in ("model_type", "model_attributes_type") else message
+        if problem["type"] in ("model_type", "model_attributes_type"):
+            return kind
+        # a section that is in several places does not know where it is
+        return message if "." not in key or key in message else f"{prefix}{key}: {message}"
     key = prefix + key
     if problem["type"] == "missing":
         return f"{key} must be given: {_choices(annotation)}"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from fedray.config.model import ModelConfig
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Auto, Real, Section, Whole, in_message
 
@@ -212,25 +213,6 @@ class TaskConfig(Section):
     mode: Literal["auto", "max", "min"] = Field(
         "auto", description="whether more or less of the main metric is better; needed for a metric of your own"
     )
-
-
-class ModelConfig(Section):
-    """The model. Its own options are further keys of this section."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
-    name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")
-    init: Literal["default", "zeros"] = Field("default", description="PyTorch's initialisation, or zeros")
-    weights: str | None = Field(None, description="a safetensors or pt file with initial weights")
-    norm: Literal["batch", "group", "none"] | None = Field(
-        None, description="normalisation layers in the place of the model's own BatchNorm and GroupNorm"
-    )
-    norm_groups: Whole = Field(2, ge=1, description="norm=group: groups of each GroupNorm")
-    head: str = Field(
-        "auto",
-        description="head in the place of the last layer: none, moon, siam, your own file.py:Class; auto: what the "
-        "algorithm needs",
-    )
-    proj_dim: Whole = Field(256, ge=1, description="width of the representation that the head gives")
 
 
 class TrainConfig(Section):

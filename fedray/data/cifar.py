@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedray.data.find import download_into, file_stamp, find_files
+from fedray.data.find import PartlyThere, download_into, file_stamp, find_files
 from fedray.data.source import Source
 from fedray.errors import UserError, first_sentence
 
@@ -100,6 +100,7 @@ def find(layout: Layout, root: str | None) -> list[Path]:
         look=partial(_look, layout),
         download=partial(_download, layout),
         wanted=f"{first}.bin (or {first} of the python version) and {companions}",
+        address="https://www.cs.toronto.edu/~kriz/cifar.html",
     )
 
 
@@ -114,7 +115,7 @@ def _look(layout: Layout, place: Path) -> list[Path]:
             f"data.root={place} lacks {first}.bin or {first} (nor are they in {layout.binary} or {layout.python})"
         )
     if missing:
-        raise UserError(f"data.root={place} lacks {missing[0]} (its companions are in {best[0].parent})")
+        raise PartlyThere(f"data.root={place} lacks {missing[0]} (its companions are in {best[0].parent})")
     return best
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from fedray.data.columns import HELD_OUT
-from fedray.data.find import download_into, file_stamp, find_files
+from fedray.data.find import PartlyThere, download_into, file_stamp, find_files
 from fedray.data.idx import read_pair
-from fedray.data.leaf import leaf_files, read_leaf
+from fedray.data.leaf import LEAF, leaf_files, read_leaf
 from fedray.data.normalization import of_choice
 from fedray.data.source import Source
 from fedray.errors import UserError
@@ -49,6 +49,7 @@ def _published(root: str | None, split: str, only_tests: bool) -> dict[str, Any]
         look=lambda place: _look(place, split, parts),
         download=lambda cache: _download(cache, split),
         wanted=f"{_files(split, parts[0])[0]}.gz and its companions",
+        address="https://www.nist.gov/itl/products-and-services/emnist-dataset",
     )
     sets = {part: read_pair(*paths[part], classes=len(names)) for part in parts}
     sets = {part: (x.swapaxes(2, 3), y) for part, (x, y) in sets.items()}
@@ -89,7 +90,7 @@ def _look(place: Path, split: str, parts: tuple[str, ...]) -> dict[str, tuple[Pa
         if key not in best:
             others = sorted({path.name for folder in FOLDERS for path in (place / folder).glob("emnist-*images*")})
             hint = f" (there is {', '.join(others)}: see data.variant)" if others and not best else ""
-            raise UserError(f"data.root={place} lacks {key[1]}.gz{hint}")
+            raise (PartlyThere if others else UserError)(f"data.root={place} lacks {key[1]}.gz{hint}")
     return {part: tuple(best[part, file] for file in _files(split, part)) for part in parts}  # type: ignore[misc]
 
 
@@ -113,18 +114,21 @@ def _femnist(root: str | None) -> dict[str, Any]:
         look=lambda place: leaf_files(place / "femnist" if (place / "femnist").is_dir() else place),
         download=None,
         wanted="the json files that LEAF's data/femnist/preprocess.sh writes (folder data with train and test)",
+        address=LEAF,
     )
 
     def encode(x: list[Any], y: list[Any], where: str) -> tuple[np.ndarray, np.ndarray]:
         try:
-            images, labels = np.array(x, np.float64), np.array(y, np.int64)
+            images, labels = np.array(x, np.float64), np.array(y)
         except (ValueError, TypeError):
             images, labels = np.zeros(0), np.zeros(0, np.int64)
-        if images.shape != (len(y), 784) or images.min() < 0 or images.max() > 1:
+        if images.shape != (len(y), 784) or not ((images >= 0) & (images <= 1)).all():
             raise UserError(f"{where} must have images of 784 numbers from 0 to 1")
+        if labels.shape != (len(y),) or labels.dtype.kind != "i":
+            raise UserError(f"{where} must have whole numbers as labels")
         if labels.min() < 0 or labels.max() >= len(BY_CLASS):
             raise UserError(f"{where} has label {labels[(labels < 0) | (labels > 61)][0]}; labels must be 0..61")
-        return np.rint(255 * images).astype(np.uint8).reshape(-1, 1, 28, 28), labels
+        return np.rint(255 * images).astype(np.uint8).reshape(-1, 1, 28, 28), labels.astype(np.int64)
 
     train, test, stamps, notes = read_leaf(files, encode)
     return {

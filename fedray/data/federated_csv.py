@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedray.data.find import find_files
 from fedray.data.images import SUFFIXES, ImageFiles
 from fedray.data.lazy import LazyItems
 from fedray.data.source import Source
@@ -30,39 +31,61 @@ SPARSE, SPARSE_MORE = 10, 1000
 
 
 class Counts(NamedTuple):
-    """What a published split consists of."""
+    """What a split consists of."""
 
     users: int
     images: int
     classes: int
 
 
-GLDV2 = Counts(1262, 164172, 2028)
-INATURALIST = Counts(9275, 120300, 1203)
+class Published(NamedTuple):
+    """A published split: its counts, and the address of its photographs. Both splits have their lists at
+    :data:`LISTS`."""
+
+    counts: Counts
+    photographs: str
+
+
+LISTS = "https://github.com/google-research/google-research/tree/master/federated_vision_datasets"
+GLDV2 = Published(Counts(1262, 164172, 2028), "https://github.com/cvdfoundation/google-landmark")
+INATURALIST = Published(Counts(9275, 120300, 1203), "https://github.com/visipedia/inat_comp/tree/master/2017")
 
 
 def federated_csv(root: str | None, image_size: int | None) -> Source:
     """Loads a split of the user's own. Raises :class:`UserError` for a file, column or image that is missing, for an
     image that is listed twice, and for a class that is no number from 0."""
-    return _load("federated_csv", root, image_size, None)
+    if root is None:
+        raise UserError("data.source=federated_csv needs data.root: the folder with train.csv, test.csv and the images")
+    return _load("federated_csv", Path(root).expanduser(), image_size, None)
 
 
 def gldv2(root: str | None, image_size: int | None) -> Source:
     """Loads Google Landmarks v2, federated as Landmarks-User-160k (Hsu, Qi, Brown 2020): 1,262 users."""
-    return _load("gldv2", root, image_size, GLDV2)
+    return _published("gldv2", root, image_size, GLDV2)
 
 
 def inaturalist(root: str | None, image_size: int | None) -> Source:
     """Loads iNaturalist 2017, federated as iNaturalist-User-120k (Hsu, Qi, Brown 2020): 9,275 users."""
-    return _load("inaturalist", root, image_size, INATURALIST)
+    return _published("inaturalist", root, image_size, INATURALIST)
 
 
-def _load(name: str, root: str | None, image_size: int | None, published: Counts | None) -> Source:
-    if root is None:
-        raise UserError(f"data.source={name} needs data.root: the folder with train.csv, test.csv and the images")
+def _published(name: str, root: str | None, image_size: int | None, published: Published) -> Source:
+    def look(place: Path) -> Path:
+        for folder in (place / name, place):
+            if any((folder / file).is_file() for file in TRAIN):
+                return folder
+        raise UserError(f"data.root={place} has neither {' nor '.join(TRAIN)} (nor are they in {name})")
+
+    folder = find_files(
+        name, root, look, download=None, wanted=f"{TRAIN[1]}, test.csv and the images of the folder train",
+        address=f"{LISTS} and {published.photographs}",
+    )  # fmt: skip
+    return _load(name, folder, image_size, published.counts)
+
+
+def _load(name: str, folder: Path, image_size: int | None, published: Counts | None) -> Source:
     if image_size is None:
         raise UserError(f"data.source={name} needs data.image_size: the pixels to which photographs are scaled")
-    folder = Path(root).expanduser()
     found = next((folder / file for file in TRAIN if (folder / file).is_file()), None)
     if found is None:
         raise UserError(f"data.root={folder} has neither {' nor '.join(TRAIN)}")

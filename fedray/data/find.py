@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import tempfile
@@ -14,6 +13,10 @@ from fedray.errors import UserError, first_sentence
 from fedray.files import move_whole
 
 Files = TypeVar("Files")
+
+
+class PartlyThere(UserError):
+    """Raised for a folder that has some of a data set's files, but not all that are needed."""
 
 
 def cache_folder() -> Path:
@@ -37,6 +40,7 @@ def find_files(
     look: Callable[[Path], Files],
     download: Callable[[Path], None] | None,
     wanted: str,
+    address: str,
     system: Iterable[str] = (),
 ) -> Files:
     """Returns what ``look`` returns for the first folder that has the files of the data set ``name``.
@@ -44,9 +48,10 @@ def find_files(
     If ``root`` is not None, only that folder is searched. Otherwise $FEDRAY_DATA, the folders ``system`` and the user's
     cache are, and then the files are downloaded into the cache by ``download``, which is None where the publisher does
     not offer them to programs. ``look`` is called with a folder, and raises :class:`UserError` if the folder lacks some
-    of the files.
+    of the files; :class:`PartlyThere` if it has others.
 
-    Raises :class:`UserError` if the files are nowhere; the message says which files are ``wanted``.
+    Raises :class:`UserError` if the files are nowhere; the message says which files are ``wanted``, and the ``address``
+    at which their publisher offers them.
     """
     if root is not None:
         place = Path(root).expanduser()
@@ -55,29 +60,35 @@ def find_files(
         return look(place)
     cache = cache_folder()
     places = [Path(place).expanduser() for place in (os.environ.get("FEDRAY_DATA"), *system) if place]
+    partly: PartlyThere | None = None
     for place in [*places, cache]:
-        with contextlib.suppress(UserError):
+        try:
             return look(place)
+        except PartlyThere as error:
+            partly = partly or error
+        except UserError:
+            continue
     searched = ", ".join(map(str, [*places, cache]))
+    advice = f"get {wanted} from {address}, put it into a folder, and give that as data.root or $FEDRAY_DATA"
+    if partly is not None:
+        raise UserError(f"{partly}; {advice}")
     if download is None:
-        raise UserError(
-            f"{name} is not in {searched}: put {wanted} into a folder and give it as data.root or $FEDRAY_DATA"
-        )
+        raise UserError(f"{name} is not in {searched}: {advice}")
     try:
         download(cache)
     except Exception as error:  # torchvision raises RuntimeError, URLError, OSError, ...
         raise UserError(
-            f"{name} is not in {searched} and could not be downloaded ({first_sentence(error)}): put {wanted} "
-            "into a folder and give it as data.root or $FEDRAY_DATA"
+            f"{name} is not in {searched} and could not be downloaded ({first_sentence(error)}): {advice}"
         ) from None
     return look(cache)
 
 
 def download_into(cache: Path, folder: str, fetch: Callable[[Path], Iterable[Path]]) -> None:
-    """Downloads files with ``fetch`` into a scratch folder, and then moves them to ``cache/folder``.
+    """Downloads files, or folders of files, with ``fetch`` into a scratch folder, and then moves them to
+    ``cache/folder``.
 
     There they are always whole, even if the download is cut short. ``fetch`` is called with the scratch folder, and
-    returns the files' paths.
+    returns the paths.
     """
     cache.mkdir(parents=True, exist_ok=True)
     before = socket.getdefaulttimeout()
@@ -89,6 +100,8 @@ def download_into(cache: Path, folder: str, fetch: Callable[[Path], Iterable[Pat
             target = cache / folder
             target.mkdir(parents=True, exist_ok=True)
             for path in fetched:
-                move_whole(path, target / path.name)
+                # a folder can't be replaced as a file can; whoever was quicker has put it there
+                if not (path.is_dir() and (target / path.name).is_dir()):
+                    move_whole(path, target / path.name)
     finally:
         socket.setdefaulttimeout(before)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedray.data.find import file_stamp, find_files
+from fedray.data.find import PartlyThere, file_stamp, find_files
 from fedray.data.source import Source
 from fedray.errors import UserError, first_sentence
 
@@ -35,13 +35,18 @@ def har(root: str | None, variant: str) -> Source:
         download=None,
         wanted="the unpacked folder 'UCI HAR Dataset' of the publisher's archive "
         f"(data.variant={variant} needs {'X_train.txt' if variant == 'features' else 'Inertial Signals'})",
+        address="https://archive.ics.uci.edu/dataset/240",
     )
     read, paths = {}, []
     for part in ("train", "test"):
         y, subject = (_table(folder, part, name, 1)[:, 0] for name in ("y", "subject"))
         if variant == "signals":
-            x = np.stack([_table(folder, part, f"Inertial Signals/{name}", LENGTH) for name in SIGNALS], axis=1)
             names = [f"Inertial Signals/{name}" for name in SIGNALS]
+            tables = {name: _table(folder, part, name, LENGTH) for name in names}
+            for name, table in tables.items():
+                if len(table) != len(y):
+                    raise UserError(f"{folder / part}: {len(table)} windows in {name}_{part}.txt, {len(y)} activities")
+            x = np.stack(list(tables.values()), axis=1)
         else:
             x, names = _table(folder, part, "X", FEATURES), ["X"]
         if not len(x) == len(y) == len(subject):
@@ -65,7 +70,7 @@ def _look(place: Path, variant: str) -> Path:
             wanted = "X_train.txt" if variant == "features" else f"Inertial Signals/{SIGNALS[0]}_train.txt"
             if not (place / folder / "train" / wanted).is_file():
                 other = "signals" if variant == "features" else "features"
-                raise UserError(f"{place / folder} lacks train/{wanted}; data.variant={other} needs other files")
+                raise PartlyThere(f"{place / folder} lacks train/{wanted}; data.variant={other} needs other files")
             return place / folder
     raise UserError(f"data.root={place} lacks train/y_train.txt (nor is it in 'UCI HAR Dataset')")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedray.data.find import download_into, file_stamp, find_files
+from fedray.data.find import PartlyThere, download_into, file_stamp, find_files
 from fedray.data.source import Source
 from fedray.errors import UserError
 
@@ -26,19 +26,26 @@ class IdxSet(NamedTuple):
     """A data set of idx files.
 
     It has the name of its folder, which is that of its class in torchvision too, the mean and deviation of its
-    pixels/255, and the folders in which a system's package puts it.
+    pixels/255, the address of its publisher, and the folders in which a system's package puts it.
     """
 
     folder: str
     mean: float
     deviation: float
+    address: str
     system: tuple[str, ...] = ()
 
 
 SETS = {
-    "mnist": IdxSet("MNIST", 0.1307, 0.3081),
-    # where Debian's package dataset-fashion-mnist puts it
-    "fashion_mnist": IdxSet("FashionMNIST", 0.2860, 0.3530, ("/usr/share/datasets/fashion-mnist",)),
+    "mnist": IdxSet("MNIST", 0.1307, 0.3081, "http://yann.lecun.com/exdb/mnist"),
+    "fashion_mnist": IdxSet(
+        "FashionMNIST",
+        0.2860,
+        0.3530,
+        "https://github.com/zalandoresearch/fashion-mnist",
+        # where Debian's package dataset-fashion-mnist puts it
+        ("/usr/share/datasets/fashion-mnist",),
+    ),
 }
 
 
@@ -143,6 +150,7 @@ def find(name: str, root: str | None) -> dict[str, Path]:
         look=lambda place: _look(name, place),
         download=lambda cache: _download(SETS[name].folder, cache),
         wanted=f"{FILES[0]}.gz and its three companions",
+        address=SETS[name].address,
         system=SETS[name].system,
     )
 
@@ -151,7 +159,7 @@ def _look(name: str, place: Path) -> dict[str, Path]:
     found, folder = max(((_files(folder), folder) for folder in _folders(name, place)), key=lambda pair: len(pair[0]))
     for file in FILES:
         if file not in found:
-            raise UserError(
+            raise (PartlyThere if found else UserError)(
                 f"data.root={place} lacks {file} or {file}.gz"
                 + (f" (its companions are in {folder})" if found else f" (nor is it in raw or {SETS[name].folder}/raw)")
             )

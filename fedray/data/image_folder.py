@@ -64,7 +64,10 @@ def fire(root: str | None, image_size: int | None) -> Source:
                 return folder
         raise UserError(f"data.root={place} has no folders fire and nofire")
 
-    folder = find_files("fire", root, look, None, "the folders fire and nofire with photographs (cair's data set)")
+    folder = find_files(
+        "fire", root, look, None, wanted="the folders fire and nofire with photographs",
+        address="https://github.com/cair/Fire-Detection-Image-Dataset",
+    )  # fmt: skip
     return replace(image_folder(str(folder), image_size or 64), name="fire")
 
 

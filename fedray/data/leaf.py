@@ -16,6 +16,8 @@ import numpy as np
 from fedray.data.find import file_stamp
 from fedray.errors import UserError, first_sentence
 
+LEAF = "https://github.com/TalwalkarLab/leaf"
+
 HELD_OUT = 5
 """Without files of tests, the last of so many parts of each user's samples are tests."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from fedray.data.columns import HELD_OUT
-from fedray.data.find import file_stamp, find_files
+from fedray.data.find import download_into, file_stamp, find_files
 from fedray.data.normalization import of_choice
 from fedray.data.source import Source
 from fedray.errors import UserError, first_sentence
@@ -33,8 +33,9 @@ def omniglot(root: str | None, image_size: int | None) -> Source:
         "omniglot",
         root,
         look=_look,
-        download=None,
+        download=_download,
         wanted="the unpacked folder images_background of images_background.zip (or images_background_small1)",
+        address="https://github.com/brendenlake/omniglot",
     )
     size = image_size or 28
     names = [(path.parts[-4], path.parts[-3], path.parts[-2], _drawer(path)) for path in paths]
@@ -60,6 +61,19 @@ def _look(place: Path) -> list[Path]:
         if found := sorted((place / folder).glob("images_*/*/character*/*.png")):
             return found
     raise UserError(f"data.root={place} has no images_*/ALPHABET/characterNN/*.png (nor are they in omniglot-py)")
+
+
+def _download(cache: Path) -> None:
+    """Downloads the two published sets through torchvision, which also checks their checksums."""
+
+    def fetch(scratch: Path) -> list[Path]:
+        from torchvision.datasets import Omniglot
+
+        for background in (True, False):
+            Omniglot(str(scratch), background=background, download=True)
+        return [path for path in (scratch / "omniglot-py").glob("images_*") if path.is_dir()]
+
+    download_into(cache, "omniglot-py", fetch)
 
 
 def _drawer(path: Path) -> int:

@@ -73,6 +73,8 @@ def _source_of(
     if is_table(data):
         fields = fields_of({"train": data, "test": test}, columns, kind, access, image_size)
         return from_fields("own", fields, "data", kind, ignored)
+    if image_size is not None:
+        raise UserError("data.image_size is for images in a Hugging Face Dataset, and data=... is none")
     given = _read_fields(data, "data", "train", columns, access)
     if isinstance(data, pd.DataFrame) and isinstance(test, pd.DataFrame):
         columns.require(list(test.columns), "test", columns.target, columns.target_key)

@@ -75,7 +75,8 @@ SOURCES = {
             "bymerge": "697,932 + 116,323 images, 47 classes: letters that look alike in both cases are one class",
             "byclass": "697,932 + 116,323 images, 62 classes",
             "bymerge_test": "the test images of bymerge alone; every fifth of each class is a test image",
-            "femnist": "62 classes, each writer a client: LEAF's json files (Caldas et al. 2018)",
+            "femnist": "62 classes, each writer a client: LEAF's json files (Caldas et al. 2018), at most 805,263 "
+            "images of 3,550 writers",
         },
     ),
     "cifar10": SourceEntry(
@@ -115,22 +116,25 @@ SOURCES = {
         "public domain",
         "37 plays and tinyshakespeare, complete; small files in LEAF's format",
         variants={
-            "leaf": "LEAF's json files (Caldas et al. 2018)",
-            "plays": "plays as texts (*.txt), with the speaker on a line of its own",
-            "tiny": "tinyshakespeare's input.txt, with NAME: before a speech; 1,115,394 characters",
+            "leaf": "LEAF's json files (Caldas et al. 2018), at most 4,226,158 samples of 1,129 roles",
+            "plays": "plays as texts (*.txt), with the speaker on a line of its own: 3,293,099 + 765,381 samples of "
+            "1,109 roles in 37 plays",
+            "tiny": "tinyshakespeare's input.txt, with NAME: before a speech: 800,308 + 186,812 samples of 247 roles",
         },
     ),
     "stackoverflow": SourceEntry(
         "fedray.data.stackoverflow:stackoverflow",
-        "posts of a Stack Exchange dump (Posts.xml): the next of 10,000 words + 4 after each of 20, each user a client",
+        "posts of a Stack Exchange dump (Posts.xml), as many as it has: the next of 10,000 words + 4 after each of 20 "
+        "words of a sentence, each user a client",
         "CC BY-SA, with attribution",
-        "592 posts in the published format",
+        "592 posts of 115 users in the published format: 4,403 + 767 sentences",
     ),
     "omniglot": SourceEntry(
         "fedray.data.omniglot:omniglot",
-        "Omniglot: drawings of characters [1, 28, 28]; a client for each drawer of an alphabet (Lake et al. 2015)",
+        "Omniglot: 25,968 + 6,492 drawings of 1,623 characters, its classes, of 50 alphabets [1, 28, 28]; a client for "
+        "each of 16 drawers of an alphabet, the other four give the tests (Lake et al. 2015)",
         "MIT",
-        "5,840 of the drawings (images_background_small1 and 2)",
+        "4,672 + 1,168 of the drawings, of 160 drawers (images_background_small1 and 2)",
         OF_PIXELS,
     ),
     "fire": SourceEntry(
@@ -138,7 +142,7 @@ SOURCES = {
         "photographs with and without fire: two folders of images, fire and nofire; [3, 64, 64] unless data.image_size "
         "says otherwise",
         "that of the photographs",
-        "647 photographs of cair/Fire-Detection-Image-Dataset",
+        "519 + 128 photographs of cair/Fire-Detection-Image-Dataset",
         OF_IMAGES,
     ),
     "image_folder": SourceEntry(

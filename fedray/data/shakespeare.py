@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedray.data.find import file_stamp, find_files
-from fedray.data.leaf import HELD_OUT, leaf_files, read_leaf
+from fedray.data.leaf import HELD_OUT, LEAF, leaf_files, read_leaf
 from fedray.data.source import Source
 from fedray.errors import UserError
 
@@ -44,8 +44,11 @@ def shakespeare(root: str | None, variant: str) -> Source:
     if variant == "leaf":
         return _leaf(root)
     look = {"plays": _look_for_plays, "tiny": _look_for_tiny}[variant]
-    wanted = {"plays": "a folder shakespeare with plays (*.txt)", "tiny": "tinyshakespeare's input.txt"}[variant]
-    paths = find_files("shakespeare", root, look=look, download=None, wanted=wanted)
+    wanted, address = {
+        "plays": ("a folder shakespeare with plays (*.txt)", "https://www.gutenberg.org"),
+        "tiny": ("tinyshakespeare's input.txt", "https://github.com/karpathy/char-rnn"),
+    }[variant]
+    paths = find_files("shakespeare", root, look=look, download=None, wanted=wanted, address=address)
     said: dict[str, list[str]] = {}
     for path in paths:
         speeches = _of_play(path) if variant == "plays" else _of_tiny(path)
@@ -80,7 +83,7 @@ def _leaf(root: str | None) -> Source:
         return leaf_files(place / "shakespeare" if (place / "shakespeare" / "data").is_dir() else place)
 
     wanted = "the json files that LEAF's data/shakespeare/preprocess.sh writes (data.variant=plays and tiny read texts)"
-    train, test, files, notes = read_leaf(find_files("shakespeare", root, look, None, wanted), _encode)
+    train, test, files, notes = read_leaf(find_files("shakespeare", root, look, None, wanted, LEAF), _encode)
     return Source(
         "shakespeare", train[0], train[1], test[0], test[1], len(CHARACTERS), client_train=train[2],
         client_test=test[2], class_names=tuple(CHARACTERS), files=files, notes=notes,
@@ -142,6 +145,6 @@ def _of_play(path: Path) -> Iterator[tuple[str, str]]:
 
 def _of_tiny(path: Path) -> Iterator[tuple[str, str]]:
     for speech in "\n".join(_text(path)).strip().split("\n\n"):
-        name, colon, words = speech.partition(":\n")
+        name, colon, words = speech.strip("\n").partition(":\n")
         if colon and words:
             yield name, words

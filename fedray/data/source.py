@@ -142,6 +142,8 @@ def _call(name: str, loader: Any, root: str | None, normalization: str, own: Map
         raise UserError(f"data.normalization={normalization}: the source {name} takes no argument normalization")
     if (entry is None or "columns" not in taken) and (keys := own["columns"].keys_set):
         raise UserError(f"{keys[0]}: the source {name} has no columns to choose; data.source=csv and hf have")
+    if (entry is None or "image_size" not in taken) and own["image_size"] is not None:
+        raise UserError(f"data.image_size: the inputs of the source {name} have a size of their own")
     places = (root,) if taken - {"normalization"} else ()
     named = {"normalization": normalization, **(own if entry is not None else {})}
     loaded = loader(*places, **{key: value for key, value in named.items() if key in taken})

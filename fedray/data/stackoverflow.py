@@ -40,7 +40,12 @@ def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
     is code in blocks. Raises :class:`UserError` for a file that is missing or damaged.
     """
     path = find_files(
-        "stackoverflow", root, look=_look, download=None, wanted="Posts.xml of a dump of StackOverflow, unpacked"
+        "stackoverflow",
+        root,
+        look=_look,
+        download=None,
+        wanted="Posts.xml of a dump of StackOverflow, unpacked",
+        address="https://archive.org/details/stackexchange",
     )
     files = (file_stamp(path),)
     posts: dict[int, list[list[list[str]]]] = {}

@@ -23,7 +23,12 @@ def tiny_imagenet(root: str | None, image_size: int | None) -> Source:
     Raises :class:`UserError` for files that are missing or disagree.
     """
     place = find_files(
-        "tiny_imagenet", root, look=_look, download=None, wanted=f"the unpacked folder {FOLDER} of {FOLDER}.zip"
+        "tiny_imagenet",
+        root,
+        look=_look,
+        download=None,
+        wanted=f"the unpacked folder {FOLDER} of {FOLDER}.zip",
+        address="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     )
     classes = _lines(place / "wnids.txt")
     if len(set(classes)) != len(classes) or not classes:
@@ -31,9 +36,11 @@ def tiny_imagenet(root: str | None, image_size: int | None) -> Source:
     words = dict(line.split("\t", 1) for line in _lines(place / "words.txt") if "\t" in line)
     number = {name: k for k, name in enumerate(classes)}
     train = [(path, k) for name, k in number.items() for path in _images(place, name)]
-    test = []
+    test, there = [], {path.name for path in (place / "val" / "images").glob("*")}
     for row, line in enumerate(_lines(place / ANNOTATIONS)):
         file, _, rest = line.partition("\t")
+        if file not in there:
+            raise UserError(f"{place / ANNOTATIONS} lists {file!r} in line {row + 1}, which val/images does not have")
         if (name := rest.split("\t")[0]) not in number:
             raise UserError(
                 f"{place / ANNOTATIONS} has class {name!r} in line {row + 1}, which wnids.txt does not have"

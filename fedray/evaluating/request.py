@@ -78,9 +78,14 @@ def request_of(
 
 def _recorded(folder: Path) -> tuple[dict[str, str], list[str]]:
     """Returns the inputs of the run in ``folder``, and the names of its classes; nothing if it is no run's folder."""
-    found = [json.loads((folder / name).read_text()) for name in (INPUTS, "summary.json") if (folder / name).exists()]
-    if len(found) < 2:
-        return {}, []
+    found = []
+    for path in (folder / INPUTS, folder / "summary.json"):
+        if not path.exists():
+            return {}, []
+        try:
+            found.append(dict(json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError):
+            raise UserError(f"{path} is damaged") from None
     return found[0], found[1].get("class_names") or []
 
 

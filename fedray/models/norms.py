@@ -20,14 +20,19 @@ def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
     the model in messages. Raises :class:`UserError` if there is no layer to replace, or its channels can't be divided
     into the groups.
     """
-    found = {place: layer for place, layer in module.named_modules() if isinstance(layer, (_BatchNorm, nn.GroupNorm))}
+    layers = module.named_modules(remove_duplicate=False)
+    found = {place: layer for place, layer in layers if isinstance(layer, (_BatchNorm, nn.GroupNorm))}
     if not found:
         raise UserError(f"model.norm={norm}: model {name} has neither BatchNorm nor GroupNorm")
+    replaced: dict[nn.Module, nn.Module] = {}
     for place, layer in found.items():
         parent, _, child = place.rpartition(".")
         if not place:
             raise UserError(f"model.norm={norm}: model {name} is itself a normalisation layer")
-        setattr(module.get_submodule(parent), child, _new(layer, norm, groups, f"{name}: {place}"))
+        # a layer that is in several places stays one layer
+        if layer not in replaced:
+            replaced[layer] = _new(layer, norm, groups, f"{name}: {place}")
+        setattr(module.get_submodule(parent), child, replaced[layer])
 
 
 def _new(layer: _BatchNorm | nn.GroupNorm, norm: str, groups: int, where: str) -> nn.Module:

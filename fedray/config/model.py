@@ -1,0 +1,38 @@
+"""The keys of the model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from fedray.config.section import Section, Whole
+
+GROUPS = 2
+"""The groups of a GroupNorm that takes the place of a model's own normalisation layer, unless a configuration says
+otherwise. It is the number in GHBM's paper."""
+
+
+class ModelConfig(Section):
+    """The model. Its own options are further keys of this section."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    name: str = Field("lenet5", description="see `fedray models`, or your own: file.py:Class or module:Class")
+    init: Literal["default", "zeros"] = Field("default", description="PyTorch's initialisation, or zeros")
+    weights: str | None = Field(None, description="a safetensors or pt file with initial weights")
+    norm: Literal["batch", "group", "none"] | None = Field(
+        None, description="normalisation layers in the place of the model's own BatchNorm and GroupNorm"
+    )
+    norm_groups: Whole = Field(GROUPS, ge=1, description="norm=group: groups of each GroupNorm")
+    head: str = Field(
+        "auto",
+        description="head in the place of the last layer: none, moon, siam, your own file.py:Class; auto: what the "
+        "algorithm needs",
+    )
+    proj_dim: Whole = Field(256, ge=1, description="width of the representation that the head gives")
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> ModelConfig:
+        if self.norm != "group" and self.norm_groups != GROUPS:
+            raise ValueError(f"model.norm_groups={self.norm_groups} is for model.norm=group")
+        return self
