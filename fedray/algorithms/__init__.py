@@ -20,6 +20,7 @@ from fedray.algorithms.base import (
     Traffic,
     Upload,
     Work,
+    in_place,
     parameter,
 )
 from fedray.algorithms.server_state import Cohort, ServerState
@@ -32,7 +33,7 @@ from fedray.importing import FORMS, import_object, is_own
 
 __all__ = [
     "Algorithm", "Batch", "Broadcast", "Carry", "ClientPhase", "Cohort", "Hyper", "Model", "Result", "ServerState",
-    "Traffic", "Upload", "Work", "find_algorithm", "known_algorithms", "parameter",
+    "Traffic", "Upload", "Work", "find_algorithm", "in_place", "known_algorithms", "parameter",
 ]  # fmt: skip
 
 

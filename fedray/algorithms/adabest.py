@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Result, Upload, Work
+from fedray.algorithms.base import Carry, Result, Upload, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -40,6 +40,7 @@ class AdaBest(FedAvg):
     def init_server(self, server: ServerState) -> None:
         server["xbar"] = server["x"].clone()
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         gradient = client.objective.gradient(carry["y"], batch) - client.state["h"]
         return client.optimizer.descend(carry, "y", gradient)

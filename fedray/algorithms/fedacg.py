@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Work
+from fedray.algorithms.base import Broadcast, Carry, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -43,6 +43,7 @@ class FedACG(FedAvg):
     def begin(self, client: ClientPhase) -> Carry:
         return Carry({"y": client.start("z")})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, z = carry["y"], client.shared["z"]
         gradient = client.objective.gradient(y, batch) + self.hyper.beta * (y - z)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Traffic
+from fedray.algorithms.base import Broadcast, Carry, Traffic, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -53,6 +53,7 @@ class FedADC(FedAvg):
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"], "m": server["m"]})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, mbar = carry["y"], self.hyper.beta_l * client.shared["m"] / client.J
         if self.hyper.variant == "nesterov":

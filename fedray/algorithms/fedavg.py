@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedray.algorithms.base import Algorithm, Carry, Result, Upload
+from fedray.algorithms.base import Algorithm, Carry, Result, Upload, in_place
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
 from fedray.core.client import ClientPhase
@@ -24,6 +24,7 @@ class FedAvg(Algorithm):
     def begin(self, client: ClientPhase) -> Carry:
         return Carry({"y": client.start("x")})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         return client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
 

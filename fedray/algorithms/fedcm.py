@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -36,6 +36,7 @@ class FedCM(FedAvg):
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"], "delta": server["delta"]})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, alpha = carry["y"], self.hyper.alpha
         gradient = alpha * client.objective.gradient(y, batch) + (1 - alpha) * client.shared["delta"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Result, Upload, Work
+from fedray.algorithms.base import Carry, Result, Upload, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -40,6 +40,7 @@ class FedDyn(FedAvg):
         server["q"] = server["x"].zeros()
         server["mean"] = server["x"].clone()
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, x, q = carry["y"], client.shared["x"], client.state["q"]
         gradient = client.objective.gradient(y, batch) + self.hyper.alpha * (y - x + q)

@@ -7,7 +7,7 @@ MLSys 2020, eq. 2 and Algorithm 2.
 from __future__ import annotations
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Work
+from fedray.algorithms.base import Carry, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.core.batches import Batch
 from fedray.core.client import ClientPhase
@@ -22,6 +22,7 @@ class FedProx(FedAvg):
     class Hyper(base.Hyper):
         mu: float = base.parameter(0.01, "weight of the proximal term (mu, eq. 2)", ge=0)
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, x = carry["y"], client.shared["x"]
         gradient = client.objective.gradient(y, batch) + self.hyper.mu * (y - x)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, cosine_similarity
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Upload, Work
+from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Upload, Work, in_place
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
 from fedray.core.client import ClientPhase
@@ -63,6 +63,7 @@ class FedSiamDA(Algorithm):
         hist = Model.where(known, client.state["last"], w_f)
         return Carry({"y": x, "w_f": w_f, "hist": hist, "known": known.float()})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         mu, y, w_f, hist, known = self.hyper.mu, carry["y"], carry["w_f"], carry["hist"], carry["known"]
         begins = client.data.epoch(batch.step) > client.data.epoch(batch.step - 1)

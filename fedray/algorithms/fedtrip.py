@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Carry, Result, Upload, Work
+from fedray.algorithms.base import Carry, Result, Upload, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.core.batches import Batch
 from fedray.core.client import ClientPhase
@@ -49,6 +49,7 @@ class FedTrip(FedAvg):
         }
         return torch.where(client.gap > 0, self.hyper.xi_scale * modes[self.hyper.xi_mode], 0)
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, x, w = carry["y"], client.shared["x"], client.state["w"]
         triplet = (y - x) + self._xi(client) * (w - y.parameters)

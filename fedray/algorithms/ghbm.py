@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -55,6 +55,7 @@ class GHBM(FedAvg):
             return Broadcast({"x": x, "M": x.zeros()})
         return Broadcast({"x": x, "M": (server.model_of(max(first, 1)) - x) / tau})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y = carry["y"]
         pull = self.hyper.beta / (client.lr * client.J) * client.shared["M"]
@@ -92,6 +93,7 @@ class LocalGHBM(_OwnWindow):
         M = torch.where(client.gap > 0, self.scale(client) * (client.received - x), 0)
         return Carry({"y": x, "M": M})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, M = carry["y"], carry["M"]
         pull = self.hyper.beta / (client.lr * client.J) * M
@@ -127,6 +129,7 @@ class FedHBM(_OwnWindow):
             a = torch.where(new, anchor.parameters, a)
         return Carry({"y": client.start("x"), "a": a, "s": torch.where(new, first, s)})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, a, s = carry["y"], carry["a"], carry["s"]
         pull = self.hyper.beta / (client.lr * client.J) * s * (y.parameters - a)

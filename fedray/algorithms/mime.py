@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -46,6 +46,7 @@ class MimeLite(FedAvg):
         :class:`MimeLite`."""
         return (1 - self.beta if self.dampening else 1.0) * fresh + self.beta * s
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         fresh = client.objective.gradient(carry["y"], batch)
         return client.optimizer.descend(carry, "y", self.momentum(fresh, client.shared["s"]))
@@ -79,6 +80,7 @@ class Mime(MimeLite):
         """Maps clients to their uploads in the phase ``gradients``: G_i(x^r), the full-batch gradients."""
         return Result(uploads={"c": Upload.weighted_mean(client.objective.full_gradient(client.start("x")))})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y, objective = carry["y"], client.objective
         fresh = objective.gradient(y, batch)

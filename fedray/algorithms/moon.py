@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Work
+from fedray.algorithms.base import Broadcast, Carry, Result, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -62,6 +62,7 @@ class Moon(FedAvg):
         }
         return Carry({"y": x, "x_g": x_g, "known": known, **last})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         y = carry["y"]
         z_g = client.objective.forward(carry["x_g"], batch.x).features

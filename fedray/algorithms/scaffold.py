@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -44,6 +44,7 @@ class Scaffold(FedAvg):
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         return Broadcast({"x": server["x"], "c": server["c"]}, {"share": server.shares()})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         gradient = client.objective.gradient(carry["y"], batch) - client.state["c"] + client.shared["c"]
         return client.optimizer.descend(carry, "y", gradient)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedray.algorithms import base
-from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work
+from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
 from fedray.core.batches import Batch
@@ -48,6 +48,7 @@ class ScaffoldM(FedAvg):
         x = client.start("x")
         return Carry({"y": x, "met": x.zeros()})
 
+    @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
         beta, c, g = self.hyper.beta, client.shared["c"], client.shared["g"]
         met = client.objective.gradient(carry["y"], batch)

@@ -126,4 +126,8 @@ class ClientPhase:
         The clients of a stack make their steps together, but some have fewer. In a stack with 3 and 5 steps, the first
         client's model and its momentum buffer stay what they were after j = 2, while the second client goes on.
         """
-        return new if j < min(self.stack.steps) else Carry.where(j < self.J, new, old)
+        least = min(self.stack.steps)
+        if j < least:
+            # the next step keeps the models of clients that have made their last one
+            return new if j + 1 < least else new.released()
+        return Carry.where(j < self.J, new, old)

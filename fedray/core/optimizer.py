@@ -18,15 +18,21 @@ class Carry:
     name, and what the clients' optimizer remembers.
 
     ``buffers`` are the optimizer's vectors ``[C, width]`` by name. There are none before its first step. ``steps`` are
-    the steps that it has made.
+    the steps that it has made. ``own`` names the models that the next step may overwrite.
 
-    A carry never changes. Each step makes a new one.
+    A carry never changes, but for these models. Each step makes a new one.
     """
 
-    __slots__ = ("_values", "buffers", "steps")
+    __slots__ = ("_values", "buffers", "own", "steps")
 
-    def __init__(self, values: Mapping[str, Any], buffers: Mapping[str, Tensor] | None = None, steps: int = 0) -> None:
-        self._values, self.buffers, self.steps = values, buffers or {}, steps
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        buffers: Mapping[str, Tensor] | None = None,
+        steps: int = 0,
+        own: frozenset[str] = frozenset(),
+    ) -> None:
+        self._values, self.buffers, self.steps, self.own = values, buffers or {}, steps, own
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -38,11 +44,24 @@ class Carry:
 
     def update(self, **values: Any) -> Carry:
         """Returns the carry with these values in place of those with the same names."""
-        return Carry({**self._values, **values}, self.buffers, self.steps)
+        return Carry({**self._values, **values}, self.buffers, self.steps, self.own - values.keys())
+
+    def moved(self, name: str, direction: Tensor, by: float, in_place: bool) -> Carry:
+        """Returns the carry with the model ``name`` plus ``by`` times ``direction [C, width]``. With ``in_place`` the
+        next call may overwrite the model that this one makes."""
+        if name in self.own:
+            self[name].parameters.add_(direction, alpha=by)
+            return self
+        carry = self.update(**{name: self[name].moved(direction, by)})
+        return Carry(carry._values, self.buffers, self.steps, self.own | {name}) if in_place else carry
+
+    def released(self) -> Carry:
+        """Returns the carry with models that the next step must not overwrite."""
+        return Carry(self._values, self.buffers, self.steps) if self.own else self
 
     def remember(self, **buffers: Tensor) -> Carry:
         """Returns the carry after another step of the optimizer, which remembers these ``buffers``."""
-        return Carry(self._values, buffers, self.steps + 1)
+        return Carry(self._values, buffers, self.steps + 1, self.own)
 
     def buffer(self, name: str, like: Tensor) -> Tensor:
         """Returns a vector of the optimizer's, which is 0 before its first step, with the form of ``like``."""
@@ -70,8 +89,11 @@ class LocalOptimizer:
     """The optimizer that ``training`` names, with the learning rate ``lr`` (eta_l) and the clipping and weight decay of
     ``training``. Its memory is new in each round.
 
-    ``decayed [width]`` is 1 for the parameters that weight decay pulls to 0, and 0 for the others; None means all.
+    ``decayed [width]`` is 1 for the parameters that weight decay pulls to 0, and 0 for the others; None means all. With
+    ``in_place`` a step overwrites the model that the step before has made, which is faster than to make a new one.
     """
+
+    in_place = False
 
     def __init__(self, training: LocalTraining, lr: float, decayed: Tensor | None = None) -> None:
         self.training, self.lr, self.decayed = training, lr, decayed
@@ -120,4 +142,4 @@ class LocalOptimizer:
     def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:
         """Makes one step of the models ``carry[name]``: w - eta_l * direction."""
         direction, carry = self.direction(carry, name, gradient)
-        return carry.update(**{name: carry[name].moved(direction, -self.lr)})
+        return carry.moved(name, direction, -self.lr, self.in_place)
