@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedray.core.direct_linear import DirectLinear
 from fedray.core.vectors import Layout
 
 FIRST = 2.0**16
@@ -36,12 +37,19 @@ class LossScale:
 
 
 def write_gradient(
-    objective: Tensor, tensors: Sequence[Tensor], layout: Layout, out: Tensor, scale: LossScale | None, client: int
+    objective: Tensor,
+    tensors: Sequence[Tensor],
+    layout: Layout,
+    out: Tensor,
+    scale: LossScale | None,
+    client: int,
+    direct: DirectLinear | None = None,
 ) -> None:
     """Writes the gradient of ``objective`` with respect to the parameters ``tensors`` into ``out [width]``. ``client``
-    is the row of the client in its stack."""
+    is the row of the client in its stack. Linear layers may have written a part of it by ``direct``."""
     if scale is None:
-        layout.gather(torch.autograd.grad(objective, tensors, allow_unused=True), out)
+        pieces = torch.autograd.grad(objective, tensors, allow_unused=True)
+        layout.gather(pieces, out, () if direct is None else direct.written)
         return
     again = True
     while again:

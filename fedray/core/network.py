@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
+from fedray.core.direct_linear import DirectLinear
 from fedray.core.loss_scale import LossScale, write_gradient
 from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget, stacked
 from fedray.core.structure import arguments, map_leaves
@@ -281,6 +282,11 @@ def _is_frozen(layer: nn.Module) -> bool:
 class LoopNetwork(Network):
     """Runs one client after another through the module itself."""
 
+    @cached_property
+    def _direct(self) -> DirectLinear | None:
+        found = DirectLinear(self.layout, self._trainable)
+        return found if found.pays and self.precision == "fp32" else None
+
     def gradients(
         self,
         at: Model,
@@ -297,14 +303,16 @@ class LoopNetwork(Network):
         for row in range(len(value)):
             self.load(at[row])
             x, y = self._begin(batch, row)
-            with self._drawing(rng, row):
+            if self._direct is not None:
+                self._direct.begin(value[row])
+            with self._drawing(rng, row), self._direct or contextlib.nullcontext():
                 outputs = self.outputs(x, features=own_loss, predict=own_loss)
             losses = self._losses(outputs, y, row)
             objective = losses.mean()
             task_losses.append(objective.detach())
             if rule_loss is not None:
                 objective = losses.mean(rule_loss(outputs, losses.each, *(extra[row] for extra in extras)))
-            write_gradient(objective, self._trainable, self.layout, value[row], scale, row)
+            write_gradient(objective, self._trainable, self.layout, value[row], scale, row, self._direct)
             self._store_buffers(at[row])
             followed.append(losses.followed)
         return Gradient(value, torch.stack(task_losses), stacked(followed))

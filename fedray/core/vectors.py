@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -194,14 +194,23 @@ class Layout:
             named[slot.name] = value if slot.dtype.is_floating_point else value.round().to(slot.dtype)
         return named
 
-    def gather(self, pieces: Sequence[Tensor | None], out: Tensor) -> None:
+    def gather(self, pieces: Sequence[Tensor | None], out: Tensor, written: Container[int] = ()) -> None:
         """Writes gradients of the parameters, in the module's order, into ``out [width]``. None stands for a parameter
-        that has none."""
-        flat = [
-            out.new_zeros(slot.size) if piece is None else slot.flat(piece)
-            for slot, piece in zip(self.slots, pieces, strict=True)
-        ]
-        torch.cat(flat, out=out[: self.parameters])
+        that has none. To parameters that are ``written`` already, by their numbers, they are added."""
+        flat: list[Tensor] = []
+        start = stop = 0
+        for number, (slot, piece) in enumerate(zip(self.slots, pieces, strict=True)):
+            if number not in written:
+                flat.append(out.new_zeros(slot.size) if piece is None else slot.flat(piece))
+                stop = slot.start + slot.size
+                continue
+            if piece is not None:
+                slot.view(out).add_(piece)
+            if flat:
+                torch.cat(flat, out=out[start:stop])
+            flat, start = [], slot.start + slot.size
+        if flat:
+            torch.cat(flat, out=out[start:stop])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Returns the parameters in ``vector [width]`` by name, by one differentiable split."""

@@ -1,0 +1,81 @@
+"""Large linear layers write the gradient of their weights into its place: the same bits as autograd's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedray.core import direct_linear
+from fedray.core.batches import Batch
+from fedray.core.network import LoopNetwork
+from fedray.core.task import Task
+
+
+class Plain(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 40, bias=False), nn.Tanh(), nn.Linear(40, 5))
+
+
+class Tied(nn.Module):
+    """An embedding that is the last layer too, a layer that is used twice, inputs of three axes, weights by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(30, 20)
+        self.twice = nn.Linear(20, 20)
+        self.unused = nn.Linear(20, 20)
+
+    def forward(self, x):
+        h = self.embedding(x)
+        h = self.twice(torch.relu(self.twice(h)))
+        return F.linear(h.mean(1), weight=self.embedding.weight)
+
+
+class Single(nn.Module):
+    """A layer that is applied to one vector."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 20)
+
+    def forward(self, x):
+        return torch.stack([self.layer(each) for each in x])
+
+
+def floats():
+    return torch.randn(3, 6, 12), torch.randint(0, 5, (3, 6))
+
+
+def words():
+    return torch.randint(0, 30, (3, 6, 7)), torch.randint(0, 30, (3, 6))
+
+
+def own_loss(outputs, task, weight):
+    return weight * task + outputs.logits.square().mean(1)
+
+
+@pytest.mark.parametrize(("module", "inputs"), [(Plain, floats), (Tied, words), (Single, floats)])
+@pytest.mark.parametrize("own", [False, True])
+def test_gradients_are_the_same(module, inputs, own, monkeypatch):
+    torch.manual_seed(0)
+    model, batch = module(), Batch(*inputs(), 0)
+    found = {}
+    for least in (100, 10**9):
+        monkeypatch.setattr(direct_linear, "LEAST", least)
+        network = LoopNetwork(model)
+        assert (network._direct is None) == (least > 100)
+        rule = (own_loss, [torch.full((3,), 0.5)]) if own else ()
+        at = network.layout.model(torch.randn(3, network.layout.row_width, generator=torch.Generator().manual_seed(1)))
+        found[least] = network.gradients(at, batch, *rule).value
+    assert found[100].any(dim=1).all()
+    # of weights that are used twice, the gradients may be added in another order
+    close = {"rtol": 1e-6, "atol": 1e-7} if module is not Plain else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(found[100], found[10**9], **close)
+
+
+def test_other_precisions_are_left_to_autograd(monkeypatch):
+    monkeypatch.setattr(direct_linear, "LEAST", 100)
+    assert LoopNetwork(Plain(), Task(), precision="bf16")._direct is None
+    assert LoopNetwork(Plain(), Task(), precision="fp16")._direct is None
