@@ -7,7 +7,7 @@ from traced_runs import SEED, Point, half_square
 from fedray.algorithms import ClientPhase, find_algorithm
 from fedray.core.client import Stack
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.samples import Samples
 from fedray.core.task import Task
 

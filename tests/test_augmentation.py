@@ -15,9 +15,10 @@ from fedray import UserError, simulate
 from fedray.core.augmentation import crop_flip
 from fedray.core.local_data import LocalData
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork, StackNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.samples import Samples
 from fedray.core.seeds import Purpose, stream
+from fedray.core.stack_network import StackNetwork
 from fedray.data.cifar import MEAN, TEN
 from fedray.data.source import Source, load_source
 from fedray.models.small import Logistic

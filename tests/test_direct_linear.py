@@ -9,7 +9,7 @@ from torch import nn
 
 from fedray.core import direct_linear
 from fedray.core.batches import Batch
-from fedray.core.network import LoopNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.task import Task
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_modules import IMAGE, Normed, Tied, made
 from torch import nn
 
-from fedray.core.network import LoopNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.vectors import ROW, Layout, frozen
 from fedray.models.small import LeNet5
 

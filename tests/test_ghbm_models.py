@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fedray.cli import main
 from fedray.core.batches import Batch
-from fedray.core.network import LoopNetwork, StackNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.seeds import Purpose, torch_rng
+from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Task
 from fedray.errors import UserError
 from fedray.models import MODELS, build, find_model, options_of

@@ -14,7 +14,8 @@ from torch import nn
 from fedray import simulate
 from fedray.core.batches import Batch
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork, StackNetwork
+from fedray.core.loop_network import LoopNetwork
+from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Task, cross_entropy
 from fedray.models.small import MLP, LeNet5
 from fedray.testing.contracts import SETTINGS, assert_same, small_source

@@ -14,8 +14,9 @@ from torch import nn
 
 from fedray.algorithms import Carry, Model, find_algorithm
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork, StackNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.optimizer import LocalOptimizer
+from fedray.core.stack_network import StackNetwork
 from fedray.core.task import cross_entropy
 from fedray.models.small import MLP, Logistic
 

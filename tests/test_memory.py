@@ -13,7 +13,7 @@ from torch import nn
 
 from fedray import UserError
 from fedray.config import load
-from fedray.core.network import LoopNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.engine import gpu_sharing
 from fedray.engine.memory import Footprint, activations, actors_per_gpu, is_out_of_memory
 from fedray.experiment import Own

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 import fedray
 from fedray import UserError, each_sample, simulate
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.seeds import Purpose, global_generators, torch_seed
 from fedray.core.transform import SeededTransform
 from fedray.models.small import Logistic

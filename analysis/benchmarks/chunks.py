@@ -24,9 +24,10 @@ from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
 
 from fedray.core.client import ClientPhase, Stack
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork, StackNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.optimizer import Carry
 from fedray.core.samples import Samples
+from fedray.core.stack_network import StackNetwork
 from fedray.core.tree import reduce_rows
 from fedray.engine.process import computing_process, describe
 from fedray.models import build, find_model
@@ -46,7 +47,7 @@ class BackEnd:
         torch.manual_seed(0)
         module = build(find_model(model), model, SHAPES[model], CLASSES, {})
         self.network = (StackNetwork if chunk else LoopNetwork)(module, device=samples.x.device, precision=precision)
-        self.shared = {"x": self.network.initial.clone()}
+        self.shared = {"x": self.network.loaded()}
         self.batch, self.round = batch, 0
 
     def train(self, steps: int) -> None:

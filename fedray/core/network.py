@@ -1,7 +1,8 @@
 """Runs the user's module at models that are flat rows: forward passes and gradients for a stack of clients.
 
 A stack is C clients that are trained together. Their models are the rows of a tensor ``[C, row_width]``. There are two
-kinds of networks, :class:`LoopNetwork` and :class:`StackNetwork`. They give the same numbers up to rounding.
+kinds of networks, :class:`~fedray.core.loop_network.LoopNetwork` and
+:class:`~fedray.core.stack_network.StackNetwork`. They give the same numbers up to rounding.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
-from fedray.core.direct_linear import DirectLinear
-from fedray.core.loss_scale import LossScale, write_gradient
-from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget, stacked
+from fedray.core.compiled import Compiled
+from fedray.core.loss_scale import LossScale
+from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget
 from fedray.core.structure import arguments, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Layout, Model
@@ -85,6 +86,7 @@ class Network:
         self._frozen_norms = [m for m in self.module.modules() if isinstance(m, _NormBase) and _is_frozen(m)]
         self._head = predicting_head(self.module)
         self._watched = False
+        self.compiled: Compiled | None = None
 
     @cached_property
     def decayed(self) -> Tensor:
@@ -272,118 +274,15 @@ class Network:
         """
         raise NotImplementedError
 
+    def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns what :meth:`gradients` finds with the task loss alone, as a pure function, which can be compiled."""
+        raise NotImplementedError
+
 
 def _is_frozen(layer: nn.Module) -> bool:
     """Returns whether ``layer`` has parameters of its own, and none of them is trained."""
     own = list(layer.parameters(recurse=False))
     return bool(own) and not any(parameter.requires_grad for parameter in own)
-
-
-class LoopNetwork(Network):
-    """Runs one client after another through the module itself."""
-
-    @cached_property
-    def _direct(self) -> DirectLinear | None:
-        found = DirectLinear(self.layout, self._trainable)
-        return found if found.pays and self.precision == "fp32" else None
-
-    def gradients(
-        self,
-        at: Model,
-        batch: Batch,
-        rule_loss: RuleLoss | None = None,
-        extras: Sequence[Tensor] = (),
-        rng: Draws = undrawn,
-        scale: LossScale | None = None,
-    ) -> Gradient:
-        value = torch.empty_like(at.parameters, memory_format=torch.contiguous_format)
-        value[:, self.layout.parameters :] = 0
-        own_loss = rule_loss is not None
-        task_losses, followed = [], []
-        for row in range(len(value)):
-            self.load(at[row])
-            x, y = self._begin(batch, row)
-            if self._direct is not None:
-                self._direct.begin(value[row])
-            with self._drawing(rng, row), self._direct or contextlib.nullcontext():
-                outputs = self.outputs(x, features=own_loss, predict=own_loss)
-            losses = self._losses(outputs, y, row)
-            objective = losses.mean()
-            task_losses.append(objective.detach())
-            if rule_loss is not None:
-                objective = losses.mean(rule_loss(outputs, losses.each, *(extra[row] for extra in extras)))
-            write_gradient(objective, self._trainable, self.layout, value[row], scale, row, self._direct)
-            self._store_buffers(at[row])
-            followed.append(losses.followed)
-        return Gradient(value, torch.stack(task_losses), stacked(followed))
-
-
-class StackNetwork(Network):
-    """Runs all clients of a stack through one stream of batched kernels (torch.func). It can't be used for modules that
-    have buffers or draw random numbers."""
-
-    @torch.no_grad()
-    def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:
-        self.mode(training=False)
-
-        def forward(w: Tensor, x: Any) -> tuple[Any, ...]:
-            # a model without a Linear has no features, and vmap gives tensors only
-            return tuple(z for z in self.outputs(x, self.layout.unflatten(w)) if z is not None)
-
-        return Outputs(*torch.func.vmap(forward)(at.parameters, x))
-
-    def gradients(
-        self,
-        at: Model,
-        batch: Batch,
-        rule_loss: RuleLoss | None = None,
-        extras: Sequence[Tensor] = (),
-        rng: Draws = undrawn,
-        scale: LossScale | None = None,
-    ) -> Gradient:
-        self.mode(training=True)
-        own_loss, size = rule_loss is not None, batch.y.shape[1]
-        clients, device = len(at.row), at.row.device
-        if batch.counts is None:
-            weights = torch.full((1, 1), 1 / size, device=device).expand(clients, size)
-        else:
-            counts = torch.tensor(batch.counts, device=device)[:, None]
-            weights = (torch.arange(size, device=device) < counts) / counts
-
-        def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
-            outputs = self.outputs(x, self.layout.unflatten(w), features=own_loss, predict=own_loss)
-            each = task = self.task.training_losses(outputs.logits, y)
-            own = self.task.weights(y)
-            if own is not None:
-                real = own * (weight > 0)
-                weight = real / real.sum().clamp(min=1)
-            if rule_loss is not None:
-                each = rule_loss(outputs, task, *extra)
-            return (each * weight).sum(), ((task * weight).sum(), followed(outputs.logits, y, weight > 0))
-
-        def scaled(factor: Tensor, *inputs: Any) -> tuple[Tensor, Any]:
-            loss, found = objective(*inputs)
-            return loss * factor, found
-
-        def followed(logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-            # vmap returns tensors only, and no None
-            if self.task.followed is None:
-                return ()
-            sums = self.task.sums(self.task.followed, logits, y)
-            return tuple((each * real).sum() for each in sums if each is not None)
-
-        def gradient(of: Callable[..., tuple[Tensor, Any]], place: int, *inputs: Any) -> Any:
-            return torch.func.vmap(torch.func.grad(of, place, has_aux=True), randomness="error")(*inputs)
-
-        inputs = at.parameters, batch.x, batch.y, weights, *extras
-        if scale is None:
-            value, (losses, found) = gradient(objective, 0, *inputs)
-        while scale is not None:
-            value, (losses, found) = gradient(scaled, 1, scale.factors, *inputs)
-            value /= scale.factors[:, None]
-            if not scale.lowered(value):
-                break
-        return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)
 
 
 def _in_single_precision(output: Any) -> Any:

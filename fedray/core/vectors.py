@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -188,11 +188,21 @@ class Layout:
 
     def named_buffers(self, model: Model) -> dict[str, Tensor]:
         """Does the same for the buffers alone."""
-        named, buffers = {}, model.buffers
+        return self.split_buffers(model.buffers)
+
+    def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
+        """Returns the tensors in ``buffers [buffer_width]`` by name. They are views, except for those of whole
+        numbers."""
+        named = {}
         for slot in self.buffer_slots:
             value = slot.view(buffers)
             named[slot.name] = value if slot.dtype.is_floating_point else value.round().to(slot.dtype)
         return named
+
+    def join_buffers(self, tensors: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        """Returns the buffers among ``tensors`` as one row ``[buffer_width]``, whose padding is that of ``like``."""
+        flat = [slot.flat(tensors[slot.name]).to(like.dtype) for slot in self.buffer_slots]
+        return torch.cat([*flat, like[self.buffers :]])
 
     def gather(self, pieces: Sequence[Tensor | None], out: Tensor, written: Container[int] = ()) -> None:
         """Writes gradients of the parameters, in the module's order, into ``out [width]``. None stands for a parameter

@@ -11,8 +11,10 @@ from torch import Tensor
 from fedray.core.client import ClientPhase, Stack
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import LoopNetwork, Network, StackNetwork
+from fedray.core.loop_network import LoopNetwork
+from fedray.core.network import Network
 from fedray.core.samples import ReadSamples, Samples
+from fedray.core.stack_network import StackNetwork
 from fedray.core.structure import leaves, map_leaves
 from fedray.core.vectors import Layout, Model, Vector
 from fedray.data.federated import FederatedData

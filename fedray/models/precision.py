@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
-from fedray.core.network import LoopNetwork
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.seeds import Purpose, torch_rng
 from fedray.core.structure import map_leaves
 from fedray.core.task import Task

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
-from fedray.core.network import LoopNetwork, Network, StackNetwork
+from fedray.core.loop_network import LoopNetwork
+from fedray.core.network import Network
 from fedray.core.seeds import Purpose, stream, torch_rng
+from fedray.core.stack_network import StackNetwork
 from fedray.core.structure import map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Layout, Model

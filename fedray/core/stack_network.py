@@ -1,0 +1,106 @@
+"""Trains all clients of a stack at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.core.batches import Batch
+from fedray.core.loss_scale import LossScale
+from fedray.core.network import Draws, Network, undrawn
+from fedray.core.passes import Gradient, Outputs, RuleLoss
+from fedray.core.vectors import Model
+
+
+class StackNetwork(Network):
+    """Runs all clients of a stack through one stream of batched kernels (torch.func). It can't be used for modules that
+    have buffers or draw random numbers."""
+
+    @torch.no_grad()
+    def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:
+        self.mode(training=False)
+
+        def forward(w: Tensor, x: Any) -> tuple[Any, ...]:
+            # a model without a Linear has no features, and vmap gives tensors only
+            return tuple(z for z in self.outputs(x, self.layout.unflatten(w)) if z is not None)
+
+        return Outputs(*torch.func.vmap(forward)(at.parameters, x))
+
+    def gradients(
+        self,
+        at: Model,
+        batch: Batch,
+        rule_loss: RuleLoss | None = None,
+        extras: Sequence[Tensor] = (),
+        rng: Draws = undrawn,
+        scale: LossScale | None = None,
+    ) -> Gradient:
+        self.mode(training=True)
+        inputs, shape = (at.parameters, batch.x, batch.y, _weights(batch)), tuple(batch.y.shape[:2])
+        if rule_loss is None and scale is None and self.compiled is not None and shape in self.compiled:
+            value, losses, *found = self.compiled(shape, *inputs)
+        else:
+            value, (losses, found) = self._together(rule_loss, scale, *inputs, *extras)
+        return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)  # type: ignore[arg-type]
+
+    def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns the gradients ``[C, width]``, the task losses ``[C]``, and the one or two sums ``[C]`` of the
+        followed metric, if there is one.
+
+        The ``inputs`` are the parameters ``[C, width]``, x and y of the mini-batches ``[C, b, ...]``, and the weights
+        ``[C, b]`` of their samples.
+        """
+        value, (losses, found) = self._together(None, None, *inputs)
+        return value, losses, *found
+
+    def _together(self, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any) -> Any:
+        """Returns the gradients of all clients, and a pair of their task losses and of the sums of the followed
+        metric."""
+        own_loss = rule_loss is not None
+
+        def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
+            outputs = self.outputs(x, self.layout.unflatten(w), features=own_loss, predict=own_loss)
+            each = task = self.task.training_losses(outputs.logits, y)
+            own = self.task.weights(y)
+            if own is not None:
+                real = own * (weight > 0)
+                weight = real / real.sum().clamp(min=1)
+            if rule_loss is not None:
+                each = rule_loss(outputs, task, *extra)
+            return (each * weight).sum(), ((task * weight).sum(), self._sums(outputs.logits, y, weight > 0))
+
+        def scaled(factor: Tensor, *inputs: Any) -> tuple[Tensor, Any]:
+            loss, found = objective(*inputs)
+            return loss * factor, found
+
+        def gradient(of: Callable[..., tuple[Tensor, Any]], place: int, *inputs: Any) -> Any:
+            return torch.func.vmap(torch.func.grad(of, place, has_aux=True), randomness="error")(*inputs)
+
+        if scale is None:
+            return gradient(objective, 0, *inputs)
+        again = True
+        while again:
+            value, found = gradient(scaled, 1, scale.factors, *inputs)
+            value /= scale.factors[:, None]
+            again = scale.lowered(value)
+        return value, found
+
+    def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
+        """Returns the sums of the followed metric over the ``real`` samples of a mini-batch. vmap returns tensors only,
+        and no None."""
+        if self.task.followed is None:
+            return ()
+        sums = self.task.sums(self.task.followed, logits, y)
+        return tuple((each * real).sum() for each in sums if each is not None)
+
+
+def _weights(batch: Batch) -> Tensor:
+    """Returns what each sample counts in the mean loss of its client's mini-batch, ``[C, b]``."""
+    (clients, size), device = batch.y.shape[:2], batch.y.device
+    if batch.counts is None:
+        return torch.full((1, 1), 1 / size, device=device).expand(clients, size)
+    counts = torch.tensor(batch.counts, device=device)[:, None]
+    return (torch.arange(size, device=device) < counts) / counts
