@@ -79,6 +79,7 @@ class Experiment:
     device: str
     vectorize: bool
     chunk: int | None
+    compile: bool = False
     notes: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)

@@ -1,8 +1,12 @@
-"""Decides on which device clients are trained, and whether client actors share GPUs."""
+"""Decides on which device clients are trained, and whether client actors share GPUs. Says what a machine has."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +24,31 @@ AutoDevice = Callable[[Path], Device]
 def device_here(folder: Path) -> Device:
     """Returns the device that ``auto`` stands for on one machine: its GPU, if torch can use it."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def missing_compiler() -> str | None:
+    """Returns what this machine lacks to compile, or None."""
+    name = os.environ.get("CXX") or "g++"
+    if shutil.which(name) is None:
+        return f"no C++ compiler ({name})"
+    headers = sysconfig.get_paths()["include"]
+    if not (Path(headers) / "Python.h").is_file():
+        return f"no Python.h in {headers} (Debian's package is python3-dev)"
+    return None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run finds where it is made.
+
+    ``device(folder)`` returns the device that ``engine.device: auto`` stands for. ``compiles(folder)`` says whether the
+    run that has begun in this folder compiles gradients; it is None if none has begun. ``missing_compiler()`` returns
+    what one of the machines lacks to compile, or None.
+    """
+
+    device: AutoDevice = device_here
+    compiles: Callable[[Path], bool | None] = lambda folder: None
+    missing_compiler: Callable[[], str | None] = missing_compiler
 
 
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
+from fedray.backend import gradient_graph, in_stacks, is_compiled
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
@@ -37,25 +38,9 @@ from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
 from fedray.models.inspection import ModelFacts, inspect_model
 from fedray.models.precision import precision_obstacle
-from fedray.models.stacking import samples_of_trial, stacking_obstacle
-from fedray.placement import AutoDevice, device_here, place
+from fedray.placement import Surroundings, place
+from fedray.tracking.costs import mean_load
 from fedray.tracking.diagnostics import measured
-
-VMAP_CHUNK = 64
-"""The number of clients in a batched stack under ``engine.chunk: auto``; fewer if a cohort would not make two stacks.
-
-In stacks of 64 a CPU trains 1.25 times as many clients in a second as in stacks of 32, with logistic regression as the
-model; with an MLP it is 1.1 times as many.
-"""
-
-LEAST_VMAP_CHUNK = 8
-"""The smallest number of clients for which a batched stack is faster on a CPU."""
-
-VMAP_FLOPS = 2e5
-"""A CPU trains a batched stack faster than one client after another if one client's batch takes at most this number of
-forward FLOPs, times the clients of the stack. A step of a smaller model (logistic regression, small MLPs) spends most
-of its time starting operations, which a stack starts only once; a step of a larger one computes. Measured by
-analysis/benchmarks/chunks.py."""
 
 
 class _Data(NamedTuple):
@@ -82,15 +67,15 @@ def resolve_data(config: Config, own: Own | None = None, map_all: MapAll = map_a
 
 
 def resolve(
-    config: Config, own: Own | None = None, auto_device: AutoDevice = device_here, map_all: MapAll = map_arrays
+    config: Config, own: Own | None = None, around: Surroundings | None = None, map_all: MapAll = map_arrays
 ) -> tuple[Experiment, FederatedData]:
     """Returns the experiment that ``config`` describes, and its data, spread over the clients.
 
-    ``own`` has what the user handed over from Python. ``auto_device`` returns the device that ``engine.device: auto``
-    stands for. ``map_all`` maps samples from files (:func:`fedray.data.access.with_access`). Raises
+    ``own`` has what the user handed over from Python. ``around`` is what the run finds where it is made, which is this
+    machine unless it is given. ``map_all`` maps samples from files (:func:`fedray.data.access.with_access`). Raises
     :class:`UserError` for whatever in the sections doesn't exist or doesn't fit together.
     """
-    own = own or Own()
+    own, around = own or Own(), around or Surroundings()
     _check_given(config, own)
     algorithm = _algorithm(config)
     source, data, digests, access, data_notes = resolve_data(config, own, map_all)
@@ -102,15 +87,23 @@ def resolve(
     training = local_training(config, transform)
     source_name = source.name if "data" in own.given else config.data.source
     name = run_name(config, source_name)
-    device, engine, placed = place(config.engine, Path(config.run.output) / name, auto_device)
+    folder = Path(config.run.output) / name
+    device, engine, placed = place(config.engine, folder, around.device)
     size = training.batch_size or int(data.sizes().max())
     _check_precision(config.train.precision, device, model, data)
-    vectorize, chunk = _stacks(config, device, model, data, size, cohort_size)
+    vectorize, chunk = in_stacks(config.engine, device, model.module, task, model.facts.flops, data, size, cohort_size)
+    rounds = config.rounds
+    compiled, line = is_compiled(
+        config, around.compiles(folder), rounds * cohort_size * mean_load(data.sizes(), training).steps, device,
+        partial(
+            gradient_graph, config, algorithm, model.facts, model.module, task, vectorize, data, training.batch_size
+        ),
+        around.missing_compiler,
+    )  # fmt: skip
     kind = kind_of(config.data, source.client_train is not None, data.task == "classification")
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)
     if left_out := values_for_nulls(algorithm.hyper, implied, "algorithm."):
         algorithm = type(algorithm)(algorithm.hyper.model_copy(update=left_out))
-    rounds = config.rounds
     weighting = algorithm.weighting if config.train.weighting == "auto" else config.train.weighting
     options = values_for_nulls(config.data.partition, implied, "data.partition.") | {"kind": kind}
     resolved = _with_sections(
@@ -129,7 +122,7 @@ def resolve(
             "weighting": weighting, **config.train.adam, "lr_schedule": config.train.lr_schedule.over(rounds),
             "server_lr_schedule": config.train.server_lr_schedule.over(rounds),
         },
-        engine={**engine, "vectorize": vectorize, "chunk": chunk or config.engine.chunk},
+        engine={**engine, "vectorize": vectorize, "compile": compiled, "chunk": chunk or config.engine.chunk},
     )  # fmt: skip
     advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
     read = notes_on(config, rounds, training.local_steps or 0, source, data)
@@ -138,6 +131,7 @@ def resolve(
         *transform_notes,
         *read,
         *placed,
+        *([line] if line else []),
         *(f"warning: {line}" for line in advice),
         *model.notes,
         *model.facts.notes,
@@ -146,7 +140,7 @@ def resolve(
     run_by = measured(algorithm, wanted if isinstance(wanted, str) else "") if wanted else algorithm
     experiment = Experiment(
         resolved, run_by, model.make, task, model.facts, training, rounds, cohort_size, weighting, device, vectorize,
-        chunk, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
+        chunk, compiled, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
     maker = find_model(model.name) if own.model is None else own.model
     code: dict[str, Any] = {"code of the algorithm": type(algorithm)}
@@ -368,32 +362,3 @@ def _check_precision(precision: str, device: str, model: _Model, data: Federated
                 f"train.precision={precision}: model.name={model.name} can't be trained in it on this processor: "
                 f"{reason}"
             )
-
-
-def _stacks(
-    config: Config, device: str, model: _Model, data: FederatedData, size: int, cohort_size: int
-) -> tuple[bool, int | None]:
-    """Returns whether clients are trained in batched stacks (``engine.vectorize``), and ``engine.chunk``.
-
-    With stacks, the second value is the most clients of one. Without them it is the most clients that are sent to a
-    worker together; it is None if the configuration does not set it, and the engine then chooses the number.
-    Both values depend only on the configuration, the model, and whether it runs on a GPU, and not on the rest of the
-    machine, because they change bits. ``size`` is the number of samples in the largest batch. Raises :class:`UserError`
-    if ``engine.vectorize=true`` is impossible.
-    """
-
-    def obstacle() -> str | None:
-        return stacking_obstacle(model.module, model.task, *data.examples(samples_of_trial(size)))
-
-    engine = config.engine
-    largest = min(VMAP_CHUNK, (cohort_size + 1) // 2)
-    chunk = largest if engine.chunk == "auto" else engine.chunk
-    vectorize = engine.vectorize
-    if vectorize == "auto":
-        pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and model.facts.flops * size <= VMAP_FLOPS * chunk)
-        vectorize = pays and obstacle() is None
-    elif vectorize and (reason := obstacle()):
-        raise UserError(f"engine.vectorize=true: this model can't be batched over clients: {reason}; use auto")
-    if not vectorize:
-        return False, None if engine.chunk == "auto" else engine.chunk
-    return True, chunk

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedray.data.federated import FederatedData
     from fedray.engine.run import Report
     from fedray.experiment import Experiment, Own
-    from fedray.placement import Device
+    from fedray.placement import Device, Surroundings
 
     Callback = Callable[[Report], Any]
 
@@ -194,7 +194,7 @@ def run_experiment(
         from fedray.resolve import resolve
 
         with display.reading() as map_all:
-            experiment, federated = resolve(settings, own(), partial(_auto_device, settings, start), map_all)
+            experiment, federated = resolve(settings, own(), _surroundings(settings, start), map_all)
         result = _run(experiment, federated, callbacks, display, start)
     display.say(_line_about_end(result))
     return result
@@ -216,6 +216,18 @@ def _will_run_on_ray(settings: Config) -> bool:
     """Returns whether Ray should be started at once. A run that is finished does not need it."""
     finished = Path(settings.run.output) / run_name(settings, settings.data.source) / "summary.json"
     return settings.engine.kind == "ray" and (settings.run.resume is False or not finished.exists())
+
+
+def _surroundings(settings: Config, start: RayStart) -> Surroundings:
+    """Returns what the run finds on this machine, or on the Ray cluster."""
+    from fedray.placement import Surroundings, missing_compiler
+    from fedray.tracking.folder import compiled_in
+
+    def compiles(folder: Path) -> bool | None:
+        return None if settings.run.resume is False else compiled_in(folder)
+
+    missing = missing_compiler if settings.engine.kind == "local" else partial(start.missing, missing_compiler)
+    return Surroundings(partial(_auto_device, settings, start), compiles, missing)
 
 
 def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:

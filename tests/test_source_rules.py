@@ -20,7 +20,7 @@ LAYERS = [
     ("models", "data"),
     ("algorithms",),
     ("tracking", "inputs"),
-    ("placement", "implied", "making", "comparing"),
+    ("placement", "backend", "implied", "making", "comparing"),
     ("experiment",),
     ("local_training",),
     ("resolve",),

@@ -12,10 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedray.core import tree as tree_module
+from fedray.core.client import stacks
 from fedray.core.seeds import Purpose, stream
 from fedray.core.tree import LeafSum, TreeSum, reduce_rows, subtree, subtrees
 from fedray.engine.cohorts import draw_cohort, weights_of
-from fedray.engine.dealing import deal, stacks
+from fedray.engine.dealing import deal
 
 SIZES = st.integers(1, 70)
 SEEDS = st.integers(0, 2**32)

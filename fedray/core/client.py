@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +20,19 @@ from fedray.core.optimizer import Carry, LocalOptimizer
 from fedray.core.samples import Indices, Samples
 from fedray.core.seeds import Purpose
 from fedray.core.vectors import Model
+
+
+def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
+    """Cuts the positions of a cohort of ``members`` clients into stacks of at most ``chunk``, whose sizes differ by one
+    at most.
+
+    Their number is a power of two, so that two, four or eight workers have equally much to do.
+    """
+    count = 1
+    while members > chunk * count:
+        count *= 2
+    starts = [members * place // count for place in range(count + 1)]
+    return [(start, stop) for start, stop in pairwise(starts) if start < stop]
 
 
 @dataclass

@@ -37,9 +37,10 @@ class LoopNetwork(Network):
     ) -> Gradient:
         found = []
         for row in range(len(at.row)):
-            x, y = self._begin(batch, row)
+            inputs = self.inputs_of(at, batch, row)
+            *_, x, y = inputs
             if rule_loss is None and self.compiled is not None and len(y) in self.compiled:
-                found.append(self._compiled_gradient(at[row], x, y))
+                found.append(self._compiled_gradient(at[row], inputs))
             else:
                 own = [extra[row] for extra in extras]
                 with self._drawing(rng, row):
@@ -76,11 +77,14 @@ class LoopNetwork(Network):
         self._store_buffers(at)
         return value, task_loss.detach(), losses.followed
 
-    def _compiled_gradient(self, at: Model, x: Any, y: Tensor) -> tuple[Tensor, Tensor, Followed | None]:
+    def _compiled_gradient(self, at: Model, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor, Followed | None]:
         assert self.compiled is not None
-        value, loss, buffers, *sums = self.compiled(len(y), at.parameters, at.buffers, x, y)
+        value, loss, buffers, *sums = self.compiled(len(inputs[-1]), *inputs)
         at.buffers.copy_(buffers)
         return value, loss, (*sums, None)[:2] if sums else None  # type: ignore[return-value]
+
+    def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
+        return at[row].parameters, at[row].buffers, *self._begin(batch, row)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns the gradient ``[width]`` of one client's mini-batch, the task loss, the new buffers

@@ -278,6 +278,11 @@ class Network:
         """Returns what :meth:`gradients` finds with the task loss alone, as a pure function, which can be compiled."""
         raise NotImplementedError
 
+    def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
+        """Returns the inputs of :meth:`pure_gradient` for the mini-batch ``batch``, with the module in training mode.
+        In loop mode they are those of the client in ``row``."""
+        raise NotImplementedError
+
 
 def _is_frozen(layer: nn.Module) -> bool:
     """Returns whether ``layer`` has parameters of its own, and none of them is trained."""

@@ -38,13 +38,16 @@ class StackNetwork(Network):
         rng: Draws = undrawn,
         scale: LossScale | None = None,
     ) -> Gradient:
-        self.mode(training=True)
-        inputs, shape = (at.parameters, batch.x, batch.y, _weights(batch)), tuple(batch.y.shape[:2])
+        inputs, shape = self.inputs_of(at, batch, 0), tuple(batch.y.shape[:2])
         if rule_loss is None and scale is None and self.compiled is not None and shape in self.compiled:
             value, losses, *found = self.compiled(shape, *inputs)
         else:
             value, (losses, found) = self._together(rule_loss, scale, *inputs, *extras)
         return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)  # type: ignore[arg-type]
+
+    def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
+        self.mode(training=True)
+        return at.parameters, batch.x, batch.y, _weights(batch)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns the gradients ``[C, width]``, the task losses ``[C]``, and the one or two sums ``[C]`` of the

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedray.algorithms import Broadcast, Cohort, ServerState
+from fedray.core.client import stacks
 from fedray.data.federated import FederatedData
 from fedray.data.test_shares import draw_eval_clients
 from fedray.engine.cohorts import weights_of
-from fedray.engine.dealing import deal, stacks
+from fedray.engine.dealing import deal
 from fedray.engine.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
 from fedray.experiment import Experiment

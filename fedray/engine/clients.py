@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedray.core.client import ClientPhase, Stack
+from fedray.core.client import ClientPhase, Stack, stacks
 from fedray.core.clock import Clock
+from fedray.core.compiled import Compiled
 from fedray.core.local_training import LocalTraining
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.network import Network
@@ -20,6 +22,7 @@ from fedray.core.vectors import Layout, Model, Vector
 from fedray.data.federated import FederatedData
 from fedray.data.lazy import LazyItems
 from fedray.data.mapped import is_mapped
+from fedray.engine.compiler import compiling
 from fedray.engine.packing import tensor_over
 from fedray.engine.process import return_free_memory
 from fedray.engine.states import StateFile, StateFolder
@@ -51,6 +54,8 @@ class Clients:
         self.network: Network = kind(
             experiment.build_model(), experiment.task, self.device, experiment.precision, experiment.draws
         )
+        if experiment.compile:
+            self.network.compiled = Compiled(self.network.pure_gradient, self._shapes(), self._compiling)
         # the module's own parameters were replaced by views into one row
         return_free_memory()
         self.train = self._samples(data.x, data.y)
@@ -68,6 +73,18 @@ class Clients:
         target = torch.device("cpu") if any(map(is_mapped, leaves(x))) else self.device
         stored, targets = map_leaves(lambda array: tensor_over(array).to(target), (x, y))
         return Samples(stored, targets, scale, shift, self.device)
+
+    def _shapes(self) -> set[Any]:
+        """Returns the shapes of mini-batches whose gradients are compiled: whole ones, of stacks of usual sizes."""
+        experiment, size = self.experiment, self.experiment.training.batch_size
+        if not experiment.vectorize or experiment.chunk is None:
+            return {size}
+        return {(stop - start, size) for start, stop in stacks(experiment.cohort_size, experiment.chunk)}
+
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        with self.clock.on("compilation"), compiling(self.experiment.config.engine.threads):
+            yield
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
         """Returns the models and tensors of a broadcast, in this process's own, aligned memory.

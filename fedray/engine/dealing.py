@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 from fedray.algorithms import Cohort
+from fedray.core.client import stacks
 from fedray.core.local_training import LocalTraining
 from fedray.core.tree import subtrees
 from fedray.engine.pool import Pool
@@ -33,8 +34,8 @@ class Dealer:
     """Cuts each cohort into tasks for the workers of ``pool``, by the work of its clients and the pace of the round
     before.
 
-    ``chunk`` is the most clients of a :func:`stack <stacks>`, which is never divided between tasks. With None, which is
-    for clients that are trained one by one, a task may end after any of them.
+    ``chunk`` is the most clients of a stack (:func:`~fedray.core.client.stacks`), which is never divided between tasks.
+    With None, which is for clients that are trained one by one, a task may end after any of them.
     ``row_width`` is the number of floats in a model, which decides how much memory the partial sums take.
     """
 
@@ -68,19 +69,6 @@ class Dealer:
     def learn(self, seconds: float) -> None:
         """Learns the pace from the ``seconds`` that all workers together took for the round."""
         self._pace = seconds / self.samples
-
-
-def stacks(members: int, chunk: int) -> Blocks:
-    """Cuts the positions of a cohort of ``members`` clients into stacks of at most ``chunk``, whose sizes differ by one
-    at most.
-
-    Their number is a power of two, so that two, four or eight workers have equally much to do.
-    """
-    count = 1
-    while members > chunk * count:
-        count *= 2
-    starts = [members * place // count for place in range(count + 1)]
-    return [(start, stop) for start, stop in itertools.pairwise(starts) if start < stop]
 
 
 def deal(

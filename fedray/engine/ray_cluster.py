@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole
@@ -171,3 +171,17 @@ def compared_with_cluster(request: str) -> str:
 def in_words(amounts: Mapping[str, float]) -> str:
     """Amounts of resources by their kind, without those that are 0: ``1 CPU and 0.5 GPU``, or ``no resources``."""
     return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"
+
+
+def missing_on_nodes(check: Callable[[], str | None]) -> str | None:
+    """Returns what ``check()`` returns on the first node where it is not None, with the node's name; None if it is None
+    on all nodes."""
+    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    asked = {
+        name: ray.remote(check)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        .remote()
+        for node, name in nodes.items()
+    }
+    found = {name: ray.get(each) for name, each in asked.items()}
+    return next((f"{missing} on {name}" for name, missing in found.items() if missing), None)

@@ -54,6 +54,14 @@ class RayStart:
 
         return ray.cluster_resources().get("GPU", 0)
 
+    def missing(self, check: Callable[[], str | None]) -> str | None:
+        """Waits for the connection. Returns what ``check()`` returns on the first node where it is not None, with the
+        node's name; None if there is none."""
+        self.ready()
+        from fedray.engine.ray_cluster import missing_on_nodes
+
+        return missing_on_nodes(check)
+
     def __enter__(self) -> RayStart:
         return self
 

@@ -148,6 +148,7 @@ PURPOSES = {
     "data": "batches gathered and normalised",
     "gradient": "forward and backward passes",
     "algorithm": "the algorithm's arithmetic and the sums over clients",
+    "compilation": "gradients compiled, which each process does once (engine.compile)",
     "transport": "broadcasts and clients' states, read and written",
     "evaluation": "losses and metrics of evaluated models",
     "waiting": "actors without work: Ray's own time, the first task and the last of a phase",

@@ -30,7 +30,7 @@ PART_ROUNDS, PART_ROWS = 500, 200_000
 
 WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
-RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "vectorize")
+RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "vectorize", "compile")
 IGNORED = (
     "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds",
     # the data, model and weights that these lead to are compared themselves
@@ -203,11 +203,25 @@ def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dic
 
 def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
     """Returns the device of the run in ``folder``; None if there is no run, or its configuration is damaged."""
-    try:
-        device = parse_yaml((folder / "config.yaml").read_text())["engine"]["device"]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        return None
+    device = _engine_of(folder).get("device")
     return device if device in ("cpu", "cuda") else None
+
+
+def compiled_in(folder: Path) -> bool | None:
+    """Returns whether the run in ``folder`` compiles gradients; None if there is no run, or its configuration is
+    damaged."""
+    found = _engine_of(folder)
+    compiled = found.get("compile", False if found else None)
+    return compiled if isinstance(compiled, bool) else None
+
+
+def _engine_of(folder: Path) -> Mapping[str, Any]:
+    """Returns the section ``engine`` of the run in ``folder``; nothing if it can't be read."""
+    try:
+        found = parse_yaml((folder / "config.yaml").read_text())["engine"]
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""Decides how clients' gradients are computed: in batched stacks (``engine.vectorize``), and compiled
+(``engine.compile``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fedray.algorithms import Algorithm
+from fedray.config import Config, EngineConfig
+from fedray.core.task import Task
+from fedray.data.federated import FederatedData
+from fedray.errors import UserError
+from fedray.models.compiling import traced_gradient
+from fedray.models.inspection import ModelFacts
+from fedray.models.stacking import samples_of_trial, stacking_obstacle
+
+VMAP_CHUNK = 64
+"""The number of clients in a batched stack under ``engine.chunk: auto``; fewer if a cohort would not make two stacks.
+
+In stacks of 64 a CPU trains 1.25 times as many clients in a second as in stacks of 32, with logistic regression as the
+model; with an MLP it is 1.1 times as many.
+"""
+
+LEAST_VMAP_CHUNK = 8
+"""The smallest number of clients for which a batched stack is faster on a CPU."""
+
+VMAP_FLOPS = 2e5
+"""A CPU trains a batched stack faster than one client after another if one client's batch takes at most this number of
+forward FLOPs, times the clients of the stack. A step of a smaller model (logistic regression, small MLPs) spends most
+of its time starting operations, which a stack starts only once; a step of a larger one computes. Measured by
+analysis/benchmarks/chunks.py."""
+
+
+LONG = 100_000
+"""The fewest local steps of all clients together, in all rounds, for which it is worth its while to compile by itself.
+
+A process takes up to 20 s for its first graph, and 3 s if another one has compiled it before. On a CPU a step of a
+small dense model is 0.2 to 0.5 ms faster.
+"""
+
+SLOWER = ("conv", "pool", "norm", "embedding", "attention", "fft")
+"""Parts of the names of operations that torch's own kernels on a CPU mostly compute faster than compiled ones."""
+
+
+def in_stacks(
+    engine: EngineConfig,
+    device: str,
+    module: nn.Module,
+    task: Task,
+    flops: float,
+    data: FederatedData,
+    size: int,
+    cohort_size: int,
+) -> tuple[bool, int | None]:
+    """Returns whether clients are trained in batched stacks (``engine.vectorize``), and ``engine.chunk``.
+
+    With stacks, the second value is the most clients of one. Without them it is the most clients that are sent to a
+    worker together; it is None if the configuration does not set it, and the engine then chooses the number.
+    Both values depend only on the configuration, the model, and whether it runs on a GPU, and not on the rest of the
+    machine, because they change bits. ``size`` is the number of samples in the largest batch. Raises :class:`UserError`
+    if ``engine.vectorize=true`` is impossible.
+    """
+
+    def obstacle() -> str | None:
+        return stacking_obstacle(module, task, *data.examples(samples_of_trial(size)))
+
+    largest = min(VMAP_CHUNK, (cohort_size + 1) // 2)
+    chunk = largest if engine.chunk == "auto" else engine.chunk
+    vectorize = engine.vectorize
+    if vectorize == "auto":
+        pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and flops * size <= VMAP_FLOPS * chunk)
+        vectorize = pays and obstacle() is None
+    elif vectorize and (reason := obstacle()):
+        raise UserError(f"engine.vectorize=true: this model can't be batched over clients: {reason}; use auto")
+    if not vectorize:
+        return False, None if engine.chunk == "auto" else engine.chunk
+    return True, chunk
+
+
+def is_compiled(
+    config: Config,
+    begun: bool | None,
+    steps: float,
+    device: str,
+    trace: Callable[[], GraphModule | str],
+    missing: Callable[[], str | None],
+) -> tuple[bool, str | None]:
+    """Returns whether gradients are compiled (``engine.compile``), and a line for the user.
+
+    ``begun`` says it of the run if it has begun before, and is None if not. ``steps`` are the local steps of all
+    clients in all rounds. ``trace()`` returns the operations of a gradient, or the reason why it can't be compiled.
+    ``missing()`` returns what a machine of the cluster lacks to compile, or None. Raises :class:`UserError` if the user
+    wants it, or the run has begun so, and a machine lacks that.
+    """
+    asked = config.engine.compile
+    wanted = begun if asked == "auto" else asked
+    if wanted is False or (wanted is None and (device != "cpu" or steps < LONG)):
+        return False, None
+    found = trace()
+    key = f"engine.compile={asked if isinstance(asked, str) else str(asked).lower()}"
+    if isinstance(found, str):
+        return False, f"{key}: gradients are not compiled, because {found}" if wanted else None
+    if wanted is None and not _is_dense(found):
+        return False, None
+    lacking = missing()
+    if lacking is None:
+        return True, f"{key}: gradients are compiled, which takes up to a minute the first time, and seconds later on"
+    if wanted is None:
+        return False, f"{key}: gradients are not compiled, because there is {lacking}"
+    raise UserError(f"{key}: there is {lacking}; install it, or use engine.compile=false in a new run")
+
+
+def gradient_graph(
+    config: Config,
+    algorithm: Algorithm,
+    model: ModelFacts,
+    module: nn.Module,
+    task: Task,
+    vectorize: bool,
+    data: FederatedData,
+    batch_size: int | None,
+) -> GraphModule | str:
+    """Returns the operations of the gradient of a mini-batch, or the reason why it can't be compiled."""
+    if config.engine.portable_bits:
+        return "engine.portable_bits=true asks for the same bits on different processors"
+    if config.train.precision != "fp32":
+        return f"train.precision={config.train.precision} is not float32"
+    if batch_size is None:
+        return "with train.batch_size=full each client has mini-batches of another size"
+    if algorithm.needs_head != "nothing":
+        return f"the loss of {config.algorithm.name} is the algorithm's own"
+    if model.draws:
+        return "the model draws random numbers"
+    return traced_gradient(module, task, vectorize, *data.examples(batch_size))
+
+
+def _is_dense(graph: GraphModule) -> bool:
+    names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    return not any(part in name for name in names for part in SLOWER)

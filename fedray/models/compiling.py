@@ -1,0 +1,30 @@
+"""Finds out whether the gradient of a model can be compiled, by tracing it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fedray.core.batches import Batch
+from fedray.core.compiled import trace
+from fedray.core.loop_network import LoopNetwork
+from fedray.core.network import Network
+from fedray.core.stack_network import StackNetwork
+from fedray.core.structure import map_leaves
+from fedray.core.task import Task
+from fedray.errors import first_sentence
+
+
+def traced_gradient(module: nn.Module, task: Task, vectorize: bool, x: Any, y: Tensor) -> GraphModule | str:
+    """Returns the operations of the gradient of ``module`` for a mini-batch of ``x [b, ...]`` and ``y [b, ...]``, or
+    the reason why it can't be traced. With ``vectorize`` it is that of a stack."""
+    kind: type[Network] = StackNetwork if vectorize else LoopNetwork
+    network = kind(copy.deepcopy(module), task)
+    batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
+    try:
+        return trace(network.pure_gradient, network.inputs_of(network.loaded().rows(1), batch, 0))
+    except Exception as error:
+        return f"it can't be traced, {type(error).__name__}: {first_sentence(error)}"
