@@ -8,6 +8,7 @@ the shape alone decides which bits a gradient has, and not what a process has co
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,6 +16,9 @@ import torch
 from torch import Tensor
 
 from fedray.core.structure import map_leaves
+
+GIVEN_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+"""The folder in which the user wants torch to keep what it compiles, or None. torch itself sets the variable later."""
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context in which a function is compiled."""

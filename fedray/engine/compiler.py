@@ -11,12 +11,10 @@ from unittest import mock
 
 from filelock import FileLock
 
+from fedray.core.compiled import GIVEN_FOLDER
 from fedray.data.find import cache_folder
 from fedray.engine.process import describe
 from fedray.errors import UserError, first_sentence
-
-FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-"""The environment variable that names the folder in which torch keeps what it has compiled."""
 
 
 @contextlib.contextmanager
@@ -28,13 +26,13 @@ def compiling(threads: int) -> Iterator[None]:
     """
     import torch._inductor.config as inductor
 
-    folder = Path(os.environ.get(FOLDER) or cache_folder() / "compiled" / _kind())
+    folder = Path(GIVEN_FOLDER or cache_folder() / "compiled" / _kind())
     folder.mkdir(parents=True, exist_ok=True)
     # a pool of compiling processes would take longer to start than they save
     settings = {"compile_threads": 1, "cpp.threads": threads, "fx_graph_cache": True}
     with (
         FileLock(folder / ".lock"),
-        mock.patch.dict(os.environ, {FOLDER: str(folder)}),
+        mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(folder)}),
         inductor.patch(settings),
     ):
         try:

@@ -22,7 +22,7 @@ from fedray.engine.packing import Packed
 from fedray.engine.ray_cluster import NO_TASK_EVENTS, gpu_share, shortage
 from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
-from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task
+from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task, working_seconds
 from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment import Experiment
 
@@ -180,7 +180,7 @@ class RayPool:
                     line = f"a client actor died ({first_line(error)}); its work is done again"
                     self._lost(line, losses[id(done.task)])
                 continue
-            self.last_seconds[done.actor] = seconds = sum(result.seconds.values())
+            self.last_seconds[done.actor] = seconds = working_seconds(result.seconds)
             if isinstance(done.task, PhaseTask):
                 self.owners[done.task.start] = done.actor
                 if not done.task.phase:

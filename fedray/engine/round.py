@@ -27,7 +27,7 @@ from fedray.engine.run_state import RunState
 from fedray.engine.states import StateFile
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
-from fedray.engine.tasks import PhaseResult, PhaseTask
+from fedray.engine.tasks import PhaseResult, PhaseTask, working_seconds
 from fedray.experiment import Experiment
 
 
@@ -59,7 +59,7 @@ class RoundResult:
     def add(self, task: PhaseTask, found: PhaseResult) -> list[StateFile]:
         """Takes the result of a task. Returns the files of states from an earlier phase of this round, which are no
         longer needed."""
-        self.worker_seconds += sum(found.seconds.values())
+        self.worker_seconds += working_seconds(found.seconds)
         for name, values in found.log.items():
             column = self.log.setdefault(name, [math.nan] * len(self.cohort.ids))
             for place, value in zip(task.positions, values, strict=True):

@@ -174,6 +174,11 @@ Task: TypeAlias = PhaseTask | EvalTask | ScoreTask
 AnyTask = TypeVar("AnyTask", bound=Task)
 
 
+def working_seconds(seconds: Mapping[str, float]) -> float:
+    """Returns how long a worker took for a task, without what it does only once in its life."""
+    return sum(seconds.values()) - seconds.get("compilation", 0.0)
+
+
 def positions(blocks: Blocks) -> list[int]:
     """Returns the positions in ``blocks``, one after another."""
     return [position for block in blocks for position in range(*block)]
