@@ -1,0 +1,226 @@
+"""Compiled gradients: the same numbers as without the compiler, the same bits everywhere, and when they are used."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedray import UserError, simulate
+from fedray.backend import LONG, is_compiled
+from fedray.cli import main
+from fedray.config import load
+from fedray.core.batches import Batch
+from fedray.core.compiled import Compiled
+from fedray.core.loop_network import LoopNetwork
+from fedray.core.stack_network import StackNetwork
+from fedray.core.task import Metric, Task, token_accuracy, token_cross_entropy
+from fedray.experiment import Own
+from fedray.models.compiling import traced_gradient
+from fedray.placement import missing_compiler
+from fedray.resolve import resolve
+from fedray.testing import AlgorithmContract
+from fedray.testing.contracts import SETTINGS, small_source
+
+needs_compiler = pytest.mark.skipif(missing_compiler() is not None, reason=f"there is {missing_compiler()}")
+
+
+class Normed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+
+
+class Dense(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 5))
+
+
+class Branching(nn.Module):
+    """A model whose operations depend on values."""
+
+    def __init__(self, input_shape=(64,), classes=5):
+        super().__init__()
+        self.layer = nn.Linear(input_shape[0], classes)
+
+    def forward(self, x):
+        return self.layer(x if x.sum() > 0 else 2 * x)
+
+
+def images(clients: int = 3, size: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(clients, size, 1, 8, 8, generator=draw),
+        torch.randint(0, 5, (clients, size), generator=draw),
+    )
+
+
+def both(network: Any, batch: Batch, shape: Any) -> tuple[Any, Any, Any, Any]:
+    """Gradients and models without and with the compiler."""
+    row = 0.3 + 0.1 * torch.randn(len(batch.y), network.layout.row_width, generator=torch.Generator().manual_seed(1))
+    plain, compiled = (network.layout.model(row.clone()) for _ in range(2))
+    without = network.gradients(plain, batch)
+    network.compiled = Compiled(network.pure_gradient, [shape])
+    return without, network.gradients(compiled, batch), plain, compiled
+
+
+@needs_compiler
+class TestNumbers:
+    def close(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        assert (a - b).norm() <= 1e-5 * b.norm()
+
+    def check(self, network: Any, batch: Batch, shape: Any) -> None:
+        without, found, plain, compiled = both(network, batch, shape)
+        self.close(found.value, without.value)
+        self.close(found.task_loss, without.task_loss)
+        assert not found.value[:, network.layout.parameters :].any()
+        for a, b in zip(found.followed, without.followed, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or torch.equal(a, b)
+        assert torch.allclose(compiled.buffers, plain.buffers, rtol=1e-6)
+
+    def test_one_after_another_with_running_statistics(self):
+        torch.manual_seed(0)
+        self.check(LoopNetwork(Normed()), Batch(*images(), 0), 7)
+
+    @pytest.mark.parametrize("counts", [None, [7, 5, 2]])
+    def test_stacks_with_batches_of_unequal_sizes(self, counts):
+        torch.manual_seed(0)
+        self.check(StackNetwork(Dense()), Batch(*images(), 0, counts), (3, 7))
+
+    def test_tokens_that_do_not_count(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6))
+        x = torch.randint(0, 6, (2, 3, 5))
+        y = torch.where(x > 1, x, -100)
+        loss, accuracy = (partial(f, axis=-1) for f in (token_cross_entropy, token_accuracy))
+        task = Task(
+            "tokens", partial(loss, ignored=-100), {"accuracy": Metric(accuracy, "max")}, ignored=-100,
+            loss_per_entry=True,
+        )  # fmt: skip
+        self.check(LoopNetwork(model, task), Batch(x, y, 0), 3)
+
+    def test_other_shapes_are_computed_as_without_the_compiler(self):
+        torch.manual_seed(0)
+        without, found, *_ = both(LoopNetwork(Dense()), Batch(*images(size=6), 0), 7)
+        assert torch.equal(found.value, without.value)
+
+
+class TestDecision:
+    def decide(self, asked: bool | str = "auto", begun: bool | None = None, **given: Any) -> tuple[bool, str | None]:
+        graph = traced_gradient(Dense(), Task(), False, *(each[0] for each in images(1)))
+        facts = {"steps": LONG, "device": "cpu", "trace": lambda: graph, "missing": lambda: None, **given}
+        return is_compiled(load({"engine.compile": asked}), begun, **facts)
+
+    def test_long_runs_of_dense_models_are(self):
+        assert self.decide()[0]
+        assert self.decide(steps=LONG - 1) == (False, None)
+        assert self.decide(device="cuda") == (False, None)
+        convolution = traced_gradient(Normed(), Task(), False, *(each[0] for each in images(1)))
+        assert self.decide(trace=lambda: convolution) == (False, None)
+
+    def test_what_the_user_says_holds(self):
+        assert self.decide(False) == (False, None)
+        assert self.decide(True, steps=1)[0]
+
+    def test_a_run_that_has_begun_goes_on_as_it_began(self):
+        assert self.decide(begun=True, steps=1)[0]
+        assert self.decide(begun=False) == (False, None)
+
+    def test_what_can_not_be_traced_is_told(self):
+        reason = traced_gradient(Branching(), Task(), False, torch.randn(7, 64), torch.zeros(7, dtype=torch.int64))
+        assert isinstance(reason, str)
+        compiled, line = self.decide(True, trace=lambda: reason)
+        assert not compiled
+        assert line.startswith("engine.compile=true: gradients are not compiled, because it can't be traced, ")
+
+    def test_without_a_compiler(self):
+        lacking = {"missing": lambda: "no C++ compiler (g++) on node7"}
+        assert self.decide(**lacking) == (
+            False,
+            "engine.compile=auto: gradients are not compiled, because there is no C++ compiler (g++) on node7",
+        )
+        for asked, begun in ((True, None), ("auto", True)):
+            with pytest.raises(UserError, match=r"there is no C\+\+ compiler \(g\+\+\) on node7; install it, or use"):
+                self.decide(asked, begun, **lacking)
+
+
+KEYS = {**SETTINGS, "algorithm.name": "fedavg", "engine.compile": True}
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_the_compiler_is_looked_for_on_every_node(tmp_path, monkeypatch, capsys, kind, request):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    if kind == "ray":
+        request.getfixturevalue("ray_cluster")
+        monkeypatch.setattr("fedray.placement.missing_compiler", _nothing)
+    keys = [f"engine.kind={kind}", "engine.actors=1", "engine.compile=true", f"run.output={tmp_path}", "run.rounds=1"]
+    assert main(["run", "data.source=sample", "algorithm.name=fedavg", *keys]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "engine.compile=true: there is no C++ compiler" in line
+    assert line.endswith("install it, or use engine.compile=false in a new run")
+    assert not list(tmp_path.iterdir())
+
+
+def _nothing() -> str:
+    return "no C++ compiler (c++)"
+
+
+def test_other_reasons_are_told(tmp_path):
+    for changed, reason in (
+        ({"train.batch_size": "full"}, "each client has mini-batches of another size"),
+        ({"train.precision": "bf16"}, "train.precision=bf16 is not float32"),
+        ({"algorithm.name": "moon", "model.proj_dim": 8}, "the loss of moon is the algorithm's own"),
+        ({"engine.portable_bits": True}, "the same bits on different processors"),
+    ):
+        experiment, _ = resolve(load({**KEYS, **changed, "run.output": str(tmp_path)}), Own(source=small_source()))
+        assert not experiment.compile
+        assert not experiment.config.engine.compile
+        assert [note for note in experiment.notes if reason in note]
+
+
+@needs_compiler
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_cold_and_filled_caches_give_the_same_bits(tmp_path, monkeypatch, vectorize):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    keys = {**KEYS, "engine.vectorize": vectorize, "run.rounds": 2}
+    shas = []
+    for name in ("cold", "filled"):
+        torch._dynamo.reset()
+        result = simulate({**keys, "run.output": str(tmp_path / name)}, data=small_source())
+        shas.append(result.summary["model_sha256"])
+        assert list((tmp_path / "cache" / "fedray" / "compiled").iterdir())
+    assert shas[0] == shas[1]
+    plain = simulate({**keys, "run.output": str(tmp_path / "plain"), "engine.compile": False}, data=small_source())
+    assert plain.summary["model_sha256"] != shas[0]
+
+
+@needs_compiler
+def test_a_resumed_run_goes_on_as_it_began(tmp_path):
+    keys = {**KEYS, "run.output": str(tmp_path)}
+    simulate(keys, data=small_source(), callbacks=[lambda report: report.round == 2])
+    whole = simulate({**keys, "engine.compile": "auto"}, data=small_source())
+    assert whole.summary["status"] == "completed"
+    assert "compile: true" in (whole.folder / "config.yaml").read_text()
+    with pytest.raises(UserError, match=r"engine.compile differs"):
+        simulate({**keys, "engine.compile": False, "run.rounds": 8}, data=small_source())
+
+
+@needs_compiler
+@pytest.mark.usefixtures("ray_cluster")
+class TestCompiled(AlgorithmContract):
+    """All contracts, with clients one after another."""
+
+    algorithm = "scaffold"
+    settings = {"engine.compile": True}
+    actors = (2,)
+
+
+@needs_compiler
+class TestCompiledWithServerTraining(AlgorithmContract):
+    algorithm = "pfedmo"
+    hyper = {"pi": 0.7, "probe_batch": 32}
+    settings = {"engine.compile": True}
+    actors = ()
