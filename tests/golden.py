@@ -76,6 +76,8 @@ WAYS = {
     "full batches": Case({"train.batch_size": "full"}),
     "stacks": Case(STACKS),
     "stacks, momentum, decay, clipping": Case(STACKS | OF_SGD),
+    "compiled": Case({"engine.compile": True}),
+    "stacks, compiled": Case(STACKS | {"engine.compile": True}),
     "scores of clients": Case(SCORES),
     "images": Case(IMAGES),
     "images, cropped and mirrored": Case(IMAGES | {"data.augment": "crop_flip"}),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -11,7 +14,6 @@ from torch import nn
 
 from fedray import UserError, simulate
 from fedray.backend import LONG, is_compiled
-from fedray.cli import main
 from fedray.config import load
 from fedray.core.batches import Batch
 from fedray.core.compiled import Compiled
@@ -151,21 +153,18 @@ KEYS = {**SETTINGS, "algorithm.name": "fedavg", "engine.compile": True}
 
 
 @pytest.mark.parametrize("kind", ["local", "ray"])
-def test_the_compiler_is_looked_for_on_every_node(tmp_path, monkeypatch, capsys, kind, request):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    if kind == "ray":
-        request.getfixturevalue("ray_cluster")
-        monkeypatch.setattr("fedray.placement.missing_compiler", _nothing)
-    keys = [f"engine.kind={kind}", "engine.actors=1", "engine.compile=true", f"run.output={tmp_path}", "run.rounds=1"]
-    assert main(["run", "data.source=sample", "algorithm.name=fedavg", *keys]) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "engine.compile=true: there is no C++ compiler" in line
+def test_the_compiler_is_looked_for_on_every_node(tmp_path, kind):
+    """In a process of its own, whose Ray has the same environment."""
+    keys = [f"engine.kind={kind}", "engine.address=local", "engine.actors=1", "engine.compile=true", "run.rounds=1"]
+    command = [sys.executable, "-m", "fedray.run", "algorithm.name=fedavg", "data.source=sample", *keys]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "CXX": "no-such-compiler"}, capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    line = ended.stderr.strip().splitlines()[-1]
+    assert "engine.compile=true: there is no C++ compiler (no-such-compiler)" in line
     assert line.endswith("install it, or use engine.compile=false in a new run")
     assert not list(tmp_path.iterdir())
-
-
-def _nothing() -> str:
-    return "no C++ compiler (c++)"
 
 
 def test_other_reasons_are_told(tmp_path):

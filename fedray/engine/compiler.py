@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ def compiling(threads: int) -> Iterator[None]:
     """
     import torch._inductor.config as inductor
 
+    # it would tell every user of a CPU that there is no GPU
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     folder = Path(GIVEN_FOLDER or cache_folder() / "compiled" / _kind())
     folder.mkdir(parents=True, exist_ok=True)
     # a pool of compiling processes would take longer to start than they save
