@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from torch import nn
 from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config, EngineConfig
@@ -41,8 +43,10 @@ A process takes up to 20 s for its first graph, and 3 s if another one has compi
 small dense model is 0.2 to 0.5 ms faster.
 """
 
+SLOWER_LAYERS = (_ConvNd, nn.RNNBase, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.MultiheadAttention)
 SLOWER = ("conv", "pool", "norm", "embedding", "attention", "fft")
-"""Parts of the names of operations that torch's own kernels on a CPU mostly compute faster than compiled ones."""
+"""Layers, and parts of the names of operations, that torch's own kernels on a CPU mostly compute faster than compiled
+ones."""
 
 
 def in_stacks(
@@ -85,19 +89,22 @@ def is_compiled(
     begun: bool | None,
     steps: float,
     device: str,
+    module: nn.Module,
     trace: Callable[[], GraphModule | str],
     missing: Callable[[], str | None],
 ) -> tuple[bool, str | None]:
     """Returns whether gradients are compiled (``engine.compile``), and a line for the user.
 
     ``begun`` says it of the run if it has begun before, and is None if not. ``steps`` are the local steps of all
-    clients in all rounds. ``trace()`` returns the operations of a gradient, or the reason why it can't be compiled.
+    clients in all rounds, and ``module`` is what they train. ``trace()`` returns the operations of a gradient, or the
+    reason why it can't be compiled.
     ``missing()`` returns what a machine of the cluster lacks to compile, or None. Raises :class:`UserError` if the user
     wants it, or the run has begun so, and a machine lacks that.
     """
     asked = config.engine.compile
     wanted = begun if asked == "auto" else asked
-    if wanted is False or (wanted is None and (device != "cpu" or steps < LONG)):
+    pays = device == "cpu" and steps >= LONG and not any(isinstance(layer, SLOWER_LAYERS) for layer in module.modules())
+    if wanted is False or (wanted is None and not pays):
         return False, None
     found = trace()
     key = f"engine.compile={asked if isinstance(asked, str) else str(asked).lower()}"

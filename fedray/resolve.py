@@ -93,8 +93,9 @@ def resolve(
     _check_precision(config.train.precision, device, model, data)
     vectorize, chunk = in_stacks(config.engine, device, model.module, task, model.facts.flops, data, size, cohort_size)
     rounds = config.rounds
+    steps = rounds * cohort_size * mean_load(data.sizes(), training).steps
     compiled, line = is_compiled(
-        config, around.compiles(folder), rounds * cohort_size * mean_load(data.sizes(), training).steps, device,
+        config, around.compiles(folder), steps, device, model.module,
         partial(
             gradient_graph, config, algorithm, model.facts, model.module, task, vectorize, data, training.batch_size
         ),

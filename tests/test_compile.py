@@ -113,13 +113,21 @@ class TestNumbers:
 class TestDecision:
     def decide(self, asked: bool | str = "auto", begun: bool | None = None, **given: Any) -> tuple[bool, str | None]:
         graph = traced_gradient(Dense(), Task(), False, *(each[0] for each in images(1)))
-        facts = {"steps": LONG, "device": "cpu", "trace": lambda: graph, "missing": lambda: None, **given}
-        return is_compiled(load({"engine.compile": asked}), begun, **facts)
+        facts = {
+            "steps": LONG,
+            "device": "cpu",
+            "module": Dense(),
+            "trace": lambda: graph,
+            "missing": lambda: None,
+            **given,
+        }
+        return is_compiled(load({"engine.compile": asked}), begun, **{**facts, **given})
 
     def test_long_runs_of_dense_models_are(self):
         assert self.decide()[0]
         assert self.decide(steps=LONG - 1) == (False, None)
         assert self.decide(device="cuda") == (False, None)
+        assert self.decide(module=Normed()) == (False, None)
         convolution = traced_gradient(Normed(), Task(), False, *(each[0] for each in images(1)))
         assert self.decide(trace=lambda: convolution) == (False, None)
 

@@ -90,9 +90,9 @@ class LeafSum:
             self.finish()
         self._held.append((start, rows, weights))
         self._stop = start + len(rows)
-        together = HELD_BYTES // max(1, rows[0].nbytes)
-        # a power of two, so that what is added up at a time is a subtree
-        if together < 2 or self._stop % (1 << together.bit_length() - 1) == 0:
+        together = max(1, HELD_BYTES // max(1, rows[0].nbytes))
+        # up to a power of two, so that what is added up at a time is a subtree
+        if self._stop % (1 << together.bit_length() - 1) == 0 or self._stop - self._held[0][0] >= together:
             self.finish()
 
     def finish(self) -> None:
