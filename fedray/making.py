@@ -204,8 +204,8 @@ class WeightsMaker(AroundMaker):
             )
         if found.unused:
             notes.append(
-                f"model.weights: {len(found.unused)} tensors of {self.path} are not used, because model.norm replaced "
-                f"their layers; the first is {found.unused[0]}"
+                f"model.weights: {len(found.unused)} tensors of {self.path} are not used, because model.norm or "
+                f"model.head replaced their layers; the first is {found.unused[0]}"
             )
         return notes
 
@@ -223,10 +223,10 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
     were not loaded.
 
     The model keeps those of its head, if the file has none of them, and those of a classifier of ``classes`` outputs,
-    if that of the file has another number. The file may have further tensors of normalisation layers that were replaced
-    (``model.norm``). With ``classes`` None there are none of both: the file must have exactly the model's tensors.
-    Raises :class:`UserError` if the file can't be read, has any other tensor, or lacks one of the right name, shape,
-    type and finite numbers; ``key`` says in messages where the file was named.
+    if that of the file has another number. The file may have further tensors of layers that were replaced
+    (``model.norm``, ``model.head``). With ``classes`` None there are none of both: the file must have exactly the
+    model's tensors. Raises :class:`UserError` if the file can't be read, has any other tensor, or lacks one of the
+    right name, shape, type and finite numbers; ``key`` says in messages where the file was named.
     """
     try:
         tensors = _tensors_in(path)
@@ -239,11 +239,6 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
         raise UserError(f"{key}: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     own = tensors_of(module)
     wanted = {name: tensor.shape for name, tensor in own.items()}
-    further = [name for name in tensors if name not in module.state_dict()]
-    unused = [] if classes is None else [name for name in further if _of_replaced_norm(name, module)]
-    for name in further:
-        if name not in unused:
-            raise UserError(f"{key}: {path} has a tensor {name!r}, which the model does not have")
     heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
     of_head = [name for name in wanted if name.startswith(tuple(heads))]
     kept = [] if classes is None or tensors.keys() & set(of_head) else of_head
@@ -261,6 +256,11 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
             )
         if not torch.isfinite(tensors[name].to(own[name].dtype)).all():
             raise UserError(f"{key}: {name} in {path} has numbers that are not finite")
+    further = [name for name in tensors if name not in module.state_dict()]
+    unused = [] if classes is None else [name for name in further if _is_replaced(name, module, heads)]
+    for name in further:
+        if name not in unused:
+            raise UserError(f"{key}: {path} has a tensor {name!r}, which the model does not have")
     module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
     return Loaded(kept, unused)
 
@@ -278,9 +278,11 @@ def _tensors_in(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _of_replaced_norm(name: str, module: nn.Module) -> bool:
-    """Returns whether a tensor of this name may be of a normalisation layer in whose place ``module`` has another, or
-    none."""
+def _is_replaced(name: str, module: nn.Module, heads: Sequence[str]) -> bool:
+    """Returns whether a tensor of this name may be of a layer in whose place ``module`` has one of the ``heads``, or
+    another normalisation layer or none."""
+    if name.startswith(tuple(heads)):
+        return True
     layers = dict(module.named_modules(remove_duplicate=False))
     return isinstance(layers.get(name.rpartition(".")[0]), (nn.Identity, nn.GroupNorm))
 

@@ -166,7 +166,7 @@ def test_no_files_and_no_network(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "_download", offline)
     monkeypatch.setenv("FEDRAY_DATA", str(tmp_path / "mine"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with refused(r"cifar10 is not in .*mine, .*cache/fedray and .* put data_batch_1.bin .*data.root or") as raised:
+    with refused(r"cifar10 is not in .*mine, .*cache/fedray and .* get data_batch_1.bin .*data.root or") as raised:
         load_source("cifar10")
     assert "\n" not in str(raised.value)
 

@@ -190,7 +190,7 @@ def re_line(pattern: str, text: str) -> bool:
         (["{run}", "model.init=zeros"], "model.init: the weights are those of the file that is evaluated"),
         (["{weights}", "model.name=logistic"], "say on which data, for example data.source=mnist"),
         (["{weights}", "data.source=sample"], "say which model it is, for example model.name=lenet5"),
-        (["{weights}", "data.source=sample", "model.name=mlp"], "has a tensor 'weight', which the model does not have"),
+        (["{weights}", "data.source=sample", "model.name=mlp"], "has no tensor 'layers.1.weight'"),
         (["{junk}", "data.source=sample", "model.name=mlp"], "is damaged, or is not "),
     ],
 )

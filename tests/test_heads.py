@@ -221,6 +221,11 @@ def test_weights_of_a_backbone_leave_the_head_as_it_was_drawn(algorithm, tmp_pat
     assert torch.equal(module.first.weight, given.first.weight)
     drawn = resolve(load(config(tmp_path, algorithm)), own)[0].build_model()
     assert torch.equal(module.last.hidden.weight, drawn.last.hidden.weight)
+    # the layer that the head replaces is in the file, but not in the model
+    save_file(given.state_dict(), tmp_path / "backbone.safetensors")
+    experiment, _ = resolve(load(config(tmp_path, algorithm, **keys)), own)
+    assert torch.equal(experiment.build_model().first.weight, given.first.weight)
+    assert any("2 tensors" in note and note.endswith("the first is last.bias") for note in experiment.notes)
     save_file({"other": torch.zeros(1)}, tmp_path / "backbone.safetensors")
     with pytest.raises(UserError, match=r"has no tensor 'first.weight'"):
         resolve(load(config(tmp_path, algorithm, **keys)), own)[0].build_model()

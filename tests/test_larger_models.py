@@ -267,7 +267,7 @@ class TestWeights:
     def test_tensors_of_replaced_norms_are_told(self, tmp_path, norm, first):
         keys = {**small(tmp_path), "model.name": "torchvision:shufflenet_v2_x0_5", "model.norm": norm}
         experiment, _ = resolve(load({**keys, "model.weights": str(self.path(tmp_path))}), Own(source=images()))
-        (note,) = [note for note in experiment.notes if "model.norm replaced their layers" in note]
+        (note,) = [note for note in experiment.notes if "replaced their layers" in note]
         assert note.endswith(f"the first is {first}")
         found = experiment.build_model().state_dict()
         assert torch.equal(found["conv5.0.weight"], torch.load(self.path(tmp_path))["conv5.0.weight"])

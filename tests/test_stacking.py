@@ -221,17 +221,19 @@ def test_the_check_draws_from_no_global_generator(tmp_path):
     [
         ("logistic", 10, 200, "auto", (True, 64)),
         # two stacks at least, so that two actors have work
-        ("logistic", 10, 100, "auto", (True, 64)),
+        ("logistic", 10, 100, "auto", (True, 50)),
         ("logistic", 64, 64, "auto", (True, 32)),
         ("logistic", 10, 63, "auto", (True, 32)),
-        ("logistic", 10, 9, "auto", (True, 8)),
+        ("logistic", 10, 15, "auto", (True, 8)),
+        ("logistic", 10, 9, "auto", (False, None)),
         ("logistic", 10, 8, "auto", (False, None)),
         ("logistic", 10, 100, 4, (False, 4)),
-        ("mlp", 64, 100, "auto", (True, 64)),
+        ("mlp", 64, 128, "auto", (True, 64)),
+        ("mlp", 64, 100, "auto", (False, None)),
         ("mlp", 64, 40, "auto", (False, None)),
         ("mlp", 64, 40, 32, (False, 32)),
         ("mlp", 10, 40, 32, (True, 32)),
-        ("lenet5", 10, 100, "auto", (True, 64)),
+        ("lenet5", 10, 100, "auto", (True, 50)),
         ("lenet5", 20, 100, "auto", (False, None)),
     ],
 )
