@@ -97,9 +97,8 @@ def is_compiled(
 
     ``begun`` says it of the run if it has begun before, and is None if not. ``steps`` are the local steps of all
     clients in all rounds, and ``module`` is what they train. ``trace()`` returns the operations of a gradient, or the
-    reason why it can't be compiled.
-    ``missing()`` returns what a machine of the cluster lacks to compile, or None. Raises :class:`UserError` if the user
-    wants it, or the run has begun so, and a machine lacks that.
+    reason why it can't be compiled. ``missing()`` returns what a machine of the cluster lacks to compile, or None.
+    Raises :class:`UserError` if the user wants it, or the run has begun so, and a machine lacks that.
     """
     asked = config.engine.compile
     wanted = begun if asked == "auto" else asked

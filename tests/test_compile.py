@@ -204,6 +204,15 @@ def test_cold_and_filled_caches_give_the_same_bits(tmp_path, monkeypatch, vector
     assert plain.summary["model_sha256"] != shas[0]
 
 
+def test_a_run_that_an_older_fedray_began_goes_on(tmp_path):
+    keys = {**KEYS, "run.output": str(tmp_path), "engine.compile": "auto"}
+    begun = simulate(keys, data=small_source(), callbacks=[lambda report: report.round == 2])
+    recorded = begun.folder / "config.yaml"
+    recorded.write_text(recorded.read_text().replace("  compile: false\n", ""))
+    assert "compile" not in recorded.read_text()
+    assert simulate(keys, data=small_source()).summary["status"] == "completed"
+
+
 @needs_compiler
 def test_a_resumed_run_goes_on_as_it_began(tmp_path):
     keys = {**KEYS, "run.output": str(tmp_path)}

@@ -184,7 +184,8 @@ def keys_that_differ(
     A key that ``old`` lacks, because it did not exist when ``old`` was written, counts as its default. ``implied`` says
     what null stands for.
     """
-    defaults = {key: default for key, default, *_ in documented_keys()}
+    # an older fedray, which did not record it, compiled nothing
+    defaults = {key: default for key, default, *_ in documented_keys()} | {"engine.compile": False}
     a, b = (_without_nulls(defaults | flat(each), implied) for each in (old, new))
     vectorized = b.get("engine.vectorize") is True
 
