@@ -2,10 +2,11 @@
 
 python analysis/benchmarks/compare.py --workload A --python flower=PYTHON --python pfl=PYTHON
 python analysis/benchmarks/compare.py --workload C --against plain pfl2 flower-m
+python analysis/benchmarks/compare.py --workload B --subject compiled --against fedray plain plain-compiled
 python analysis/benchmarks/compare.py --part start --workload A
 
 Each system runs in processes of its own (``rivals/*_rounds.py``) and makes rounds when it is told so, in turn with the
-others; meanwhile they are stopped (SIGSTOP), all but fedray. PYTHON is the interpreter of a virtual environment with
+others; meanwhile they are stopped (SIGSTOP), all but the subject. PYTHON is the interpreter of a virtual environment with
 ``rivals/requirements-*.txt``; also taken from $FLOWER_PYTHON and $PFL_PYTHON.
 """
 
@@ -48,7 +49,6 @@ class System:
     environment: dict[str, str] = field(default_factory=dict)
     launcher: tuple[str, ...] = ()
     most_clients: float = math.inf
-    stopped: bool = True  # while it is not its turn
 
 
 # its own Ray, not one that happens to run here, and client actors at no lower priority than anything else
@@ -56,9 +56,12 @@ FLOWER = {"RAY_ADDRESS": "local", "RAY_worker_niceness": "0", "FLWR_TELEMETRY_EN
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 SYSTEMS = {
-    "fedray": System("fedray", "fedray_rounds.py", stopped=False),
+    "fedray": System("fedray", "fedray_rounds.py", {"COMPILE": "false"}),
+    "compiled": System("fedray", "fedray_rounds.py", {"COMPILE": "true"}),
     "before": System("before", "fedray_rounds.py"),
     "plain": System("fedray", "plain_rounds.py"),
+    "plain-channels-last": System("fedray", "plain_rounds.py", {"LAYOUT": "channels_last"}),
+    "plain-compiled": System("fedray", "plain_rounds.py", {"COMPILE": "true"}),
     "flower": System("flower", "flower_rounds.py", FLOWER, most_clients=10_000),
     "flower-m": System("flower", "flower_rounds.py", FLOWER | ALLOCATOR, most_clients=10_000),
     "pfl1": System("pfl", "pfl_rounds.py", ALLOCATOR),
@@ -67,10 +70,12 @@ SYSTEMS = {
 
 
 class Running:
-    """A system at work: launched at once, ``ready()`` after its first round, then ``rounds(n)`` as often as wanted."""
+    """A system at work: launched at once, ``ready()`` after its first round, then ``rounds(n)`` as often as wanted.
 
-    def __init__(self, name: str, python: str, workload_name: str, clients: int, folder: Path) -> None:
-        self.name, self.system = name, SYSTEMS[name]
+    ``stopped``: whether it is stopped while it is not its turn."""
+
+    def __init__(self, name: str, python: str, workload_name: str, clients: int, folder: Path, stopped: bool) -> None:
+        self.name, self.system, self.stopped = name, SYSTEMS[name], stopped
         self.work = workload(workload_name, clients)
         self.made = 1
         self.log = folder / f"{name}.log"
@@ -132,11 +137,11 @@ class Running:
         return versions
 
     def stop(self) -> None:
-        if self.system.stopped:
+        if self.stopped:
             self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        if self.system.stopped:
+        if self.stopped:
             self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -178,7 +183,8 @@ class Running:
 @contextlib.contextmanager
 def running(name: str, args: argparse.Namespace, clients: int) -> Iterator[Running]:
     with tempfile.TemporaryDirectory() as folder:
-        system = Running(name, args.pythons[SYSTEMS[name].python], args.workload, clients, Path(folder))
+        python = args.pythons[SYSTEMS[name].python]
+        system = Running(name, python, args.workload, clients, Path(folder), stopped=name != args.subject)
         try:
             yield system
         finally:
@@ -190,6 +196,12 @@ def in_turn(names: Sequence[str], turn: int) -> list[str]:
     shift = turn // 2 % len(names)
     order = [*names[shift:], *names[:shift]]
     return order[::-1] if turn % 2 else order
+
+
+def taking_part(args: argparse.Namespace, clients: int) -> list[str]:
+    """The subject, and after it the systems with which it is compared."""
+    rivals = [name for name in args.against if name != args.subject and clients <= SYSTEMS[name].most_clients]
+    return [args.subject, *rivals]
 
 
 def idle(system: Running, seconds: float = 2.0) -> float:
@@ -211,13 +223,13 @@ def sample(system: Running, rounds: int, tree: ProcessTree) -> dict[str, Any]:
 
 def compare(args: argparse.Namespace, clients: int, results: Results, minutes: float) -> dict[str, Any]:
     """Rounds of all systems in turn, for one number of registered clients."""
-    names = ["fedray", *(name for name in args.against if clients <= SYSTEMS[name].most_clients)]
-    rivals = names[1:]
+    names = taking_part(args, clients)
+    subject, *rivals = names
     tree = ProcessTree()
     turns: list[dict[str, dict[str, Any]]] = []
 
     def kept(rival: str) -> list[dict[str, dict[str, Any]]]:
-        return [turn for turn in turns if turn["fedray"]["kept"] and turn[rival]["kept"]]
+        return [turn for turn in turns if turn[subject]["kept"] and turn[rival]["kept"]]
 
     with contextlib.ExitStack() as stack:
         systems: dict[str, Running] = {}
@@ -260,11 +272,11 @@ def compare(args: argparse.Namespace, clients: int, results: Results, minutes: f
         }
     for rival in rivals:
         pairs = kept(rival)
-        ours, theirs = ([turn[name]["seconds"] for turn in pairs] for name in ("fedray", rival))
+        ours, theirs = ([turn[name]["seconds"] for turn in pairs] for name in (subject, rival))
         summary["systems"][rival] |= {
             "pairs": len(pairs),
-            "fedray_over_it": median_ratio(ours, theirs) if pairs else None,
-            "it_over_fedray": median_ratio(theirs, ours) if pairs else None,
+            f"{subject}_over_it": median_ratio(ours, theirs) if pairs else None,
+            f"it_over_{subject}": median_ratio(theirs, ours) if pairs else None,
         }
     return summary
 
@@ -283,7 +295,7 @@ def start(args: argparse.Namespace) -> None:
     results = Results(f"start-{args.workload}", columns)
     found = []
     for clients in args.clients:
-        names = ["fedray", *(name for name in args.against if clients <= SYSTEMS[name].most_clients)]
+        names = taking_part(args, clients)
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for turn in range(args.turns):
             for name in in_turn(names, turn):
@@ -342,10 +354,11 @@ def pythons(given: Sequence[str]) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    rivals = [name for name in SYSTEMS if name != "fedray"]
+    usual = ["plain", "flower", "flower-m", "pfl1", "pfl2"]
     parser.add_argument("--part", choices=["rounds", "start"], default="rounds")
     parser.add_argument("--workload", choices=WORKLOADS, default="A")
-    parser.add_argument("--against", choices=rivals, nargs="*", default=rivals)
+    parser.add_argument("--against", choices=SYSTEMS, nargs="*", default=usual)
+    parser.add_argument("--subject", choices=SYSTEMS, default="fedray", help="what the others are compared with")
     parser.add_argument("--clients", type=int, nargs="+", help="numbers of registered clients, one after the other")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="interpreter of flower, pfl")
     parser.add_argument("--max-minutes", type=float, default=30, help="time limit of the samples of rounds")

@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
-from plain_loop import PlainLoop
+from plain_loop import LAYOUTS, PlainLoop
 from workloads import BLOCK, WORKLOADS, Workload
 
 
@@ -138,7 +138,7 @@ def pairs(args: argparse.Namespace) -> None:
     columns = ["pair", "system", "place", "seconds", "round_seconds", "foreign", "own", "rest", "kept"]
     results = Results(f"pairs-{args.workload}", columns)
     tree = ProcessTree()
-    loop = PlainLoop(work, channels_last=not args.contiguous)
+    loop = PlainLoop(work, layout=args.layout)
     loop.start()
 
     def plain_sample() -> dict[str, float]:
@@ -167,7 +167,7 @@ def summarize(args: argparse.Namespace, measured: Pairs, plain_alone: list[float
     measured.results.summary(
         part="pairs",
         workload=args.workload,
-        layout="contiguous" if args.contiguous else "channels_last",
+        layout=args.layout,
         rounds_per_sample=BLOCK[args.workload],
         kept=len(kept),
         dropped=dropped,
@@ -293,7 +293,7 @@ def main() -> None:
     pair = parser.add_argument_group("pairs")
     pair.add_argument("--pairs", type=int, default=15, help="pairs of samples to keep")
     pair.add_argument("--warmup", type=int, default=2, help="pairs before that")
-    pair.add_argument("--contiguous", action="store_true", help="the plain loop without channels last")
+    pair.add_argument("--layout", choices=LAYOUTS, default="usual", help="of the plain loop's convolutions")
     scale_group = parser.add_argument_group("scale")
     scale_group.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000])
     scale_group.add_argument("--blocks", type=int, default=6, help=f"samples of {BLOCK['C']} rounds to keep per run")

@@ -24,17 +24,25 @@ from workloads import BLOCK, WORKLOADS, Workload
 WORKER_ENV = {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def make_model(name: str, channels_last: bool) -> nn.Module:
+LAYOUTS = ("usual", "channels_last", "contiguous")
+"""How convolutions' weights lie in memory. Usual is channels last for LeNet-5, and as it is for a user's own model."""
+
+
+def make_model(name: str, layout: str) -> nn.Module:
     model = MODELS[name]()
-    # a user's own model stays as it is
-    return model.to(memory_format=torch.channels_last) if channels_last and name == "lenet5" else model
+    last = layout == "channels_last" or (layout == "usual" and name == "lenet5")
+    return model.to(memory_format=torch.channels_last) if last else model
 
 
 class PlainLoop:
-    """``start()``, then ``round()`` as often as wanted, then ``close()``."""
+    """``start()``, then ``round()`` as often as wanted, then ``close()``.
 
-    def __init__(self, workload: Workload, workers: int = 2, seed: int = 0, channels_last: bool = True) -> None:
-        self.workload, self.workers, self.seed, self.channels_last = workload, workers, seed, channels_last
+    ``layout``: one of LAYOUTS. ``compiled``: whether the workers run the model under ``torch.compile``."""
+
+    def __init__(
+        self, workload: Workload, workers: int = 2, seed: int = 0, layout: str = "usual", compiled: bool = False
+    ) -> None:
+        self.workload, self.workers, self.seed, self.layout, self.compiled = workload, workers, seed, layout, compiled
         self.processes: list[Any] = []
         self.steps = 0
 
@@ -43,7 +51,7 @@ class PlainLoop:
         torch.manual_seed(self.seed)
         self.x, self.y = load(work.source)
         owned = shares(work)
-        self.model = make_model(work.model, self.channels_last)
+        self.model = make_model(work.model, self.layout)
         self.cohort = torch.arange(work.cohort)
         for tensor in (self.x, self.y, owned, self.cohort):
             tensor.share_memory_()
@@ -58,7 +66,7 @@ class PlainLoop:
             for k in range(self.workers):
                 ours, theirs = spawn.Pipe()
                 share = (self.x, self.y, owned, self.cohort[k :: self.workers], self.weights, self.sums[k])
-                args = (work, self.seed + 1 + k, self.channels_last, share, theirs)
+                args = (work, self.seed + 1 + k, self.layout, self.compiled, share, theirs)
                 self.processes.append(spawn.Process(target=serve, args=args, daemon=True))
                 self.processes[-1].start()
                 self.pipes.append(ours)
@@ -103,13 +111,15 @@ class PlainLoop:
         self.processes = []
 
 
-def serve(work: Workload, seed: int, channels_last: bool, share: Sequence[Any], pipe: Connection) -> None:
+def serve(work: Workload, seed: int, layout: str, compiled: bool, share: Sequence[Any], pipe: Connection) -> None:
     """A worker: each message is a round over its part of the cohort; the answer is the number of its steps."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     x, y, owned, cohort, weights, total = share
-    model = make_model(work.model, channels_last)
+    model = make_model(work.model, layout)
     parameters = list(model.parameters())
+    if compiled:
+        model.compile()
     share_of_mean = 1 / work.cohort  # the clients are equal in size
     pipe.send_bytes(b"ready")
     while True:
@@ -140,11 +150,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--contiguous", action="store_true", help="ordinary memory layout instead of channels last")
+    parser.add_argument("--layout", choices=LAYOUTS, default="usual", help="of the convolutions' weights")
+    parser.add_argument("--compiled", action="store_true", help="under torch.compile")
     args = parser.parse_args()
     torch.set_num_threads(1)
     work = WORKLOADS[args.workload]
-    loop = PlainLoop(work, args.workers, channels_last=not args.contiguous)
+    loop = PlainLoop(work, args.workers, layout=args.layout, compiled=args.compiled)
     loop.start()
     for _ in range(args.warmup):
         loop.round()

@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import RayError
 
 from fedray.engine.clients import Clients
+from fedray.engine.packing import Enclosed
 from fedray.engine.process import computing_process, describe, environment, require_device
 from fedray.engine.ray_cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
 from fedray.engine.states import State, StateFile, StateFolder
@@ -85,6 +86,8 @@ class StateReader:
 
 def get(handle: Handle) -> Any:
     """Returns what ``handle`` names. Raises :class:`StateLost` if it was lost together with its node."""
+    if isinstance(handle, Enclosed):
+        return handle.packed
     try:
         return ray.get(handle)
     except RayError as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedray.core.structure import map_leaves
+from fedray.core.structure import leaves, map_leaves
 from fedray.core.vectors import Model, Vector
 
 
@@ -28,6 +28,11 @@ class Packed:
         rows = {name: value.row if isinstance(value, Model) else value for name, value in vectors.items()}
         return cls(rows, {name: value.width for name, value in vectors.items() if isinstance(value, Model)})
 
+    @property
+    def bytes(self) -> int:
+        """The size of all arrays together."""
+        return sum(value.nbytes for value in leaves(self.arrays))
+
     def numpy(self) -> Packed:
         """Returns the same as numpy arrays."""
         return Packed(map_leaves(lambda value: value.cpu().numpy(), self.arrays), self.widths)
@@ -40,6 +45,14 @@ class Packed:
             name: Model(tensor, self.widths[name]) if name in self.widths else tensor
             for name, tensor in tensors.items()
         }
+
+
+@dataclass(frozen=True)
+class Enclosed:
+    """A broadcast that travels within each task. ``number`` tells it from the other broadcasts of its pool."""
+
+    number: int
+    packed: Packed = field(compare=False)
 
 
 def tensor_over(array: Any) -> Tensor:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from fedray.core.structure import arguments, leaves, map_leaves
 
@@ -68,11 +70,8 @@ def forward_flops(module: nn.Module, example: Any) -> float:
 def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
     """Runs a forward pass without gradients; returns its output, its FLOPs, and the layers that could not be
     counted."""
-    # imported here, as it imports a compiler, which the processes that train do not need
-    from torch.utils.flop_counter import FlopCounterMode
-
     args, named = arguments(batch)
-    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    counter = _Counter()
     by_layer: dict[str, int] = {}
     calls: list[list[int]] = []
     matrices = {_label(name, layer): _matrices(layer) for name, layer in module.named_modules()}
@@ -80,16 +79,16 @@ def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
         hook
         for name, layer in module.named_modules()
         if matrices[_label(name, layer)]
-        for hook in _hooks(_label(name, layer), layer, counter.get_total_flops, by_layer, calls)
+        for hook in _hooks(_label(name, layer), layer, lambda: counter.flops, by_layer, calls)
     ]
     try:
-        with torch.no_grad(), _plain_encoders(), counter, _Products() as products:
+        with torch.no_grad(), _plain_encoders(), counter:
             output = module(*args, **named)
     finally:
         for hook in hooks:
             hook.remove()
-    uncounted = [name for name, flops in by_layer.items() if not flops and matrices[name] & products.places]
-    return output, int(counter.get_total_flops()), tuple(uncounted)
+    uncounted = [name for name, flops in by_layer.items() if not flops and matrices[name] & counter.places]
+    return output, counter.flops, tuple(uncounted)
 
 
 def _matrices(layer: nn.Module) -> set[int]:
@@ -108,20 +107,40 @@ def _storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-class _Products(TorchDispatchMode):
-    """A mode of torch that collects in ``places`` the memory addresses of tensors which may be multiplied."""
+class _Counter(TorchDispatchMode):
+    """A mode of torch that adds up in ``flops`` what torch's formulas give for each operation, and collects in
+    ``places`` the memory addresses of tensors which may be multiplied.
+
+    torch's own ``FlopCounterMode`` does the first, but imports torch's compiler: 200 MB and some seconds at the start of
+    each run.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.flops = 0
         self.places: set[int] = set()
+        self._formulas = {**flop_registry, **{kernel: shape_wrapper(own) for kernel, own in _formulas().items()}}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # the default would import the compiler when the first operation is seen
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
         name = func._schema.name.rpartition(":")[2]
         if not func.is_view and name not in NO_PRODUCTS:
-            self.places |= {
-                _storage_of(each) for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, Tensor)
-            }
-        return func(*args, **(kwargs or {}))
+            self.places |= {_storage_of(each) for each in tree_leaves(args) if isinstance(each, Tensor)}
+        formula = self._formulas.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **named)
+            if parts is not NotImplemented:
+                return parts
+        output = func(*args, **named)
+        if formula is not None:
+            self.flops += int(formula(*args, **named, out_val=output))
+        return output
 
 
 def _label(name: str, layer: nn.Module) -> str:

@@ -1,5 +1,7 @@
 """fedray's rounds, for ``compare.py``."""
 
+import json
+import os
 import tempfile
 
 from gate import Gate, arguments, workload
@@ -13,6 +15,8 @@ def main() -> None:
     gate = Gate(args.address)
     with tempfile.TemporaryDirectory() as output:
         settings = config(workload(args.workload, args.clients), output)
+        if "COMPILE" in os.environ:
+            settings["engine"]["compile"] = json.loads(os.environ["COMPILE"])
         result = simulate(settings, callbacks=[lambda report: gate()])
         gate.leave(int(result.clients["steps"].sum()), "torch", "ray")
 
