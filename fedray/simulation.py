@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from fedray.core.task import Loss
     from fedray.core.transform import Transform
-    from fedray.data.federated import FederatedData
+    from fedray.engine.local_engine import LocalEngine
+    from fedray.engine.ray_engine import RayEngine
     from fedray.engine.run import Report
     from fedray.experiment import Experiment, Own
     from fedray.placement import Device, Surroundings
@@ -191,13 +192,28 @@ def run_experiment(
     """
     display = display or Display(quiet=True)
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
-        from fedray.resolve import resolve
-
-        with display.reading() as map_all:
-            experiment, federated = resolve(settings, own(), _surroundings(settings, start), map_all)
-        result = _run(experiment, federated, callbacks, display, start)
+        experiment, engine = _prepared(settings, own, display, start)
+        result = _run(experiment, engine, callbacks, display)
     display.say(_line_about_end(result))
     return result
+
+
+def _prepared(
+    settings: Config, own: Callable[[], Own], display: Display, start: RayStart
+) -> tuple[Experiment, LocalEngine | RayEngine]:
+    """Returns the experiment, and the engine that runs it. Nothing but the engine holds the data, so that it can let go
+    of them."""
+    from fedray.resolve import resolve
+
+    with display.reading() as map_all:
+        experiment, data = resolve(settings, own(), _surroundings(settings, start), map_all)
+    if experiment.config.engine.kind == "local":
+        from fedray.engine.local_engine import LocalEngine
+
+        return experiment, LocalEngine(experiment, data)
+    from fedray.engine.ray_engine import RayEngine
+
+    return experiment, RayEngine(experiment, data, start)
 
 
 def _line_about_end(result: RunResult) -> str:
@@ -248,7 +264,7 @@ def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
 
 
 def _run(
-    experiment: Experiment, federated: FederatedData, callbacks: Sequence[Callback], display: Display, start: RayStart
+    experiment: Experiment, engine: LocalEngine | RayEngine, callbacks: Sequence[Callback], display: Display
 ) -> RunResult:
     from fedray.engine.driver import Driver
     from fedray.tracking.folder import RunFolder
@@ -262,7 +278,7 @@ def _run(
         display.say(f"{folder.path} is finished already")
         return result
     display.say(
-        f"{experiment.config.algorithm.name} on {experiment.config.data.source}: {federated.clients} clients, "
+        f"{experiment.config.algorithm.name} on {experiment.config.data.source}: {engine.data.clients} clients, "
         f"cohorts of {experiment.cohort_size}, {experiment.facts.parameters:,} parameters, {experiment.rounds} rounds "
         f"-> {folder.path}"
     )
@@ -279,14 +295,7 @@ def _run(
             stopping=stopping,
         )
         try:
-            if experiment.config.engine.kind == "ray":
-                from fedray.engine import ray_engine
-
-                ray_engine.simulate(experiment, federated, driver, start)
-            else:
-                from fedray.engine import local_engine
-
-                local_engine.simulate(experiment, federated, driver)
+            engine.run(driver)
         finally:
             display.stop()
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from fedray import simulate
 from fedray.algorithms.fedavg import FedAvg
 from fedray.config import load
+from fedray.core.vectors import Model
+from fedray.data.federated import FederatedData
 from fedray.engine.client_actor import create_actor
 from fedray.engine.clients import Clients
 from fedray.engine.cohorts import cohort_of_round
@@ -178,16 +182,38 @@ def test_the_states_of_clients_can_be_stored(kind, opened, tmp_path):
     run.pool.drop(files)
 
 
+@pytest.mark.parametrize("enclosed", [0, 1 << 20], ids=["by reference", "enclosed"])
 @EVERY_POOL
-def test_evaluation_goes_the_same_way(kind, opened):
-    run = opened(kind)
+def test_evaluation_goes_the_same_way(kind, enclosed, opened, monkeypatch):
+    """Also when a broadcast is small enough to travel within the tasks, and when another one follows it."""
+    monkeypatch.setattr("fedray.engine.ray_pool.ENCLOSED_BYTES", enclosed)
+    run, expected = opened(kind), opened("local")
     model = run.state.server["x"]
-    task = EvalTask(run.pool.publish({"global": model}), ["global"], "test", 0, 40)
-    ((same, result),) = run.pool.map([task])
-    assert same is task
-    expected = opened("local")
-    ((_, alone),) = expected.pool.map([replace(task, broadcast=expected.pool.publish({"global": model}))])
-    assert result.sums == alone.sums
+    losses = []
+    for other in (model, Model(model.row * 2, model.width)):
+        task = EvalTask(run.pool.publish({"global": other}), ["global"], "test", 0, 40)
+        ((same, result),) = run.pool.map([task])
+        assert same is task
+        ((_, alone),) = expected.pool.map([replace(task, broadcast=expected.pool.publish({"global": other}))])
+        assert result.sums == alone.sums
+        losses.append(result.sums[0]["loss"])
+    assert losses[0] != losses[1]
+
+
+def test_samples_are_on_a_node_once(tmp_path, ray_cluster):
+    """The process that started a run lets go of them when they are in Ray's store."""
+
+    def held(report: Any) -> None:
+        counts.append(sum(type(each) is FederatedData for each in gc.get_objects()))
+
+    for kind in ("ray", "local"):
+        counts: list[int] = []
+        gc.collect()
+        before = sum(type(each) is FederatedData for each in gc.get_objects())
+        config = {**SETTINGS, "algorithm.name": "fedavg", "run.rounds": 2, "run.output": str(tmp_path / kind)}
+        own = {"engine.kind": kind, "engine.actors": 1, "engine.cpus_per_actor": 0.1}
+        simulate({**config, **own}, data=small_source(), callbacks=[held])
+        assert counts == [before + (kind == "local")] * 2
 
 
 @EVERY_POOL

@@ -17,14 +17,14 @@ import fedray
 from fedray import Report
 
 
-def test_tensorflow_is_never_imported(tmp_path):
-    """A package of that name is there, and tensorboard would take it."""
+def test_neither_tensorflow_nor_torchs_compiler_is_imported(tmp_path):
+    """A package named tensorflow is there, and tensorboard would take it. The compiler takes 200 MB."""
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('tensorflow was imported')")
     code = (
         "import sys; from fedray import simulate; from fedray.testing.contracts import SETTINGS, small_source;"
         "simulate({**SETTINGS, 'algorithm.name': 'fedavg', 'run.output': sys.argv[1]}, data=small_source());"
-        "sys.exit('tensorflow' in sys.modules)"
+        "sys.exit('tensorflow' in sys.modules or 'torch._dynamo' in sys.modules)"
     )
     root = Path(fedray.__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])}

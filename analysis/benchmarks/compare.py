@@ -6,8 +6,8 @@ python analysis/benchmarks/compare.py --workload B --subject compiled --against 
 python analysis/benchmarks/compare.py --part start --workload A
 
 Each system runs in processes of its own (``rivals/*_rounds.py``) and makes rounds when it is told so, in turn with the
-others; meanwhile they are stopped (SIGSTOP), all but the subject. PYTHON is the interpreter of a virtual environment with
-``rivals/requirements-*.txt``; also taken from $FLOWER_PYTHON and $PFL_PYTHON.
+others; meanwhile they are stopped (SIGSTOP), all but the subject. PYTHON is the interpreter of a virtual environment
+with ``rivals/requirements-*.txt``; also taken from $FLOWER_PYTHON and $PFL_PYTHON.
 """
 
 from __future__ import annotations

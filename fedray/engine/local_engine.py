@@ -14,24 +14,30 @@ from fedray.engine.worker import Worker
 from fedray.experiment import Experiment
 
 
-def simulate(experiment: Experiment, data: FederatedData, driver: Driver) -> None:
-    """Runs ``experiment`` to its end."""
+class LocalEngine:
+    """Runs ``experiment`` on ``data`` in this process."""
 
-    def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
+    def __init__(self, experiment: Experiment, data: FederatedData) -> None:
+        self.experiment, self.data = experiment, data
+
+    def run(self, driver: Driver) -> None:
+        """Runs the experiment to its end."""
+        engine = self.experiment.config.engine
+        with (
+            computing_process(engine.threads, engine.portable_bits),
+            open_run(self.experiment, self.data, self._pool, False, say=driver.say) as run,
+        ):
+            if run is None:
+                return
+            run.stopping = driver.stopping
+            driver.started(run.state.server.round)
+            for report in run.rounds():
+                driver.show(report)
+                if driver.on_round is not None and driver.on_round(report):
+                    driver.stopping.set()
+
+    def _pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
+        experiment = self.experiment
         if experiment.device != experiment.server_device:
-            worker = Worker(Clients(experiment, data, worker.clients.states, experiment.device))
+            worker = Worker(Clients(experiment, self.data, worker.clients.states, experiment.device))
         return LocalPool(worker), [describe(experiment.device)]
-
-    engine = experiment.config.engine
-    with (
-        computing_process(engine.threads, engine.portable_bits),
-        open_run(experiment, data, make_pool, False, say=driver.say) as run,
-    ):
-        if run is None:
-            return
-        run.stopping = driver.stopping
-        driver.started(run.state.server.round)
-        for report in run.rounds():
-            driver.show(report)
-            if driver.on_round is not None and driver.on_round(report):
-                driver.stopping.set()

@@ -120,37 +120,45 @@ class ServerActor:
         self.answers.put(True)
 
 
-def simulate(experiment: Experiment, data: FederatedData, driver: Driver, start: RayStart) -> None:
-    """Runs ``experiment`` to its end.
+class RayEngine:
+    """Runs ``experiment`` on the cluster of ``start``. It can run once, because it then lets go of ``data``: they are
+    in Ray's store, which the processes of a node share, and would take memory here a second time."""
 
-    If the server actor dies, it is started again once and goes on from the last checkpoint. The same is done up to
-    ``engine.max_retries`` times when clients' states were lost together with their node.
-    """
-    # actors keep the working directory that this process had when it joined Ray
-    output = {"output": str(Path(experiment.config.run.output).absolute())}
-    experiment = _with_run_settings(experiment, output)
-    started_here = start.ready()
-    check_resources(experiment, 1, started_here)
-    own = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *data.own_classes]
-    own += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
-    ship_own_code(own)
-    stored = store(data)
-    experiment = shared_gpus(experiment, stored, driver.say)
-    actors = actor_count(experiment)
-    check_resources(experiment, actors, started_here)
-    left = {RayActorError: 1, StateLost: experiment.config.engine.max_retries}
-    while True:
-        try:
-            return _drive(experiment, stored, actors, driver)
-        except (RayActorError, OutOfMemoryError, StateLost) as error:
-            kind = StateLost if isinstance(error, StateLost) else RayActorError
-            left[kind] -= 1
-            never_lived = "creation task" in str(error)
-            if never_lived or left[kind] < 0 or not experiment.config.run.checkpoint_every:
-                raise
-            what = "" if kind is StateLost else "the server actor died: "
-            driver.say(f"{what}{first_line(error)}; going back to the last checkpoint")
-            experiment = _with_run_settings(experiment, {"resume": "auto"})
+    def __init__(self, experiment: Experiment, data: FederatedData, start: RayStart) -> None:
+        self.experiment, self.data, self.start = experiment, data, start
+
+    def run(self, driver: Driver) -> None:
+        """Runs the experiment to its end.
+
+        If the server actor dies, it is started again once and goes on from the last checkpoint. The same is done up to
+        ``engine.max_retries`` times when clients' states were lost together with their node.
+        """
+        # actors keep the working directory that this process had when it joined Ray
+        output = {"output": str(Path(self.experiment.config.run.output).absolute())}
+        experiment = _with_run_settings(self.experiment, output)
+        started_here = self.start.ready()
+        check_resources(experiment, 1, started_here)
+        own = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *self.data.own_classes]
+        own += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
+        ship_own_code(own)
+        stored = store(self.data)
+        del self.data
+        experiment = shared_gpus(experiment, stored, driver.say)
+        actors = actor_count(experiment)
+        check_resources(experiment, actors, started_here)
+        left = {RayActorError: 1, StateLost: experiment.config.engine.max_retries}
+        while True:
+            try:
+                return _drive(experiment, stored, actors, driver)
+            except (RayActorError, OutOfMemoryError, StateLost) as error:
+                kind = StateLost if isinstance(error, StateLost) else RayActorError
+                left[kind] -= 1
+                never_lived = "creation task" in str(error)
+                if never_lived or left[kind] < 0 or not experiment.config.run.checkpoint_every:
+                    raise
+                what = "" if kind is StateLost else "the server actor died: "
+                driver.say(f"{what}{first_line(error)}; going back to the last checkpoint")
+                experiment = _with_run_settings(experiment, {"resume": "auto"})
 
 
 def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experiment:

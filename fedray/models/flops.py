@@ -111,8 +111,8 @@ class _Counter(TorchDispatchMode):
     """A mode of torch that adds up in ``flops`` what torch's formulas give for each operation, and collects in
     ``places`` the memory addresses of tensors which may be multiplied.
 
-    torch's own ``FlopCounterMode`` does the first, but imports torch's compiler: 200 MB and some seconds at the start of
-    each run.
+    torch's own ``FlopCounterMode`` does the first, but imports torch's compiler, which takes 200 MB and some seconds at
+    the start of each run.
     """
 
     def __init__(self) -> None:
