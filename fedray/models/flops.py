@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from fedray.core.structure import arguments, leaves, map_leaves
 
@@ -116,6 +115,9 @@ class _Counter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
+        # imported here, as it imports Triton, which the processes that train do not need
+        from torch.utils.flop_counter import flop_registry, shape_wrapper
+
         super().__init__()
         self.flops = 0
         self.places: set[int] = set()
