@@ -1,6 +1,6 @@
 """Client-steps per second of local training: one client after another, and stacks of clients in one batched stream.
 
-python analysis/benchmarks/chunks.py [--device cuda --peak-tflops 67 990] [--quick]
+python analysis/benchmarks/chunks.py [--device cuda --peak-tflops 67 990] [--compiled] [--quick]
 
 A sample trains whole stacks, FedAvg's steps from the gathering of samples to the sum of the uploads, until
 --least-seconds are over; the back ends of a cell (a model, a batch size, a precision) take turns. The ratio of a chunk
@@ -23,12 +23,14 @@ import torch
 from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
 
 from fedray.core.client import ClientPhase, Stack
+from fedray.core.compiled import Compiled
 from fedray.core.local_training import LocalTraining
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.optimizer import Carry
 from fedray.core.samples import Samples
 from fedray.core.stack_network import StackNetwork
 from fedray.core.tree import reduce_rows
+from fedray.engine.compiler import compiling
 from fedray.engine.process import computing_process, describe
 from fedray.models import build, find_model
 from fedray.models.inspection import inspect_model
@@ -40,13 +42,18 @@ CLIENTS, SAMPLES, CLASSES, LR = 100, 500, 10, 0.01
 
 
 class BackEnd:
-    """Stacks of ``chunk`` clients in one batched stream; of one client in the ordinary way if ``chunk`` is 0."""
+    """Stacks of ``chunk`` clients in one batched stream; of one client in the ordinary way if ``chunk`` is 0.
 
-    def __init__(self, model: str, samples: Samples, batch: int, precision: str, chunk: int) -> None:
-        self.name, self.samples, self.chunk = f"vmap {chunk}" if chunk else "loop", samples, chunk or 1
+    With ``compiled`` gradients are compiled, as with engine.compile."""
+
+    def __init__(self, model: str, samples: Samples, batch: int, precision: str, chunk: int, compiled: bool) -> None:
+        self.name, self.samples, self.chunk = name_of(chunk, compiled), samples, chunk or 1
         torch.manual_seed(0)
         module = build(find_model(model), model, SHAPES[model], CLASSES, {})
         self.network = (StackNetwork if chunk else LoopNetwork)(module, device=samples.x.device, precision=precision)
+        if compiled:
+            shape = (chunk, batch) if chunk else batch
+            self.network.compiled = Compiled(self.network.pure_gradient, {shape}, lambda: compiling(1))
         self.shared = {"x": self.network.loaded()}
         self.batch, self.round = batch, 0
 
@@ -104,6 +111,11 @@ class BackEnd:
         return (time.perf_counter() - began) * steps <= most
 
 
+def name_of(chunk: int, compiled: bool) -> str:
+    """The name of a back end in the tables."""
+    return (f"vmap {chunk}" if chunk else "loop") + compiled * " compiled"
+
+
 @functools.cache
 def synthetic(shape: tuple[int, ...], device: str) -> Samples:
     """uint8 images and their classes, scaled as MNIST and CIFAR are."""
@@ -120,7 +132,10 @@ def measure(model: str, batch: int, precision: str, args: argparse.Namespace, re
     module = build(find_model(model), model, shape, CLASSES, {})
     flops = inspect_model(module, torch.zeros(2, *shape), model).flops
     samples = synthetic(shape, args.device)
-    tried = [BackEnd(model, samples, batch, precision, chunk) for chunk in (0, *args.chunks)]
+    # compiled runs have full precision
+    kinds = (False, True) if args.compiled and precision == "fp32" else (False,)
+    pairs = itertools.product((0, *args.chunks), kinds)
+    tried = [BackEnd(model, samples, batch, precision, chunk, compiled) for chunk, compiled in pairs]
     back_ends = [b for b in tried if b.fits(args.steps, args.max_seconds) or b.name == "loop"]
     rates: dict[str, list[float]] = {b.name: [] for b in back_ends}
     memory = {b.name: 0.0 for b in back_ends}
@@ -190,6 +205,7 @@ def main() -> None:
     parser.add_argument("--max-seconds", type=float, default=20, help="a chunk that takes longer is left out")
     parser.add_argument("--max-minutes", type=float, default=3, help="for each cell")
     parser.add_argument("--foreign", type=float, default=QUIET, help="cores that others may use during a turn")
+    parser.add_argument("--compiled", action="store_true", help="each of them with compiled gradients too")
     parser.add_argument("--quick", action="store_true", help="try everything once, in a minute")
     args = parser.parse_args()
     if args.quick:
@@ -197,7 +213,8 @@ def main() -> None:
         args.least_seconds, args.foreign = 0.01, 1e9
     columns = ["model", "batch", "precision", "back_end", "turn", "steps_per_second", "memory_mib", "foreign", "kept"]
     results, cells = Results(f"chunks-{args.device}", columns), []
-    names = ["loop", *(f"vmap {chunk}" for chunk in args.chunks)]
+    kinds = (False, True) if args.compiled else (False,)
+    names = [name_of(*pair) for pair in itertools.product((0, *args.chunks), kinds)]
     with computing_process(1, False):
         for model, batch, precision in itertools.product(args.models, args.batches, args.precisions):
             cells.append(measure(model, batch, precision, args, results))

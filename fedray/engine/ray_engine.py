@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedray.data.federated import FederatedData
@@ -220,18 +220,18 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
         deadline = time.monotonic() + engine.start_timeout + 60
         begun = False
         while True:
-            ready, _ = ray.wait([coming], timeout=0.2)
             if driver.stopping.is_set() and not asked:
                 server.stop.remote()
                 asked = True
-            if not ready:
+            try:
+                batch = ray.get(coming, timeout=0.2)
+            except GetTimeoutError:
                 if not begun and time.monotonic() > deadline:
                     raise UserError(
                         f"the server actor did not start in {engine.start_timeout:g} s: "
                         f"{shortage(actors, {'num_cpus': engine.cpus_per_actor, 'num_gpus': gpu_share(experiment)})}"
-                    )
+                    ) from None
                 continue
-            batch = ray.get(coming)
             if batch is None:
                 return ray.get(ended)
             begun = True

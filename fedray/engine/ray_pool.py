@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,10 +25,6 @@ from fedray.engine.stored import StoredData
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task, working_seconds
 from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment import Experiment
-
-QUICK_SECONDS = 0.05
-"""An actor whose last task was shorter than this gets its next task before it has finished the current one, because it
-takes milliseconds to send a task."""
 
 ENCLOSED_BYTES = 1 << 16
 """Broadcasts up to this size travel within each task. A larger one is put into Ray's object store once, from where each
@@ -73,7 +69,6 @@ class RayPool:
         self.nodes: dict[Any, str] = {}
         self.readers: dict[str, Any] = {}
         self.owners: dict[int, Any] = {}
-        self.last_seconds: dict[Any, float] = {}
         # for each actor: samples of its tasks, and the seconds that they took; each new task halves the weight of the
         # older
         self.done: dict[Any, tuple[float, float]] = {}
@@ -148,10 +143,14 @@ class RayPool:
         speed / :data:`MARGIN`. With speeds of 100 and 300 samples a second, it is 100 / 200 / 1.2 = 0.42. Before the
         speed of every actor is known it is 0.5.
         """
-        if not self.alive or not all(actor in self.done for actor in self.alive):
-            return 0.5
-        speeds = [work / seconds for work, seconds in (self.done[actor] for actor in self.alive)]
-        return min(speeds) * len(speeds) / sum(speeds) / MARGIN
+        speeds = self._speeds().values()
+        return min(speeds) / statistics.fmean(speeds) / MARGIN if speeds else 0.5
+
+    def _speeds(self) -> dict[Any, float]:
+        """Returns how many samples a second each actor has done; nothing before this is known of all of them."""
+        if not all(actor in self.done for actor in self.alive):
+            return {}
+        return {actor: work / seconds for actor, (work, seconds) in self.done.items() if actor in self.alive}
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
         packed = Packed.of(vectors).numpy()
@@ -189,26 +188,24 @@ class RayPool:
                     line = f"a client actor died ({first_line(error)}); its work is done again"
                     self._lost(line, losses[id(done.task)])
                 continue
-            self.last_seconds[done.actor] = seconds = working_seconds(result.seconds)
             if isinstance(done.task, PhaseTask):
                 self.owners[done.task.start] = done.actor
                 if not done.task.phase:
                     work, before = self.done.get(done.actor, (0.0, 0.0))
-                    self.done[done.actor] = work / 2 + done.task.work, before / 2 + seconds
+                    self.done[done.actor] = work / 2 + done.task.work, before / 2 + working_seconds(result.seconds)
             yield done.task, result
 
     def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
-        """Sends a task to each actor that has none. An actor whose last task was short gets a second task while many
-        are left, so that it need not wait for the next. A slow actor does not, because it would keep the task from the
-        others."""
-        load = Counter(id(item.actor) for item in sent.values())
+        """Sends a task to each actor that has none. While more are left than the last one for everybody, an actor gets
+        its next task before it has finished the one that it has, because it takes milliseconds to send a task. A slow
+        actor does not, because it would keep the task from the others."""
+        load, speeds = Counter(id(item.actor) for item in sent.values()), self._speeds()
+        fast = [actor for actor, speed in speeds.items() if speed * MARGIN >= statistics.fmean(speeds.values())]
         for depth in (1, 2):
             for actor in self.alive:
                 if load[id(actor)] >= depth:
                     continue
-                if depth == 2 and (
-                    self.last_seconds.get(actor, math.inf) > QUICK_SECONDS or len(queue) <= 2 * self.slots
-                ):
+                if depth == 2 and (len(queue) <= self.slots or actor not in fast):
                     continue
                 task = self._choose(queue, actor) if sticky else (queue[0] if queue else None)
                 if task is None:
