@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedray import simulate
 from fedray.config import load
 from fedray.engine.opening import open_run
@@ -13,9 +15,12 @@ from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
 from fedray.engine.worker import Worker
 from fedray.experiment import Own
+from fedray.placement import missing_compiler
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, small_source
+
+needs_compiler = pytest.mark.skipif(missing_compiler() is not None, reason=f"there is {missing_compiler()}")
 
 COLUMNS = [
     "round", "iterations", "cohort_size", "train_loss", "train_accuracy", "test_loss", "test_accuracy",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import needs_compiler
 from torch import nn
 
 from fedray import UserError, simulate
@@ -22,12 +23,9 @@ from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Metric, Task, token_accuracy, token_cross_entropy
 from fedray.experiment import Own
 from fedray.models.compiling import traced_gradient
-from fedray.placement import missing_compiler
 from fedray.resolve import resolve
 from fedray.testing import AlgorithmContract
 from fedray.testing.contracts import SETTINGS, small_source
-
-needs_compiler = pytest.mark.skipif(missing_compiler() is not None, reason=f"there is {missing_compiler()}")
 
 
 class Normed(nn.Sequential):

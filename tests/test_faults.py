@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_runs import needs_compiler
 
 from fedray import Report, simulate
 from fedray.algorithms import known_algorithms
@@ -76,6 +77,15 @@ def test_actors_killed_in_the_middle_of_rounds(algorithm: str, actors: int, tmp_
     config = slow_rounds(algorithm)
     whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
     assert_same(whole, killing(config, actors, tmp_path / "ray"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("algorithm", every(["scaffold"]))
+def test_actors_with_compiled_gradients_killed(algorithm: str, tmp_path: Path, ray_cluster: None) -> None:
+    """A new actor finds on the disk what was compiled, and computes the same bits with it."""
+    config = {**slow_rounds(algorithm), "engine.compile": True}
+    whole = simulate({**config, "run.output": str(tmp_path / "local")}, data=small_source())
+    assert_same(whole, killing(config, 2, tmp_path / "ray"))
 
 
 def killing(config: dict[str, Any], actors: int, output: Path) -> RunResult:
@@ -215,9 +225,15 @@ def fresh() -> Any:
     return context
 
 
-@pytest.mark.parametrize("algorithm", every(KILLED_AND_RESUMED))
-def test_local_engine_resumed_after_kill_9(algorithm: str, fresh: Any, tmp_path: Path) -> None:
-    config = {**slow_rounds(algorithm), "run.name": "run"}
+@pytest.mark.parametrize(
+    ("algorithm", "compiled"),
+    [
+        *(pytest.param(*each.values, False, marks=each.marks) for each in every(KILLED_AND_RESUMED)),
+        *(pytest.param(*each.values, True, marks=[*each.marks, needs_compiler]) for each in every(["fedavg"])),
+    ],
+)
+def test_local_engine_resumed_after_kill_9(algorithm: str, compiled: bool, fresh: Any, tmp_path: Path) -> None:
+    config = {**slow_rounds(algorithm), "run.name": "run", "engine.compile": compiled}
     whole = simulate({**config, "run.output": str(tmp_path / "whole")}, data=small_source())
     config["run.output"] = str(tmp_path / "killed")
     process = fresh.Process(target=simulate, args=(config,), kwargs={"data": small_source()})

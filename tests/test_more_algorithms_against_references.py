@@ -9,6 +9,7 @@ import references
 import references_momentum
 import references_variance
 from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, flat, make_start
+from small_runs import needs_compiler
 
 from fedray.config import load
 from fedray.resolve import resolve
@@ -160,15 +161,18 @@ def test_client_momentum(data, start, tmp_path, algorithm, everything, participa
     check(data, tmp_path, name, hyper, train, PARTICIPATION[participation], start if everything else None)
 
 
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=[pytest.mark.slow, needs_compiler])], ids=["eager", "compiled"]
+)
 @pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
 @pytest.mark.parametrize(("algorithm", "momentum"), EITHER, ids=label)
-def test_clients_with_different_numbers_of_steps(alike, start, tmp_path, algorithm, momentum, vectorize):
+def test_clients_with_different_numbers_of_steps(alike, start, tmp_path, algorithm, momentum, vectorize, compiled):
     """Two epochs in batches of four, in chunks of mixed J_i."""
     name, option = algorithm
     hyper, train = settings(name, option, True, "samples")
     train = replace(train, steps=tuple(2 * ceil(n / 4) for n in SIZES), lr=0.05, momentum=momentum)
     keys = {"train.local_steps": None, "train.local_epochs": 2, "train.batch_size": 4}
-    keys |= {"train.cohort_size": 4, "engine.vectorize": vectorize, "engine.chunk": 4}
+    keys |= {"train.cohort_size": 4, "engine.vectorize": vectorize, "engine.chunk": 4, "engine.compile": compiled}
     check(alike, tmp_path, name, hyper, train, keys, start)
 
 
