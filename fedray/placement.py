@@ -42,13 +42,13 @@ class Surroundings:
     """What a run finds where it is made.
 
     ``device(folder)`` returns the device that ``engine.device: auto`` stands for. ``compiles(folder)`` says whether the
-    run that has begun in this folder compiles gradients; it is None if none has begun. ``missing_compiler()`` returns
-    what one of the machines lacks to compile, or None.
+    run that has begun in this folder compiles gradients; it is None if none has begun. ``missing_compiler(folder)``
+    returns what one of the machines lacks to compile, or None, also if nothing is left to do in the folder.
     """
 
     device: AutoDevice = device_here
     compiles: Callable[[Path], bool | None] = lambda folder: None
-    missing_compiler: Callable[[], str | None] = missing_compiler
+    missing_compiler: Callable[[Path], str | None] = lambda folder: missing_compiler()
 
 
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:

@@ -99,7 +99,7 @@ def resolve(
         partial(
             gradient_graph, config, algorithm, model.facts, model.module, task, vectorize, data, training.batch_size
         ),
-        around.missing_compiler,
+        partial(around.missing_compiler, folder),
     )  # fmt: skip
     kind = kind_of(config.data, source.client_train is not None, data.task == "classification")
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)

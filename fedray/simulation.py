@@ -242,7 +242,12 @@ def _surroundings(settings: Config, start: RayStart) -> Surroundings:
     def compiles(folder: Path) -> bool | None:
         return None if settings.run.resume is False else compiled_in(folder)
 
-    missing = missing_compiler if settings.engine.kind == "local" else partial(start.missing, missing_compiler)
+    def missing(folder: Path) -> str | None:
+        if settings.run.resume is not False and (folder / "summary.json").exists():
+            # the run is finished, so that nothing will be compiled
+            return None
+        return missing_compiler() if settings.engine.kind == "local" else start.missing(missing_compiler)
+
     return Surroundings(partial(_auto_device, settings, start), compiles, missing)
 
 

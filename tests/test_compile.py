@@ -186,6 +186,36 @@ def test_other_reasons_are_told(tmp_path):
         assert [note for note in experiment.notes if reason in note]
 
 
+class Masked(nn.Sequential):
+    """Half of the gradient of its weights is dropped by a hook."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(nn.Linear(input_shape[0], classes))
+        self[0].weight.register_hook(lambda grad: grad * (torch.arange(input_shape[0]) % 2))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_parameters_with_hooks_are_left_to_autograd(tmp_path, stacked):
+    keys = {key: value for key, value in KEYS.items() if not key.startswith("model.")}
+    keys |= {"engine.compile": not stacked, "engine.vectorize": stacked, "run.output": str(tmp_path)}
+    own = Own(source=small_source(), model=Masked)
+    if stacked:
+        with pytest.raises(UserError, match=r"its parameter 0\.weight has a hook"):
+            resolve(load(keys), own)
+        return
+    experiment, _ = resolve(load(keys), own)
+    assert not experiment.compile
+    assert [note for note in experiment.notes if "because its parameter 0.weight has a hook" in note]
+
+
+@needs_compiler
+def test_a_finished_run_needs_no_compiler(tmp_path, monkeypatch):
+    keys = {**KEYS, "run.output": str(tmp_path), "run.rounds": 1}
+    found = simulate(keys, data=small_source())
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert simulate(keys, data=small_source()).summary == found.summary
+
+
 @needs_compiler
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_cold_and_filled_caches_give_the_same_bits(tmp_path, monkeypatch, vectorize):

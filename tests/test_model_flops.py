@@ -312,3 +312,19 @@ def test_a_model_that_skips_layers_at_random_counts_the_same_each_time():
     layers, left = divmod(count - product(1, 12, CLASSES), product(1, 12, 12))
     assert 0 < layers < 16
     assert left == 0
+
+
+class Graph(nn.Module):
+    """Multiplies by a sparse matrix that is no parameter."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, CLASSES)
+        self.edges = torch.eye(WIDTH).to_sparse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.sparse.mm(self.edges, x.t()).t())
+
+
+def test_a_sparse_matrix():
+    assert facts(Graph(), (WIDTH,)).flops >= product(1, WIDTH, CLASSES)

@@ -23,7 +23,7 @@ from fedray.engine.clients import Clients
 from fedray.engine.cohorts import cohort_of_round
 from fedray.engine.dealing import Dealer
 from fedray.engine.opening import open_run
-from fedray.engine.packing import Packed
+from fedray.engine.packing import Enclosed, Packed
 from fedray.engine.phase_tasks import Sent, task_of
 from fedray.engine.pool import LocalPool, Pool
 from fedray.engine.process import computing_process, describe
@@ -198,6 +198,20 @@ def test_evaluation_goes_the_same_way(kind, enclosed, opened, monkeypatch):
         assert result.sums == alone.sums
         losses.append(result.sums[0]["loss"])
     assert losses[0] != losses[1]
+
+
+def test_a_broadcast_is_as_it_was_when_it_was_published(opened):
+    """A task of a later phase is sent the earlier phases' broadcasts too, and the server may have changed its own."""
+    run = opened("ray")
+    model = run.state.server["x"]
+    handle = run.pool.publish({"global": model})
+    assert isinstance(handle, Enclosed)
+    before = model.row.clone()
+    try:
+        model.row.zero_()
+        assert handle.packed.arrays["global"].tobytes() == before.numpy().tobytes()
+    finally:
+        model.row.copy_(before)
 
 
 def test_samples_are_on_a_node_once(tmp_path, ray_cluster):

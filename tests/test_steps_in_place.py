@@ -68,3 +68,22 @@ def test_the_contract_tests_notice_a_step_that_is_wrongly_declared(tmp_path):
     contract.algorithm = f"{__file__}:Mistaken"
     with pytest.raises(AssertionError, match="a step that is declared in_place gives other sums"):
         contract.test_client_updates_are_pure(tmp_path)
+
+
+class Averaging(FedAvg):
+    """Goes on after its local steps, and keeps the models on the way."""
+
+    def train(self, client):
+        carry = self.local_steps(client, self.begin(client))
+        kept = []
+        for batch in client.data.batches():
+            gradient = client.objective.gradient(carry["y"], batch)
+            carry = client.optimizer.descend(carry, "y", gradient)
+            kept.append((carry["y"].row, carry["y"].row.clone()))
+        assert all(torch.equal(row, as_it_was) for row, as_it_was in kept)
+        return self.end(client, carry)
+
+
+def test_steps_after_the_local_steps_leave_earlier_models_alone(tmp_path):
+    config = {**SETTINGS, "algorithm.name": f"{__name__}:Averaging", "run.rounds": 2, "run.output": str(tmp_path)}
+    simulate(config, data=small_source())

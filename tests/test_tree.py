@@ -104,6 +104,14 @@ def test_the_sum_is_right(members, seed):
     assert torch.equal(reduce_rows(leaves.clone()), root(leaves))
 
 
+def test_numbers_are_rows_too():
+    """An upload may be one number of each client, ``[C]``."""
+    found = LeafSum(TreeSum(3), ())
+    found.add(0, torch.tensor([1.0, 2.0, 4.0]), torch.ones(3, 1, dtype=torch.float64))
+    found.finish()
+    assert float(found.tree.total()) == 7
+
+
 def test_the_order_of_addition_would_matter():
     """Else the tests above could not fail."""
     leaves = leaves_of(37, 1)

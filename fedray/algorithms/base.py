@@ -239,8 +239,12 @@ class Algorithm:
         """Makes all local steps, beginning with ``carry``. A client stays where it is once it has made its J_i
         steps."""
         client.optimizer.in_place = getattr(self.step, "in_place", False)
-        for batch in client.data.batches():
-            carry = client.hold(self.step(client, carry, batch), carry, batch.step)
+        try:
+            for batch in client.data.batches():
+                carry = client.hold(self.step(client, carry, batch), carry, batch.step)
+        finally:
+            # steps that an algorithm makes after this are its own
+            client.optimizer.in_place = False
         return carry
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:

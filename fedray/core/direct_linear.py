@@ -7,7 +7,8 @@ Here the product that is the gradient of a layer's weights is computed into the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +24,22 @@ LEAST = 200_000
 microseconds."""
 
 
-class DirectLinear(TorchFunctionMode):
-    """A context in which linear layers with large weights among ``parameters``, those of ``layout``, write the gradient
-    of their weights into the row ``out [width]`` of :meth:`begin`.
+def saved_tensors_have_hooks() -> bool:
+    """Whether the tensors that a backward pass needs are not simply kept, as within ``torch.utils.checkpoint``."""
+    try:
+        return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    except (AttributeError, TypeError):
+        # an older torch can't say
+        return True
 
-    autograd then returns None for these weights, or what other operations add to their gradient.
+
+class DirectLinear(TorchFunctionMode):
+    """A context for forward passes, in which linear layers with large weights among ``parameters``, those of
+    ``layout``, prepare to write the gradient of their weights into a row.
+
+    They write it within :meth:`writing`. autograd then returns None for these weights, or what other operations add to
+    their gradient. In any other backward pass, such as one that a module makes within its forward pass, they are
+    ordinary layers.
     """
 
     def __init__(self, layout: Layout, parameters: Sequence[Tensor]) -> None:
@@ -38,16 +50,23 @@ class DirectLinear(TorchFunctionMode):
             if parameter.dim() == 2 and parameter.numel() >= LEAST and slot.plain
         }
         self.written: set[int] = set()
-        self._out: Tensor | None = None
+        self.out: Tensor | None = None
 
     @property
     def pays(self) -> bool:
         """Whether there is any such layer."""
         return bool(self._slots)
 
-    def begin(self, out: Tensor) -> None:
-        """Begins with another gradient."""
-        self._out, self.written = out, set()
+    @contextlib.contextmanager
+    def writing(self, out: Tensor) -> Iterator[None]:
+        """A context for the backward pass that writes into the row ``out [width]``. Afterwards ``written`` has the
+        numbers of the parameters whose gradient it has written."""
+        self.out, self.written = out, set()
+        try:
+            yield
+        finally:
+            # the row is the caller's alone
+            self.out = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -60,14 +79,17 @@ class DirectLinear(TorchFunctionMode):
         found = self._slots.get(id(weight))
         if found is None or not torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type):
             return F.linear(input, weight, bias)
+        # a hook wants the gradient, and transforms and checkpoints their own ways through the layer
+        if weight._backward_hooks or torch._C._are_functorch_transforms_active() or saved_tensors_have_hooks():
+            return F.linear(input, weight, bias)
         result: Tensor = _Linear.apply(input, weight, bias, self, *found)
         return result
 
     def write(self, number: int, slot: Slot, left: Tensor, right: Tensor) -> None:
         """Writes the product of two matrices as the gradient of the parameter ``number``, or adds it to what is there
         already."""
-        assert self._out is not None
-        place = slot.view(self._out)
+        assert self.out is not None
+        place = slot.view(self.out)
         if number in self.written:
             place.addmm_(left, right)
         else:
@@ -89,7 +111,11 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])
-        ctx.direct.write(*ctx.place, rows.t(), x.reshape(-1, x.shape[-1]))
+        rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        of_weight = None
+        if ctx.direct.out is not None:
+            ctx.direct.write(*ctx.place, rows.t(), inputs)
+        elif ctx.needs_input_grad[1]:
+            of_weight = rows.t().mm(inputs)
         of_x = grad.matmul(weight) if ctx.needs_input_grad[0] else None
-        return of_x, None, rows.sum(0) if ctx.has_bias else None, None, None, None
+        return of_x, of_weight, rows.sum(0) if ctx.has_bias else None, None, None, None

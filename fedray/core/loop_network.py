@@ -65,8 +65,6 @@ class LoopNetwork(Network):
         value[self.layout.parameters :] = 0
         self.load(at)
         own_loss = rule_loss is not None
-        if self._direct is not None:
-            self._direct.begin(value)
         with self._direct or contextlib.nullcontext():
             outputs = self.outputs(x, features=own_loss, predict=own_loss)
         losses = self._losses(outputs, y, row)

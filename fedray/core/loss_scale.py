@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -46,9 +47,10 @@ def write_gradient(
     direct: DirectLinear | None = None,
 ) -> None:
     """Writes the gradient of ``objective`` with respect to the parameters ``tensors`` into ``out [width]``. ``client``
-    is the row of the client in its stack. Linear layers may have written a part of it by ``direct``."""
+    is the row of the client in its stack. Linear layers write a part of it by ``direct``."""
     if scale is None:
-        pieces = torch.autograd.grad(objective, tensors, allow_unused=True)
+        with contextlib.nullcontext() if direct is None else direct.writing(out):
+            pieces = torch.autograd.grad(objective, tensors, allow_unused=True)
         layout.gather(pieces, out, () if direct is None else direct.written)
         return
     again = True

@@ -108,7 +108,7 @@ class LeafSum:
 
     def _add(self, start: int, stop: int, rows: Sequence[Tensor], weights: Tensor) -> None:
         """Adds the ``rows``, which are all of the subtree over the positions start .. stop - 1."""
-        shape, flat = rows[0].shape[1:], [part.flatten(1) for part in rows]
+        shape, flat = rows[0].shape[1:], [part.reshape(len(part), -1) for part in rows]
         (level, index), width, piece = subtree(start, stop - start), shape.numel(), CACHED // (stop - start) or 1
         value = self.tree.take((level, index ^ 1))
         is_new = value is None

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 from filelock import FileLock
 
@@ -16,6 +15,8 @@ from fedray.core.compiled import GIVEN_FOLDER
 from fedray.data.find import cache_folder
 from fedray.engine.process import describe
 from fedray.errors import UserError, first_sentence
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @contextlib.contextmanager
@@ -30,21 +31,35 @@ def compiling(threads: int) -> Iterator[None]:
     # it would tell every user of a CPU that there is no GPU
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     folder = Path(GIVEN_FOLDER or cache_folder() / "compiled" / _kind())
-    folder.mkdir(parents=True, exist_ok=True)
     # a pool of compiling processes would take longer to start than they save
     settings = {"compile_threads": 1, "cpp.threads": threads, "fx_graph_cache": True}
-    with (
-        FileLock(folder / ".lock"),
-        mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(folder)}),
-        inductor.patch(settings),
-    ):
-        try:
+    if hasattr(inductor, "deterministic"):
+        # kernels are not chosen by how fast they are on this machine
+        settings["deterministic"] = True
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"), _cached_in(folder), inductor.patch(settings):
             yield
-        except Exception as error:
-            raise UserError(
-                f"gradients can't be compiled here, {type(error).__name__}: {first_sentence(error)}; use "
-                "engine.compile=false"
-            ) from error
+    except Exception as error:
+        raise UserError(
+            f"gradients can't be compiled here, {type(error).__name__}: {first_sentence(error)}; use "
+            f"engine.compile=false in a new run (what is compiled is kept in {folder}, or in $TORCHINDUCTOR_CACHE_DIR)"
+        ) from error
+
+
+@contextlib.contextmanager
+def _cached_in(folder: Path) -> Iterator[None]:
+    """A context in which torch keeps what it compiles in ``folder``. Other variables of the environment are left alone,
+    because other threads may read them."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def _kind() -> str:

@@ -173,9 +173,9 @@ def in_words(amounts: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"
 
 
-def missing_on_nodes(check: Callable[[], str | None]) -> str | None:
+def missing_on_nodes(check: Callable[[], str | None], timeout: float) -> str | None:
     """Returns what ``check()`` returns on the first node where it is not None, with the node's name; None if it is None
-    on all nodes."""
+    on all nodes. Raises :class:`UserError` if a node does not answer in ``timeout`` seconds."""
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     asked = {
         name: ray.remote(check)
@@ -183,5 +183,8 @@ def missing_on_nodes(check: Callable[[], str | None]) -> str | None:
         .remote()
         for node, name in nodes.items()
     }
-    found = {name: ray.get(each) for name, each in asked.items()}
-    return next((f"{missing} on {name}" for name, missing in found.items() if missing), None)
+    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout)
+    for name, each in asked.items():
+        if each not in ready:
+            raise UserError(f"{name} did not start a process in engine.start_timeout={timeout:g} s")
+    return next((f"{missing} on {name}" for name, each in asked.items() if (missing := ray.get(each))), None)

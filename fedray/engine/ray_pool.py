@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 
+from fedray.core.structure import map_leaves
 from fedray.core.vectors import Vector
 from fedray.engine.client_actor import StateReader, create_actor, get
 from fedray.engine.packing import Enclosed, Packed
@@ -150,14 +152,17 @@ class RayPool:
         """Returns how many samples a second each actor has done; nothing before this is known of all of them."""
         if not all(actor in self.done for actor in self.alive):
             return {}
-        return {actor: work / seconds for actor, (work, seconds) in self.done.items() if actor in self.alive}
+        of_alive = {actor: self.done[actor] for actor in self.alive}
+        return {actor: work / seconds for actor, (work, seconds) in of_alive.items()}
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
         packed = Packed.of(vectors).numpy()
         if packed.bytes > ENCLOSED_BYTES:
             return ray.put(packed)
         self._published += 1
-        return Enclosed(self._published, packed)
+        # a copy, because it is sent again to whoever does a later phase of the round, and the server may have changed
+        # its own by then
+        return Enclosed(self._published, Packed(map_leaves(np.array, packed.arrays), packed.widths))
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         self._copies = {}
@@ -200,7 +205,8 @@ class RayPool:
         its next task before it has finished the one that it has, because it takes milliseconds to send a task. A slow
         actor does not, because it would keep the task from the others."""
         load, speeds = Counter(id(item.actor) for item in sent.values()), self._speeds()
-        fast = [actor for actor, speed in speeds.items() if speed * MARGIN >= statistics.fmean(speeds.values())]
+        usual = statistics.fmean(speeds.values()) if speeds else 0.0
+        fast = {actor for actor, speed in speeds.items() if speed * MARGIN >= usual}
         for depth in (1, 2):
             for actor in self.alive:
                 if load[id(actor)] >= depth:

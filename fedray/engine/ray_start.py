@@ -60,7 +60,7 @@ class RayStart:
         self.ready()
         from fedray.engine.ray_cluster import missing_on_nodes
 
-        return missing_on_nodes(check)
+        return missing_on_nodes(check, self.engine.start_timeout)
 
     def __enter__(self) -> RayStart:
         return self

@@ -1,10 +1,11 @@
-"""Finds out whether the gradient of a model can be compiled, by tracing it."""
+"""Finds out whether the gradient of a model can be compiled, by tracing it and comparing the two."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -16,15 +17,25 @@ from fedray.core.stack_network import StackNetwork
 from fedray.core.structure import map_leaves
 from fedray.core.task import Task
 from fedray.errors import first_sentence
+from fedray.models.stacking import TOLERANCE, hooked_parameter
 
 
 def traced_gradient(module: nn.Module, task: Task, vectorize: bool, x: Any, y: Tensor) -> GraphModule | str:
     """Returns the operations of the gradient of ``module`` for a mini-batch of ``x [b, ...]`` and ``y [b, ...]``, or
-    the reason why it can't be traced. With ``vectorize`` it is that of a stack."""
+    the reason why it can't be compiled. With ``vectorize`` it is that of a stack."""
+    if hooked := hooked_parameter(module):
+        return hooked
     kind: type[Network] = StackNetwork if vectorize else LoopNetwork
     network = kind(copy.deepcopy(module), task)
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     try:
-        return trace(network.pure_gradient, network.inputs_of(network.loaded().rows(1), batch, 0))
+        inputs = network.inputs_of(network.loaded().rows(1), batch, 0)
+        graph = trace(network.pure_gradient, inputs)
+        with torch.no_grad():
+            found = graph(*inputs)[0].flatten()
     except Exception as error:
         return f"it can't be traced, {type(error).__name__}: {first_sentence(error)}"
+    expected = network.gradients(network.loaded().rows(1), batch).value.flatten()
+    off = float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+    # where gradients are not finite, nothing can be said
+    return f"what was traced is off by {100 * off:.3g} %" if off > TOLERANCE else graph

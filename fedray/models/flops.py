@@ -132,7 +132,9 @@ class _Counter(TorchDispatchMode):
         named = kwargs or {}
         name = func._schema.name.rpartition(":")[2]
         if not func.is_view and name not in NO_PRODUCTS:
-            self.places |= {_storage_of(each) for each in tree_leaves(args) if isinstance(each, Tensor)}
+            tensors = (each for each in tree_leaves(args) if isinstance(each, Tensor))
+            # others, such as sparse ones, have no storage
+            self.places |= {_storage_of(each) for each in tensors if each.layout == torch.strided}
         formula = self._formulas.get(func._overloadpacket)
         if formula is None:
             with self:

@@ -56,6 +56,8 @@ def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor) -> str |
     ``x [n, ...]`` and ``y [n, ...]`` are samples of the data, because not every model takes random numbers as inputs; n
     is :func:`samples_of_trial`. It takes a second, because it imports torch's compiler.
     """
+    if hooked := hooked_parameter(module):
+        return hooked
     if Layout(module).buffers:
         return "it has buffers, such as BatchNorm's running statistics"
     clients, size = CLIENTS, len(y) // CLIENTS
@@ -81,6 +83,13 @@ def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor) -> str |
         "its samples depend on the others of their batch, so that the padding of smaller clients' batches changes "
         f"gradients by up to {100 * float(off.max()):.3g} %"
     )
+
+
+def hooked_parameter(module: nn.Module) -> str | None:
+    """Says which parameter has a hook of its own, such as a mask for its gradient, if any has. A hook is not called
+    where parameters are replaced by pieces of one vector."""
+    hooked = (name for name, parameter in module.named_parameters() if parameter._backward_hooks)
+    return next((f"its parameter {name} has a hook" for name in hooked), None)
 
 
 def _models_near_the_initial_one(network: Network, clients: int) -> Model:
