@@ -51,13 +51,23 @@ class System:
     most_clients: float = math.inf
 
 
+def fedray(**engine: Any) -> System:
+    """fedray with some keys of its section engine."""
+    return System("fedray", "fedray_rounds.py", {"ENGINE": json.dumps(engine)})
+
+
 # its own Ray, not one that happens to run here, and client actors at no lower priority than anything else
 FLOWER = {"RAY_ADDRESS": "local", "RAY_worker_niceness": "0", "FLWR_TELEMETRY_ENABLED": "0"}
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 SYSTEMS = {
-    "fedray": System("fedray", "fedray_rounds.py", {"COMPILE": "false"}),
-    "compiled": System("fedray", "fedray_rounds.py", {"COMPILE": "true"}),
+    "fedray": fedray(compile=False),
+    "compiled": fedray(compile=True),
+    "one-actor": fedray(compile=False, actors=1),
+    "loop": fedray(compile=False, vectorize=False),
+    "loop-compiled": fedray(compile=True, vectorize=False),
+    "stacks": fedray(compile=False, vectorize=True),
+    "stacks-compiled": fedray(compile=True, vectorize=True),
     "before": System("before", "fedray_rounds.py"),
     "plain": System("fedray", "plain_rounds.py"),
     "plain-channels-last": System("fedray", "plain_rounds.py", {"LAYOUT": "channels_last"}),

@@ -15,8 +15,7 @@ def main() -> None:
     gate = Gate(args.address)
     with tempfile.TemporaryDirectory() as output:
         settings = config(workload(args.workload, args.clients), output)
-        if "COMPILE" in os.environ:
-            settings["engine"]["compile"] = json.loads(os.environ["COMPILE"])
+        settings["engine"] |= json.loads(os.environ.get("ENGINE", "{}"))
         result = simulate(settings, callbacks=[lambda report: gate()])
         gate.leave(int(result.clients["steps"].sum()), "torch", "ray")
 
