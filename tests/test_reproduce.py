@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -207,6 +208,7 @@ def test_how_a_table_was_made(mine):
     assert sentence(made) == f"{said}; fedray 0.0 and 0.1, torch 2.8."
 
 
+@pytest.mark.skipif(not os.environ.get("FEDRAY_DATA"), reason="needs MNIST: FEDRAY_DATA is not set")
 def test_gflops_are_those_of_table_v():
     """The paper's own rounds give the paper's own GFLOPs (5 of the cells; F = 79,400 and 422,944)."""
     table5 = {(c.row, c.column): c for c in read_table("fedtrip/table5").cells}
