@@ -17,6 +17,7 @@ from fedray.engine.process import describe
 from fedray.errors import UserError, first_sentence
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable of the environment that tells torch where to keep what it compiles."""
 
 
 @contextlib.contextmanager
