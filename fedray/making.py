@@ -24,6 +24,7 @@ from fedray.core.vectors import tensors_of
 from fedray.errors import UserError, first_sentence, near_miss
 from fedray.importing import as_user_error
 from fedray.models import build, find_model, options_of
+from fedray.models.channels_last import convert
 from fedray.models.heads import Head, add_head, find_head
 from fedray.models.norms import replace_norms
 
@@ -208,6 +209,16 @@ class WeightsMaker(AroundMaker):
                 f"model.head replaced their layers; the first is {found.unused[0]}"
             )
         return notes
+
+
+@dataclass(frozen=True)
+class ChannelsLastMaker(AroundMaker):
+    """A maker of a model whose 2-d convolutions have the channels-last layout."""
+
+    def __call__(self, client: int | None = None) -> nn.Module:
+        module = self.make(client)
+        convert(module)
+        return module
 
 
 class Loaded(NamedTuple):

@@ -32,9 +32,10 @@ from fedray.implied import implied_values, notes_on, values_for_nulls
 from fedray.importing import as_user_error
 from fedray.inputs import inputs_of
 from fedray.local_training import local_training, own_transform
-from fedray.making import Maker, WeightsMaker, maker_of
+from fedray.making import ChannelsLastMaker, Maker, WeightsMaker, maker_of
 from fedray.models import find_model
-from fedray.models.fitting import fit_task
+from fedray.models.channels_last import in_channels_last
+from fedray.models.fitting import fit_task, outputs_of
 from fedray.models.heads import DEFAULT, find_head, serves
 from fedray.models.inspection import ModelFacts, inspect_model
 from fedray.models.precision import precision_obstacle
@@ -92,6 +93,7 @@ def resolve(
     size = training.batch_size or int(data.sizes().max())
     _check_precision(config.train.precision, device, model, data)
     vectorize, chunk = in_stacks(config.engine, device, model.module, task, model.facts.flops, data, size, cohort_size)
+    channels_last, model = _laid_out(config, model, data, vectorize)
     rounds = config.rounds
     steps = rounds * cohort_size * mean_load(data.sizes(), training).steps
     compiled, line = is_compiled(
@@ -123,7 +125,10 @@ def resolve(
             "weighting": weighting, **config.train.adam, "lr_schedule": config.train.lr_schedule.over(rounds),
             "server_lr_schedule": config.train.server_lr_schedule.over(rounds),
         },
-        engine={**engine, "vectorize": vectorize, "compile": compiled, "chunk": chunk or config.engine.chunk},
+        engine={
+            **engine, "channels_last": channels_last, "vectorize": vectorize, "compile": compiled,
+            "chunk": chunk or config.engine.chunk,
+        },
     )  # fmt: skip
     advice = algorithm.advice(training.momentum, cohort_size, data.active, config.train.server_lr)
     read = notes_on(config, rounds, training.local_steps or 0, source, data)
@@ -182,6 +187,14 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
         )
     of_weights = make.notes() if isinstance(make, WeightsMaker) else ()
     return _Model(name, make, module, task, facts, (*notes, *of_weights))
+
+
+def _laid_out(config: Config, model: _Model, data: FederatedData, stacked: bool) -> tuple[bool, _Model]:
+    """Returns ``engine.channels_last``, and the model with convolutions of that layout."""
+    outputs = partial(outputs_of, model.module, data.examples(2)[0])
+    converted, notes = in_channels_last(config.engine.channels_last, stacked, model.module, model.name, outputs)
+    make = ChannelsLastMaker(model.make) if converted else model.make
+    return converted, model._replace(make=make, notes=(*model.notes, *notes))
 
 
 def _with_sections(config: Config, **sections: Mapping[str, Any]) -> Config:

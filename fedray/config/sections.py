@@ -307,6 +307,10 @@ class EngineConfig(Section):
     compile: bool | Auto = Field(
         "auto", description="compile clients' gradients; auto: those of long runs of dense models; changes bits"
     )
+    channels_last: bool | Auto = Field(
+        "auto",
+        description="lay 2-d convolutions out with channels last; auto: where that is faster; changes bits",
+    )
     start_timeout: Real = Field(120.0, gt=0, description="seconds to wait for the cluster's resources")
     max_retries: Whole = Field(3, ge=0, description="how often in a row an actor may be lost before the run stops")
     address: str | None = Field(None, description="address of a running Ray cluster; `local` starts one here")

@@ -30,7 +30,7 @@ PART_ROUNDS, PART_ROWS = 500, 200_000
 
 WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
-RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "vectorize", "compile")
+RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "channels_last", "vectorize", "compile")
 IGNORED = (
     "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds",
     # the data, model and weights that these lead to are compared themselves
@@ -184,8 +184,9 @@ def keys_that_differ(
     A key that ``old`` lacks, because it did not exist when ``old`` was written, counts as its default. ``implied`` says
     what null stands for.
     """
-    # an older fedray, which did not record it, compiled nothing
-    defaults = {key: default for key, default, *_ in documented_keys()} | {"engine.compile": False}
+    # an older fedray, which did not record them, compiled and converted nothing
+    defaults = {key: default for key, default, *_ in documented_keys()}
+    defaults |= {"engine.compile": False, "engine.channels_last": False}
     a, b = (_without_nulls(defaults | flat(each), implied) for each in (old, new))
     vectorized = b.get("engine.vectorize") is True
 
