@@ -15,7 +15,7 @@ import tempfile
 
 from common import QUIET, ProcessTree, Results, Usage, median_ratio
 
-from fedray import simulate
+from fedray import Report, simulate
 from fedray.tracking.folder import read_metrics
 
 SETTINGS = {
@@ -35,12 +35,22 @@ WARM_UP = 2
 """Rounds of a run that do not count."""
 
 
-def seconds_of(case: str, rounds: int) -> float:
-    """Returns the median seconds of a round of a run of its own."""
+def measure(case: str, rounds: int, usage: Usage) -> tuple[float, float]:
+    """Returns the median seconds of a round of a run of its own, and the cores that other programs used meanwhile."""
     folder = tempfile.mkdtemp(prefix="fedray-")
+    foreign: list[float] = []
+
+    def watch(report: Report) -> None:
+        # while the processes of the run are there: the time of those that have ended can't be told from that of others
+        if report.round == WARM_UP:
+            usage.start()
+        elif report.round == rounds:
+            foreign.append(usage.stop()["foreign"])
+
     try:
-        run = simulate({**SETTINGS, **CASES[case], "run.rounds": rounds, "run.output": folder})
-        return float(read_metrics(run.folder)["wall_seconds"].diff().iloc[WARM_UP:].median())
+        settings = {**SETTINGS, **CASES[case], "run.rounds": rounds, "run.output": folder}
+        run = simulate(settings, callbacks=[watch])
+        return float(read_metrics(run.folder)["wall_seconds"].diff().iloc[WARM_UP:].median()), foreign[0]
     finally:
         shutil.rmtree(folder)
 
@@ -56,9 +66,7 @@ def main() -> None:
     for turn in range(options.turns):
         names = list(CASES)
         for case in [*names[turn % len(names) :], *names[: turn % len(names)]]:
-            usage.start()
-            seconds = seconds_of(case, options.rounds)
-            foreign = usage.stop()["foreign"]
+            seconds, foreign = measure(case, options.rounds, usage)
             quiet = foreign <= QUIET
             results.row(turn=turn, case=case, seconds=seconds, foreign=foreign, kept=quiet)
             if quiet:
