@@ -15,8 +15,9 @@ from fedray.models.stacking import TOLERANCE
 CONVOLUTIONS = nn.Conv2d | nn.ConvTranspose2d
 
 LEAST_CHANNELS = 16
-"""A convolution with fewer output channels is not faster with the channels-last layout. With 16 channels a step takes
-0.75 to 0.97 of the time, with 32 it takes 0.68 to 0.86, with 4 it takes 0.93 to 1.19; in stacks of clients, 1.1."""
+"""The output channels of a convolution from which on the channels-last layout pays. A gradient takes 0.93 to 1.17 of the
+time where the widest convolution has 8, 0.80 to 1.03 with 16, 0.68 to 0.91 with 32, and 0.64 to 0.85 with 64
+(``analysis/benchmarks/channels_last.py``). In stacks of clients it takes 1.1 of the time."""
 
 
 def in_channels_last(
