@@ -15,9 +15,11 @@ from fedray.models.stacking import TOLERANCE
 CONVOLUTIONS = nn.Conv2d | nn.ConvTranspose2d
 
 LEAST_CHANNELS = 16
-"""The output channels of a convolution from which on the channels-last layout pays. A gradient takes 0.93 to 1.17 of the
-time where the widest convolution has 8, 0.80 to 1.03 with 16, 0.68 to 0.91 with 32, and 0.64 to 0.85 with 64
-(``analysis/benchmarks/channels_last.py``). In stacks of clients it takes 1.1 of the time."""
+"""The output channels of a convolution from which on the channels-last layout pays.
+
+A gradient takes 0.93 to 1.17 of the time where the widest convolution has 8, 0.80 to 1.03 with 16, 0.68 to 0.91 with
+32, and 0.64 to 0.85 with 64 (``analysis/benchmarks/channels_last.py``). In stacks of clients it takes 1.1 of the time.
+"""
 
 
 def in_channels_last(
