@@ -18,7 +18,8 @@ LEAST_CHANNELS = 16
 """The output channels of a convolution from which on the channels-last layout pays.
 
 A gradient takes 0.93 to 1.17 of the time where the widest convolution has 8, 0.80 to 1.03 with 16, 0.68 to 0.91 with
-32, and 0.64 to 0.85 with 64 (``analysis/benchmarks/channels_last.py``). In stacks of clients it takes 1.1 of the time.
+32, and 0.64 to 0.85 with 64 (``analysis/benchmarks/channels_last.py``). In stacks of clients two
+networks took 1.1 of the time, with other programs beside them.
 """
 
 
@@ -59,7 +60,7 @@ def _would_be_faster(module: nn.Module) -> bool:
 
 
 def _convert(module: nn.Module, outputs_of: Callable[[bool], Any]) -> str | None:
-    """Converts ``module`` and tries it. If it fails, the module is as before, and the reason is returned."""
+    """Converts ``module`` and tries it. If it fails, its convolutions are made contiguous, and the reason is returned."""
     before = leaves(outputs_of(False))
     convert(module)
     try:
