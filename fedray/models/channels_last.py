@@ -60,7 +60,7 @@ def _would_be_faster(module: nn.Module) -> bool:
 
 
 def _convert(module: nn.Module, outputs_of: Callable[[bool], Any]) -> str | None:
-    """Converts ``module`` and tries it. If it fails, its convolutions are made contiguous, and the reason is returned."""
+    """Converts ``module`` and tries it. If it fails, its weights are made contiguous, and the reason is returned."""
     before = leaves(outputs_of(False))
     convert(module)
     try:
