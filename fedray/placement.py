@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,13 +41,14 @@ def missing_compiler() -> str | None:
 class Surroundings:
     """What a run finds where it is made.
 
-    ``device(folder)`` returns the device that ``engine.device: auto`` stands for. ``compiles(folder)`` says whether the
-    run that has begun in this folder compiles gradients; it is None if none has begun. ``missing_compiler(folder)``
-    returns what one of the machines lacks to compile, or None, also if nothing is left to do in the folder.
+    ``device(folder)`` returns the device that ``engine.device: auto`` stands for. ``begun(folder)`` returns what was
+    decided for the run that has begun in this folder: ``compile`` and ``channels_last``, the keys of section
+    ``engine``; nothing if none has begun. ``missing_compiler(folder)`` returns what one of the machines lacks to
+    compile, or None, also if nothing is left to do in the folder.
     """
 
     device: AutoDevice = device_here
-    compiles: Callable[[Path], bool | None] = lambda folder: None
+    begun: Callable[[Path], Mapping[str, bool]] = lambda folder: {}
     missing_compiler: Callable[[Path], str | None] = lambda folder: missing_compiler()
 
 

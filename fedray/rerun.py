@@ -39,10 +39,11 @@ def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) ->
     :class:`UserError` if there is no run in the folder, or it made no round.
     """
     from fedray.simulation import simulate
+    from fedray.tracking.folder import UNRECORDED
 
     done = []
     for original in runs_in(folder):
-        values = expand(flat(read_file(original / "config.yaml")))
+        values = expand({**UNRECORDED, **flat(read_file(original / "config.yaml"))})
         name = plain(
             "-".join(part for part in original.absolute().parts[_parts_outside_sweep(original) :] if part != "trials")
         )

@@ -35,7 +35,7 @@ from fedray.local_training import local_training, own_transform
 from fedray.making import ChannelsLastMaker, Maker, WeightsMaker, maker_of
 from fedray.models import find_model
 from fedray.models.channels_last import in_channels_last
-from fedray.models.fitting import fit_task, outputs_of
+from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
 from fedray.models.inspection import ModelFacts, inspect_model
 from fedray.models.precision import precision_obstacle
@@ -93,11 +93,13 @@ def resolve(
     size = training.batch_size or int(data.sizes().max())
     _check_precision(config.train.precision, device, model, data)
     vectorize, chunk = in_stacks(config.engine, device, model.module, task, model.facts.flops, data, size, cohort_size)
-    channels_last, model = _laid_out(config, model, data, vectorize)
+    begun = around.begun(folder)
+    # in stacks and on GPUs it has not been measured to be faster
+    channels_last, model = _laid_out(config, model, data, begun.get("channels_last"), not vectorize and device == "cpu")
     rounds = config.rounds
     steps = rounds * cohort_size * mean_load(data.sizes(), training).steps
     compiled, line = is_compiled(
-        config, around.compiles(folder), steps, device, model.module,
+        config, begun.get("compile"), steps, device, model.module,
         partial(
             gradient_graph, config, algorithm, model.facts, model.module, task, vectorize, data, training.batch_size
         ),
@@ -189,10 +191,16 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
     return _Model(name, make, module, task, facts, (*notes, *of_weights))
 
 
-def _laid_out(config: Config, model: _Model, data: FederatedData, stacked: bool) -> tuple[bool, _Model]:
-    """Returns ``engine.channels_last``, and the model with convolutions of that layout."""
-    outputs = partial(outputs_of, model.module, data.examples(2)[0])
-    converted, notes = in_channels_last(config.engine.channels_last, stacked, model.module, model.name, outputs)
+def _laid_out(
+    config: Config, model: _Model, data: FederatedData, begun: bool | None, pays: bool
+) -> tuple[bool, _Model]:
+    """Returns ``engine.channels_last``, and the model with convolutions of that layout. ``begun`` is the key's value if
+    the run has begun before, and None if not."""
+    asked = config.engine.channels_last
+    if asked == "auto" and begun is not None:
+        asked = begun
+    x, y = data.examples(2)
+    converted, notes = in_channels_last(asked, pays, model.module, model.name, model.task, x, y)
     make = ChannelsLastMaker(model.make) if converted else model.make
     return converted, model._replace(make=make, notes=(*model.notes, *notes))
 

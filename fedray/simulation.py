@@ -237,10 +237,10 @@ def _will_run_on_ray(settings: Config) -> bool:
 def _surroundings(settings: Config, start: RayStart) -> Surroundings:
     """Returns what the run finds on this machine, or on the Ray cluster."""
     from fedray.placement import Surroundings, missing_compiler
-    from fedray.tracking.folder import compiled_in
+    from fedray.tracking.folder import decided_in
 
-    def compiles(folder: Path) -> bool | None:
-        return None if settings.run.resume is False else compiled_in(folder)
+    def begun(folder: Path) -> dict[str, bool]:
+        return {} if settings.run.resume is False else decided_in(folder)
 
     def missing(folder: Path) -> str | None:
         if settings.run.resume is not False and (folder / "summary.json").exists():
@@ -248,7 +248,7 @@ def _surroundings(settings: Config, start: RayStart) -> Surroundings:
             return None
         return missing_compiler() if settings.engine.kind == "local" else start.missing(missing_compiler)
 
-    return Surroundings(partial(_auto_device, settings, start), compiles, missing)
+    return Surroundings(partial(_auto_device, settings, start), begun, missing)
 
 
 def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:

@@ -18,6 +18,7 @@ from fedray.comparing.outcomes import AMOUNTS, Finals, correct, difference, orde
 from fedray.comparing.runs import LeftOut, Run, find_runs
 from fedray.comparing.unequal import what_is_unequal
 from fedray.errors import UserError, near_miss
+from fedray.tracking.folder import RESULT_KEYS_OF_ENGINE
 
 PLAIN = "fedavg"
 """The algorithm that is the baseline unless another is named."""
@@ -141,7 +142,7 @@ def compare(
 def _comparable(runs: Sequence[Run], any_version: bool) -> tuple[list[Run], list[LeftOut]]:
     """Returns the runs that have a value to compare, and those that are left out."""
     kept, left_out = [], []
-    seen: dict[str, Path] = {}
+    seen: dict[str, Run] = {}
     newest = max((_version(run) for run in runs), default="")
     for run in runs:
         measure = Measure(run.summary.get("metric", "accuracy"), run.summary.get("mode", "max"))
@@ -152,8 +153,11 @@ def _comparable(runs: Sequence[Run], any_version: bool) -> tuple[list[Run], list
         elif not any_version and _version(run) != newest:
             of = run.versions.get("fedray")
             left_out.append(LeftOut(run.folder, f"it is of another version of fedray, {of} (--any-version takes it)"))
-        elif (twin := seen.setdefault(_identity(run), run.folder)) != run.folder:
-            left_out.append(LeftOut(run.folder, f"it is the same run as {twin}, with the same seeds"))
+        elif (twin := seen.setdefault(_identity(run), run)) is not run:
+            keys = [f"engine.{name}" for name in RESULT_KEYS_OF_ENGINE]
+            differ = [key for key in keys if run.settings.get(key) != twin.settings.get(key)]
+            more = f", but for {' and '.join(differ)}" if differ else ""
+            left_out.append(LeftOut(run.folder, f"it is the same run as {twin.folder}, with the same seeds{more}"))
         else:
             kept.append(run)
     return kept, left_out

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from fedray.comparing.measure import Measure
-from fedray.config import documented_keys, flat, read_file
+from fedray.config import read_file
 from fedray.errors import UserError, first_sentence
-from fedray.tracking.folder import INPUTS, read_metrics
+from fedray.tracking.folder import INPUTS, read_metrics, with_unrecorded
 
 SEEDS = ("run.seed", "data.seed")
 """The keys in which the repetitions of a run differ from each other."""
@@ -185,6 +185,6 @@ def read_run(folder: Path) -> Run | LeftOut:
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """Returns the settings of the run in ``folder`` by dotted key. Those that an older fedray did not have are the
-    defaults. Raises :class:`UserError` if they can't be read."""
-    return {key: default for key, default, *_ in documented_keys()} | flat(read_file(folder / "config.yaml"))
+    """Returns the settings of the run in ``folder`` by dotted key. Those that an older fedray did not have are
+    what it did without them. Raises :class:`UserError` if they can't be read."""
+    return with_unrecorded(read_file(folder / "config.yaml"))

@@ -10,13 +10,18 @@ from typing import Any
 
 from fedray.config import Config, assign, expand, flat, load
 from fedray.errors import UserError
-from fedray.tracking.folder import INPUTS
+from fedray.tracking.folder import INPUTS, UNRECORDED
 
-TAKEN = ("data.", "task.", "model.", "engine.device", "engine.threads", "engine.portable_bits", "train.precision")
+TAKEN = (
+    "data.", "task.", "model.", "train.precision",
+    "engine.device", "engine.threads", "engine.portable_bits", "engine.channels_last",
+)  # fmt: skip
 """The keys on which an evaluation depends, or the sections that hold them. ``run.seed`` is another, by which clients
 get their shares of the test set."""
 
-OF_THEM = "data.*, task.*, model.*, train.precision, run.seed, and engine.device, threads and portable_bits"
+OF_THEM = (
+    "data.*, task.*, model.*, train.precision, run.seed, and engine.device, threads, portable_bits and channels_last"
+)
 
 OF_THE_FILE = ("model.weights", "model.init")
 
@@ -65,6 +70,7 @@ def request_of(
     values: dict[str, Any] = {}
     if base is not None or recorded.exists():
         values = flat(load(recorded if base is None else base).model_dump(mode="json", exclude_unset=True))
+        values = {**(UNRECORDED if base is None else {}), **values}
     settings, notes = _settings(values, overrides, given)
     config = _load(settings, split)
     if "data" not in given and "data.source" not in settings:
@@ -110,6 +116,7 @@ def _settings(
             notes.append(f"data.source={source} is not that of the run, so that no data.* of the run are used")
     if "model.name" in asked:
         missing -= {"model"}
+        kept.pop("engine.channels_last", None)
     if needed := sorted(missing & {"data", "model"}):
         names = " and ".join(f"{name}=" for name in needed)
         raise UserError(f"the run got {names} from Python: use fedray.evaluate(RUN, {names}...)")

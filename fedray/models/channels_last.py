@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedray.core.structure import leaves
+from fedray.core.seeds import Purpose, stream, torch_rng
+from fedray.core.structure import arguments, leaves, map_leaves
+from fedray.core.task import Task
 from fedray.errors import UserError, first_sentence
-from fedray.models.stacking import TOLERANCE
+from fedray.models.inspection import without_traces
 
 CONVOLUTIONS = nn.Conv2d | nn.ConvTranspose2d
 
@@ -22,61 +26,132 @@ A gradient takes 0.93 to 1.17 of the time where the widest convolution has 8, 0.
 networks took 1.1 of the time, with other programs beside them.
 """
 
+TRIED = ((True, 2), (True, 1), (False, 1))
+"""The passes with which a model is tried: whether in training mode, and with how many samples. A single one is tried
+because some kernels are others for it, and evaluation mode because there is no dropout in it."""
+
+TOLERANCE = 1e-2
+"""The largest difference of two outputs or gradients, relative to their length, that counts as rounding.
+
+Of torchvision's networks they differ by up to 1e-3, where a ReLU's input comes to the other side of zero.
+"""
+
 
 def in_channels_last(
-    asked: bool | Literal["auto"], stacked: bool, module: nn.Module, name: str, outputs_of: Callable[[bool], Any]
+    asked: bool | Literal["auto"], pays: bool, module: nn.Module, name: str, task: Task, x: Any, y: Tensor
 ) -> tuple[bool, list[str]]:
     """Returns whether the 2-d convolutions of ``module`` are to be converted, and lines for the user about that.
 
-    ``asked`` is ``engine.channels_last``. ``stacked`` says whether clients are trained in batched stacks.
-    ``outputs_of(training)`` gives the outputs of ``module``, called ``name`` in messages, for some samples. If the
-    answer is yes, ``module`` has been converted. Raises :class:`UserError` if the user wants what is not possible.
+    ``asked`` is ``engine.channels_last``. ``pays`` says whether the layout is faster for wide convolutions where the
+    model is trained. ``module``, called ``name`` in messages, is tried on samples ``x [b, ...]`` and ``y [b, ...]`` of
+    the data for ``task``. If the answer is yes, ``module`` has been converted. Raises :class:`UserError` if the user
+    wants what is not possible.
     """
-    if asked is False or (asked == "auto" and (stacked or not _would_be_faster(module))):
+    if asked is False or (asked == "auto" and not (pays and _would_be_faster(module))):
         return False, []
-    obstacle = _convert(module, outputs_of)
+    weights = list(_weights(module))
+    former = [weight.data for weight in weights]
+    before = _trial(module, task, x, y)
+    convert(module)
+    obstacle = _obstacle(before, _trial(module, task, x, y))
     if obstacle is None:
         return True, []
+    for weight, value in zip(weights, former, strict=True):
+        weight.data = value
     reason = f"model {name} does not run with it: {obstacle}"
-    advice = "x.flatten(1) or x.reshape(...) in place of x.view(...) often helps"
+    if "view size" in obstacle:
+        reason += "; x.flatten(1) or x.reshape(...) in place of x.view(...) often helps"
     if asked is True:
-        raise UserError(f"engine.channels_last=true: {reason}; {advice}")
-    return False, [f"engine.channels_last=false, although true is faster, because {reason}; {advice}"]
+        raise UserError(f"engine.channels_last=true: {reason}")
+    return False, [f"engine.channels_last=false, although true would probably be faster, because {reason}"]
 
 
 def convert(module: nn.Module) -> None:
     """Gives the weights of 2-d convolutions the channels-last layout. Their values and shapes stay as they are."""
-    module.to(memory_format=torch.channels_last)
+    for weight in _weights(module):
+        weight.data = weight.data.to(memory_format=torch.channels_last)
+
+
+def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yields the weights of 2-d convolutions, or what they are computed from."""
+    for layer in module.modules():
+        if isinstance(layer, CONVOLUTIONS):
+            yield from (each for each in layer.parameters() if each.dim() == 4)
 
 
 def _would_be_faster(module: nn.Module) -> bool:
     """Returns whether a 2-d convolution has many channels, and not the channels-last layout."""
+    wide = (m for m in module.modules() if isinstance(m, CONVOLUTIONS) and m.out_channels >= LEAST_CHANNELS)
+    # where a dimension has length 1, is_contiguous() is true of both layouts
     return any(
-        isinstance(layer, CONVOLUTIONS)
-        and layer.out_channels >= LEAST_CHANNELS
-        and not layer.weight.is_contiguous(memory_format=torch.channels_last)
-        for layer in module.modules()
+        weight.stride() != torch.empty_like(weight, device="meta", memory_format=torch.channels_last).stride()
+        for layer in wide
+        for weight in _weights(layer)
     )
 
 
-def _convert(module: nn.Module, outputs_of: Callable[[bool], Any]) -> str | None:
-    """Converts ``module`` and tries it. If it fails, its weights are made contiguous, and the reason is returned."""
-    before = leaves(outputs_of(False))
-    convert(module)
+Outcome = list[Tensor] | Exception
+"""What a pass gave: tensors that do not depend on the layout but for rounding, or the error in which it ended."""
+
+
+def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
+    """Returns the outcomes of passes with the loss, the gradient and the metrics. ``module`` is left as it was."""
+    former = [parameter.data for parameter in module.parameters()]
+    with without_traces(module):
+        _move(module)
+        try:
+            return [
+                _outcome(module, task, map_leaves(lambda each, b=size: each[:b], x), y[:size], training)
+                for training, size in TRIED
+            ]
+        finally:
+            for parameter, value in zip(module.parameters(), former, strict=True):
+                parameter.data = value
+
+
+def _move(module: nn.Module) -> None:
+    """Moves all weights a little, because a layer of zeros would hide what happens in the layers that feed it."""
+    draws = stream(0, Purpose.INIT)
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            scale, shift = torch.from_numpy(draws.standard_normal((2, *parameter.shape), dtype=np.float32))
+            parameter.data = torch.empty_like(parameter.data).copy_(parameter * (1 + 0.1 * scale) + 0.02 * shift)
+
+
+def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -> Outcome:
+    """Returns the outputs ``[b, ...]`` and the gradient of one mini-batch. They are left out where layouts can't be
+    compared: a layer that draws numbers draws them in the order of memory, and where BatchNorm normalises by very few
+    numbers, rounding changes all of its outputs."""
+    args, named = arguments(x)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
-        # in training mode layers may draw other numbers, because they draw in the order of memory
-        outputs_of(True)
-        obstacle = _difference(before, leaves(outputs_of(False)))
+        with torch_rng(0, Purpose.DROPOUT), torch.enable_grad():
+            state = torch.random.get_rng_state()
+            outputs = module.train(training)(*args, **named)
+            drew = not torch.equal(state, torch.random.get_rng_state())
+            total = task.training_losses(outputs, y).sum()
+            gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        found = [each.detach() for each in leaves(outputs) if isinstance(each, Tensor)]
+        for name in ("loss", *task.metrics):
+            task.sums(name, map_leaves(lambda each: each.detach() if isinstance(each, Tensor) else each, outputs), y)
     except Exception as error:
-        obstacle = first_sentence(error)
-    if obstacle is not None:
-        module.to(memory_format=torch.contiguous_format)
-    return obstacle
+        return error
+    if drew or (training and any(isinstance(layer, _BatchNorm) for layer in module.modules())):
+        return []
+    gradient = torch.cat([each.reshape(-1) for each in gradients if each is not None])
+    return [*(each for each in found if each.is_floating_point()), gradient]
 
 
-def _difference(before: list[Any], after: list[Any]) -> str | None:
-    both = zip(before, after, strict=True)
-    pairs = [(a, b) for a, b in both if isinstance(a, Tensor) and a.is_floating_point()]
-    off = max((float((a - b).norm() / a.norm().clamp(min=1e-12)) for a, b in pairs), default=0.0)
-    # where outputs are not finite, nothing can be said
-    return f"its outputs are off by {100 * off:.3g} %" if off > TOLERANCE else None
+def _obstacle(before: list[Outcome], after: list[Outcome]) -> str | None:
+    """Returns why a model does not run in another layout, from the outcomes in the layout before and in that one."""
+    for one, other in zip(before, after, strict=True):
+        if isinstance(one, Exception):
+            continue
+        if isinstance(other, Exception):
+            return first_sentence(other)
+        for a, b in zip(one, other, strict=True):
+            off = float((a - b).norm() / a.norm().clamp(min=1e-12))
+            # of a pass that gives no finite numbers in any layout nothing can be said
+            if a.isfinite().all() and not off <= TOLERANCE:
+                return f"its outputs or gradients are off by {100 * off:.3g} %"
+    return None

@@ -37,6 +37,9 @@ IGNORED = (
     "run.given", "data.root", "data.access", "model.weights",
 )  # fmt: skip
 
+UNRECORDED = MappingProxyType({"engine.compile": False, "engine.channels_last": False})
+"""What an older fedray did that did not record these keys in config.yaml."""
+
 INPUTS = "inputs.json"
 """The file with the digests of what a run depends on beside its configuration (see :mod:`fedray.inputs`)."""
 
@@ -181,13 +184,9 @@ def keys_that_differ(
 ) -> list[str]:
     """Returns the dotted keys whose values differ in two configurations, of those keys that can change a result.
 
-    A key that ``old`` lacks, because it did not exist when ``old`` was written, counts as its default. ``implied`` says
-    what null stands for.
+    ``implied`` says what null stands for.
     """
-    # an older fedray, which did not record them, compiled and converted nothing
-    defaults = {key: default for key, default, *_ in documented_keys()}
-    defaults |= {"engine.compile": False, "engine.channels_last": False}
-    a, b = (_without_nulls(defaults | flat(each), implied) for each in (old, new))
+    a, b = (_without_nulls(with_unrecorded(each), implied) for each in (old, new))
     vectorized = b.get("engine.vectorize") is True
 
     def matters(key: str) -> bool:
@@ -197,6 +196,12 @@ def keys_that_differ(
         return key not in IGNORED
 
     return [key for key in sorted({*a, *b}) if matters(key) and a.get(key) != b.get(key)]
+
+
+def with_unrecorded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a run by dotted key, from what config.yaml holds. Keys that it lacks are what they were
+    when it was written: their defaults, or :data:`UNRECORDED`."""
+    return {key: default for key, default, *_ in documented_keys()} | UNRECORDED | flat(config)
 
 
 def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,12 +214,12 @@ def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
     return device if device in ("cpu", "cuda") else None
 
 
-def compiled_in(folder: Path) -> bool | None:
-    """Returns whether the run in ``folder`` compiles gradients; None if there is no run, or its configuration is
-    damaged."""
+def decided_in(folder: Path) -> dict[str, bool]:
+    """Returns what was decided for the run in ``folder`` when it began: ``compile`` and ``channels_last``, the keys of
+    section ``engine``; nothing if there is no run, or its configuration is damaged."""
     found = _engine_of(folder)
-    compiled = found.get("compile", False if found else None)
-    return compiled if isinstance(compiled, bool) else None
+    values = {key.removeprefix("engine."): value for key, value in UNRECORDED.items()} | dict(found) if found else {}
+    return {key: values[key] for key in ("compile", "channels_last") if isinstance(values.get(key), bool)}
 
 
 def _engine_of(folder: Path) -> Mapping[str, Any]:
