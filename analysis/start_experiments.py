@@ -85,8 +85,9 @@ def main() -> None:
 def started(name: str, output: Path) -> dict[str, Any]:
     """Runs two rounds of an experiment, and returns its row of the table."""
     path = FOLDER / f"{name}.yaml"
-    source = load(path).data.source
-    more, made = _data(source, output)
+    section = load(path).data
+    source = section.source
+    more, made = _data(source, section.variant or "", output)
     if load(path).model.weights:
         more["model.weights"] = str(Path(os.environ["FEDRAY_DATA"]) / "weights" / WEIGHTS)
         if load(path).model.name != "mobilenet_v2":
@@ -119,10 +120,11 @@ def started(name: str, output: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _data(source: str, output: Path) -> tuple[dict[str, Any], str]:
+def _data(source: str, variant: str, output: Path) -> tuple[dict[str, Any], str]:
     """Returns settings that read the data, and what they are."""
     folder = output / "data" / source
-    if source not in STAND_INS:
+    # of UCI-HAR the signals are at hand
+    if source not in STAND_INS or variant == "signals":
         return {}, "real"
     note = "same format" if source not in CLASSES else f"same format, {stand_ins.SCALE:.0%} of the users and classes"
     mark = folder / "made.yaml"

@@ -14,7 +14,7 @@ from small_runs import needs_compiler
 from torch import nn
 
 from fedray import UserError, simulate
-from fedray.backend import LONG, is_compiled
+from fedray.backend import LONG, MOST_FLOPS, is_compiled
 from fedray.config import load
 from fedray.core.batches import Batch
 from fedray.core.compiled import Compiled
@@ -113,6 +113,7 @@ class TestDecision:
         graph = traced_gradient(Dense(), Task(), False, *(each[0] for each in images(1)))
         facts = {
             "steps": LONG,
+            "flops": MOST_FLOPS + 1,
             "device": "cpu",
             "module": Dense(),
             "trace": lambda: graph,
@@ -126,8 +127,14 @@ class TestDecision:
         assert self.decide(steps=LONG - 1) == (False, None)
         assert self.decide(device="cuda") == (False, None)
         assert self.decide(module=Normed()) == (False, None)
-        convolution = traced_gradient(Normed(), Task(), False, *(each[0] for each in images(1)))
-        assert self.decide(trace=lambda: convolution) == (False, None)
+        normed = traced_gradient(Normed(), Task(), False, *(each[0] for each in images(1)))
+        assert self.decide(trace=lambda: normed, flops=1) == (False, None)
+
+    def test_so_are_those_of_small_convolutions(self):
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 5))
+        graph = traced_gradient(model, Task(), False, *(each[0] for each in images(1)))
+        assert self.decide(module=model, trace=lambda: graph, flops=MOST_FLOPS)[0]
+        assert self.decide(module=model, trace=lambda: graph) == (False, None)
 
     def test_what_the_user_says_holds(self):
         assert self.decide(False) == (False, None)
