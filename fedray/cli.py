@@ -283,7 +283,8 @@ def _rerun(options: argparse.Namespace) -> int:
         verdict = (
             f"{', '.join(each.differ)} differ" if each.differ else "identical" if each.rounds else "none to compare"
         )
-        display.say(f"{each.original} and {each.result.folder}: {each.rounds} round{"" if each.rounds == 1 else "s"}, {verdict}")
+        rounds = f"{each.rounds} round{'' if each.rounds == 1 else 's'}"
+        display.say(f"{each.original} and {each.result.folder}: {rounds}, {verdict}")
     if any(each.result.summary["status"] == "interrupted" for each in done):
         display.say("to go on, give the same command again")
         return EXIT_INTERRUPTED
