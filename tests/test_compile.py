@@ -114,6 +114,7 @@ class TestDecision:
         facts = {
             "steps": LONG,
             "flops": MOST_FLOPS + 1,
+            "vectorize": False,
             "device": "cpu",
             "module": Dense(),
             "trace": lambda: graph,
@@ -134,6 +135,7 @@ class TestDecision:
         model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 5))
         graph = traced_gradient(model, Task(), False, *(each[0] for each in images(1)))
         assert self.decide(module=model, trace=lambda: graph, flops=MOST_FLOPS)[0]
+        assert self.decide(module=model, trace=lambda: graph, flops=1, vectorize=True) == (False, None)
         assert self.decide(module=model, trace=lambda: graph) == (False, None)
 
     def test_what_the_user_says_holds(self):

@@ -218,8 +218,11 @@ def decided_in(folder: Path) -> dict[str, bool]:
     """Returns what was decided for the run in ``folder`` when it began: ``compile`` and ``channels_last``, the keys of
     section ``engine``; nothing if there is no run, or its configuration is damaged."""
     found = _engine_of(folder)
-    values = {key.removeprefix("engine."): value for key, value in UNRECORDED.items()} | dict(found) if found else {}
-    return {key: values[key] for key in ("compile", "channels_last") if isinstance(values.get(key), bool)}
+    if not found:
+        return {}
+    unrecorded = {key.removeprefix("engine."): value for key, value in UNRECORDED.items()}
+    values = {name: found.get(name, value) for name, value in unrecorded.items()}
+    return {name: value for name, value in values.items() if isinstance(value, bool)}
 
 
 def _engine_of(folder: Path) -> Mapping[str, Any]:
