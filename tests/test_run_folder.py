@@ -20,7 +20,9 @@ from torch import nn
 
 from fedray import simulate
 from fedray.config import load
+from fedray.engine.evaluator import samples_of_pass
 from fedray.experiment import Own
+from fedray.models.inspection import ModelFacts
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
@@ -206,10 +208,28 @@ def test_what_the_splits_are_evaluated_on(tmp_path):
 def test_evaluation_in_blocks_weighs_every_sample_alike(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole", "pfedmo")
     monkeypatch.setattr("fedray.engine.evaluation.EVAL_BLOCK", 7)
-    monkeypatch.setattr("fedray.engine.evaluator.EVAL_BATCH", {"cpu": 3})
+    for bound in ("FEWEST", "MOST"):
+        monkeypatch.setattr(f"fedray.engine.evaluator.{bound}", 3)
     blocks = run(tmp_path / "blocks", "pfedmo")
     for name in ("test_accuracy", "test_loss", "representation_accuracy", "personalized_accuracy"):
         np.testing.assert_allclose(whole.metrics[name], blocks.metrics[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flops", "uncounted", "device", "samples"),
+    [
+        (0.0, (), "cpu", 500),
+        (158_800.0, (), "cpu", 500),
+        (833_040.0, (), "cpu", 480),
+        (3_124_096.0, (), "cpu", 128),
+        (25e6, (), "cpu", 50),
+        (0.0, ("own (Own)",), "cpu", 50),
+        (25e6, (), "cuda", 250),
+    ],
+)
+def test_an_evaluation_passes_more_samples_at_once_through_a_small_model(flops, uncounted, device, samples):
+    facts = ModelFacts(parameters=10, buffers=0, flops=flops, draws=False, uncounted=uncounted)
+    assert samples_of_pass(facts, device) == samples
 
 
 def test_a_diverged_run_keeps_its_records(tmp_path):

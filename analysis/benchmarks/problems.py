@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,16 @@ class SimpleCNN(nn.Sequential):
                 nn.init.xavier_uniform_(layer.weight)
 
 
-MODELS: dict[str, type[nn.Module]] = {"lenet5": LeNet5, "logistic": Logistic, "problems:SimpleCNN": SimpleCNN}
+def mobilenet_v2() -> nn.Module:
+    # the other simulators' environments lack torchvision, and this model is not used there
+    from torchvision.models import mobilenet_v2
+
+    return mobilenet_v2(num_classes=10)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "lenet5": LeNet5, "logistic": Logistic, "problems:SimpleCNN": SimpleCNN, "mobilenet_v2": mobilenet_v2
+}  # fmt: skip
 
 
 def load(source: str, train: bool = True) -> tuple[Tensor, Tensor]:

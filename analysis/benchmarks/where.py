@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=WORKLOADS, default="A")
     parser.add_argument("--rounds", type=int, default=16, help="the first does not count")
+    parser.add_argument("--compile", action="store_true", help="with compiled gradients (engine.compile=true)")
     args = parser.parse_args()
     from fedray import simulate
     from fedray.tracking.columns import PURPOSES
@@ -30,6 +31,8 @@ def main() -> None:
         settings = config(WORKLOADS[args.workload], output)
         settings["run"]["rounds"] = args.rounds
         settings["engine"]["profile"] = True
+        if args.compile:
+            settings["engine"]["compile"] = True
         watch = Watch(ProcessTree(), Path(output), lambda: 0)
         profile = simulate(settings).profile
         watch.close()
@@ -40,6 +43,7 @@ def main() -> None:
     results.summary(
         part="where",
         workload=args.workload,
+        compiled=args.compile,
         rounds=args.rounds - 1,
         foreign_cores=watch.median("foreign"),
         seconds=seconds.to_dict(),

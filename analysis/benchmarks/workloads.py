@@ -34,7 +34,8 @@ WORKLOADS = {
     "D": Workload(
         "problems:SimpleCNN", clients=1000, samples=50, cohort=50, steps=5, batch=10, lr=0.1, source="cifar10"
     ),
+    "E": Workload("mobilenet_v2", clients=100, samples=100, cohort=20, steps=3, batch=32, source="cifar10"),
 }
 
 # rounds per sample: CPU accounting has a resolution of 10 ms, so that a sample must last about half a second
-BLOCK = {"A": 1, "B": 3, "C": 60, "D": 1}
+BLOCK = {"A": 1, "B": 3, "C": 60, "D": 1, "E": 1}

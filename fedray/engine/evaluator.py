@@ -21,14 +21,31 @@ from fedray.core.seeds import SERVER, Purpose, torch_rng
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreResult, ScoreTask
+from fedray.models.inspection import ModelFacts
 
-EVAL_BATCH = {"cpu": 50, "cuda": 250}
-"""Samples in a forward pass of an evaluation, by kind of device. With more samples, the activations of a convolutional
-network no longer fit into a core's cache: with 250 on a CPU, pfl-research's CNN takes 2.2 times as long and ResNet-20
-1.4 times (LeNet-5 0.9 times). The number for GPUs has not been measured."""
+FEWEST, MOST, ENOUGH_FLOPS = 50, 500, 4e8
+"""On a CPU a forward pass of an evaluation has as many samples as take ``ENOUGH_FLOPS``, within these bounds.
+
+Small models spend the time of a small pass starting operations: an MLP takes 0.55 times as long with 500 samples as
+with 50, and LeNet-5 0.93 times. With a larger model, the activations of many samples no longer fit into a core's cache:
+with 500, a network with convolutions of 64 channels takes 1.6 times as long. Measured by
+analysis/benchmarks/evaluation.py.
+"""
+
+ON_GPU = 250
+"""The samples of a forward pass on a GPU, which has not been measured."""
 
 Sums = tuple[float, float]
 """The two sums from which a metric follows (:meth:`fedray.core.task.Task.sums`)."""
+
+
+def samples_of_pass(model: ModelFacts, device: str) -> int:
+    """Returns the number of samples in a forward pass of an evaluation, which depends on nothing but these two."""
+    if device != "cpu":
+        return ON_GPU
+    if model.uncounted:
+        return FEWEST
+    return int(min(MOST, max(FEWEST, ENOUGH_FLOPS / max(model.flops, 1.0))))
 
 
 class Evaluator:
@@ -37,6 +54,7 @@ class Evaluator:
     def __init__(self, clients: Clients) -> None:
         self.clients, self.data = clients, clients.data
         self.network, self.experiment = clients.network, clients.experiment
+        self.size = samples_of_pass(self.experiment.facts, clients.device.type)
 
     def evaluate(self, task: EvalTask) -> EvalResult:
         """Evaluates each model on a block of samples."""
@@ -78,9 +96,8 @@ class Evaluator:
     def passes(self, samples: Samples, indices: NDArray[np.int64]) -> Iterator[tuple[slice, Any, Tensor]]:
         """Runs the loaded model over some samples, and yields for each batch its rows, its outputs and its targets."""
         self.network.mode(training=False)
-        size = EVAL_BATCH[self.clients.device.type]
-        for start in range(0, len(indices), size):
-            rows = slice(start, min(start + size, len(indices)))
+        for start in range(0, len(indices), self.size):
+            rows = slice(start, min(start + self.size, len(indices)))
             x, y = samples.gather(indices[rows])
             yield rows, self.network.outputs(x, features=False).logits, y
 

@@ -16,7 +16,7 @@ from fedray.core.samples import Samples
 from fedray.core.seeds import SERVER, Purpose, stream
 from fedray.core.structure import leaves
 from fedray.engine.clients import Clients
-from fedray.engine.evaluator import EVAL_BATCH, Evaluator
+from fedray.engine.evaluator import Evaluator
 from fedray.errors import UserError
 from fedray.files import replacement_of
 
@@ -58,10 +58,9 @@ def features_of(clients: Clients, samples: Samples, indices: NDArray[np.int64], 
     evaluator, network = Evaluator(clients), clients.network
     network.mode(training=False)
     values, targets = [], []
-    size = EVAL_BATCH[clients.device.type]
     with evaluator.draws(0, SERVER, 0):
-        for start in range(0, len(places), size):
-            x, y = samples.gather(indices[places[start : start + size]])
+        for start in range(0, len(places), evaluator.size):
+            x, y = samples.gather(indices[places[start : start + evaluator.size]])
             z = network.outputs(x).features
             if z is None or z.dim() != 2 or len(z) != len(leaves(y)[0]):
                 raise UserError("--features: the model has no Linear layer whose input is a vector for each sample")
