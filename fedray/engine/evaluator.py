@@ -26,9 +26,9 @@ from fedray.models.inspection import ModelFacts
 FEWEST, MOST, ENOUGH_FLOPS = 50, 500, 4e8
 """On a CPU a forward pass of an evaluation has as many samples as take ``ENOUGH_FLOPS``, within these bounds.
 
-Small models spend the time of a small pass starting operations: an MLP takes 0.55 times as long with 500 samples as
-with 50, and LeNet-5 0.93 times. With a larger model, the activations of many samples no longer fit into a core's cache:
-with 500, a network with convolutions of 64 channels takes 1.6 times as long. Measured by
+Small models spend the time of a small pass starting operations: an MLP takes 0.48 times as long with 500 samples as
+with 50, and LeNet-5 0.73 times. With a larger model, the activations of many samples no longer fit into a core's cache:
+with 500, a network with convolutions of 64 channels takes 1.8 times as long. Measured by
 analysis/benchmarks/evaluation.py.
 """
 
