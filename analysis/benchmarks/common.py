@@ -171,7 +171,7 @@ class Results:
 
     def __init__(self, name: str, columns: Sequence[str]) -> None:
         RESULTS.mkdir(exist_ok=True)
-        self.path = RESULTS / f"{name}-{datetime.now():%Y%m%d-%H%M}.csv"
+        self.path = RESULTS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}.csv"
         self.file = self.path.open("w", newline="")
         self.table = csv.DictWriter(self.file, columns)
         self.table.writeheader()
