@@ -20,8 +20,9 @@ from fedray.cli import main
 from fedray.comparing.runs import read_run
 from fedray.data.registry import SOURCES
 from fedray.errors import UserError
-from fedray.reproducing import measure, published, reproduce
+from fedray.reproducing import costs, measure, published
 from fedray.reproducing.accounting import gflops_of_a_round
+from fedray.reproducing.costs import Costs
 from fedray.reproducing.measure import frame, measured
 from fedray.reproducing.provenance import made_by, sentence
 from fedray.reproducing.published import UNTIL_TARGET, known_tables, read_table
@@ -94,7 +95,7 @@ def mine(tmp_path, monkeypatch) -> Path:
         table = {"title": f"Paper, {name}", "measure": unit, "seeds": 2, "rows": ["fedavg", "fedprox"]}
         table |= {"of": "train"} if unit == "final" else {}
         (folder / f"paper/published/{name}.yaml").write_text(yaml.safe_dump(table | {"columns": columns}))
-    for module in (published, reproduce):
+    for module in (published, costs):
         monkeypatch.setattr(module, "EXPERIMENTS", folder)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -135,8 +136,47 @@ def test_from_start_to_table(mine, ray_cluster, capsys):
     capsys.readouterr()
     assert main(["reproduce", "--list"]) == 0
     listed = capsys.readouterr().out
-    assert "paper/rounds: Paper, rounds\n    8 runs, 8 done; at most 4.0 h on 2 processors" in listed
-    assert "paper/steps: Paper, steps\n    4 runs, 0 done; at most 4.0 h on 2 processors" in listed
+    assert "paper/rounds: Paper, rounds\n    8 runs, 8 done\n" in listed
+    # runs of a second, where half an hour was measured
+    assert "paper/steps: Paper, steps\n    4 runs, 0 done; about 0.0 h\n" in listed
+    assert "because the runs in reproduced/runs took so many times as long as expected." in listed
+
+
+def test_cost_without_runs(mine, capsys):
+    """Eight runs of the half hour that was measured, and four of twice the local steps."""
+    assert main(["reproduce", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "paper/rounds: Paper, rounds\n    8 runs, 0 done; about 4.0 h\n" in listed
+    assert "paper/steps: Paper, steps\n    4 runs, 0 done; about 4.0 h\n" in listed
+    assert listed.endswith("Hours are of 2 processors without a GPU (analysis/experiments/README.md).\n")
+
+
+@pytest.mark.parametrize(("processes", "slowness"), [(1, 2), (2, 2), (3, 4)])
+def test_cost_follows_the_runs_that_have_ended(mine, processes, slowness):
+    """Half of a run's rounds took an hour of one process, or of a server and client actors. A quarter of an hour of two
+    processors was expected."""
+    cells = read_table("paper/rounds").cells
+    run = mine / "runs" / cells[0].name / "seed-0"
+    run.mkdir(parents=True)
+    machine = {"processes": [{"pid": 1}] * processes}
+    (run / "summary.json").write_text(json.dumps({"status": "completed", "rounds": 10, "machine": machine}))
+    (run / "metrics.csv").write_text("round,wall_seconds\n5,1800.0\n10,3600.0\n")
+    found = Costs(mine / "runs", [(cell, 2) for cell in cells])
+    assert found.slowness == pytest.approx(slowness)
+    cost = found.of(cells, 2)
+    assert (cost.runs, cost.done) == (8, 1)
+    assert cost.hours == pytest.approx(7 * 0.5 * slowness)
+
+
+def test_cost_of_local_epochs(mine):
+    """Epochs are compared with those of the experiment's file, because the steps of an epoch are not known."""
+    experiment = EXPERIMENT | {"train": {"cohort_size": 3, "local_epochs": 5, "lr": 0.05}}
+    (mine / "experiments/paper/small.yaml").write_text(yaml.safe_dump(experiment))
+    column = {"experiment": "paper/small", "with": {"train.local_epochs": 10, "run.rounds": 5}}
+    table = {"title": "T", "measure": "final", "seeds": 1, "rows": ["fedavg"], "columns": {"a": column}}
+    (mine / "experiments/paper/published/epochs.yaml").write_text(yaml.safe_dump(table))
+    cells = read_table("paper/epochs").cells
+    assert Costs(mine / "runs", []).of(cells, 1).hours == pytest.approx(0.5 * 2 / 4)
 
 
 def test_quick_runs_are_kept_apart(mine, ray_cluster):

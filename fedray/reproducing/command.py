@@ -64,9 +64,17 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 
 def _list(output: Path) -> int:
+    from fedray.reproducing.costs import PROCESSORS
     from fedray.reproducing.reproduce import listing
 
-    for name, title, runs, done, hours in listing(output):
-        cost = "not measured" if hours != hours else f"at most {hours:,.{1 if hours < 100 else 0}f} h on 2 processors"
-        print(f"{name}: {title}\n    {runs:,} runs, {done:,} done; {cost}")
+    tables, slowness = listing(output)
+    for name, title, cost in tables:
+        hours = f"about {cost.hours:,.{1 if cost.hours < 100 else 0}f} h"
+        takes = "; not measured" if cost.hours != cost.hours else f"; {'the others ' if cost.done else ''}{hours}"
+        print(f"{name}: {title}")
+        print(f"    {cost.runs:,} runs, {cost.done:,} done{takes if cost.done < cost.runs else ''}")
+    seen = ""
+    if slowness is not None:
+        seen = f", times {slowness:.2g}, because the runs in {output / 'runs'} took so many times as long as expected"
+    print(f"Hours are of {PROCESSORS} processors without a GPU (analysis/experiments/README.md){seen}.")
     return 0

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedray.errors import UserError, near_miss
+from fedray.reproducing.costs import Costs, TableCost
 from fedray.reproducing.measure import measured
 from fedray.reproducing.provenance import made_by
-from fedray.reproducing.published import EXPERIMENTS, Cell, Planned, PublishedTable, known_tables, read_table
+from fedray.reproducing.published import Planned, PublishedTable, known_tables, read_table
 from fedray.reproducing.report import text_of, write
 from fedray.reproducing.runs import Say, make_runs
-from fedray.tuning.finals import is_finished
 
 QUICK = 10
 """With ``--quick`` a run has one round for each so many of the paper's."""
@@ -81,32 +79,14 @@ def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
     return text_of(table, found, made), paths, failures, stopped
 
 
-def listing(output: Path) -> Iterator[tuple[str, str, int, int, float]]:
-    """Yields for each table its name and title, how many runs it has and how many of them have ended in ``output``, and
-    the hours that all take at most on 2 processors (NaN if that was not measured)."""
-    with (EXPERIMENTS / "costs.csv").open() as file:
-        costs = {row["experiment"]: row for row in csv.DictReader(file)}
-    for name in known_tables():
-        request = Request(name, output=output)
-        table = request.table()
-        seeds = request.seeds_of(table)
-        cells = {cell.name: cell for cell in table.cells}
-        done = sum(is_finished(request.runs / cell / f"seed-{seed}") for cell in cells for seed in range(seeds))
-        hours = math.fsum(seeds * _hours(cell, costs) for cell in cells.values())
-        yield name, table.title, seeds * len(cells), done, hours
+def listing(output: Path) -> tuple[list[tuple[str, str, TableCost]], float | None]:
+    """Returns the name and title of each table, and what its runs take that have not ended in ``output``.
 
-
-def _hours(cell: Cell, costs: Mapping[str, Mapping[str, str]]) -> float:
-    """Returns the hours of a run of a cell on 2 processors.
-
-    They are those that were measured of its experiment (analysis/experiments/costs.csv), times what the cell's settings
-    change in rounds, clients in a round and local steps.
+    The second value says how many times as long as expected the runs took that have (:class:`Costs`).
     """
-    row = costs.get(f"{cell.file.parent.name}/{cell.file.stem}")
-    if row is None:
-        return math.nan
-    config = cell.config({})
-    cohort = config.train.cohort_size or config.data.clients
-    now = {"rounds": config.rounds, "cohort": cohort, "local_steps": config.train.local_steps}
-    factors = [value / float(row[key]) for key, value in now.items() if value is not None]
-    return math.prod([float(row["hours_per_run"]), *factors])
+    requests = [Request(name, output=output) for name in known_tables()]
+    tables = [(request, request.table()) for request in requests]
+    every = [(cell, request.seeds_of(table)) for request, table in tables for cell in table.cells]
+    costs = Costs(output / "runs", every)
+    found = [(table.name, table.title, costs.of(table.cells, request.seeds_of(table))) for request, table in tables]
+    return found, costs.slowness

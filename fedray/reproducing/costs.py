@@ -1,0 +1,112 @@
+"""Estimates how long the runs of published tables take here."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fedray.config import Config, load
+from fedray.reproducing.published import EXPERIMENTS, Cell
+from fedray.tuning.finals import is_finished
+
+PROCESSORS = 2
+"""The processors of the machine on which ``costs.csv`` was measured. All hours are those of so many."""
+
+
+@dataclass(frozen=True)
+class TableCost:
+    """What a table takes: its ``runs``, how many of them are ``done``, and the ``hours`` that the others take on
+    :data:`PROCESSORS` processors (NaN if their experiment was not measured)."""
+
+    runs: int
+    done: int
+    hours: float
+
+
+class Costs:
+    """The costs of tables whose runs are, or will be, in ``folder``; ``every`` has all their cells, with their seeds.
+
+    A run's hours are first those that were measured of its experiment, with the algorithm of its paper, times what the
+    run's settings change in rounds, clients in a round and local steps. If runs have ended in ``folder``, all hours are
+    multiplied by ``slowness``: how many times as long as expected those runs took. It is None if none has ended.
+    """
+
+    def __init__(self, folder: Path, every: Iterable[tuple[Cell, int]]) -> None:
+        self.folder = folder
+        with (EXPERIMENTS / "costs.csv").open() as file:
+            self._measured = {row["experiment"]: row for row in csv.DictReader(file)}
+        self._expected: dict[str, tuple[float, int]] = {}
+        cells = {(cell.name, seeds): cell for cell, seeds in every}
+        ended = {run: cell for (_, seeds), cell in cells.items() for run in self._runs(cell, seeds) if is_finished(run)}
+        taken = [(_hours_taken(run), self._of_a_round(cell)[0] * _rounds(run)) for run, cell in ended.items()]
+        self.slowness = _ratio(taken)
+
+    def of(self, cells: Sequence[Cell], seeds: int) -> TableCost:
+        """Returns what a table of ``cells`` takes, with ``seeds`` runs for each cell."""
+        done, hours = 0, 0.0
+        each = {cell.name: cell for cell in cells}.values()
+        for cell in each:
+            ended = sum(map(is_finished, self._runs(cell, seeds)))
+            done += ended
+            if ended < seeds:
+                hours += (seeds - ended) * math.prod(self._of_a_round(cell))
+        return TableCost(seeds * len(each), done, hours * (self.slowness or 1.0))
+
+    def _runs(self, cell: Cell, seeds: int) -> Iterator[Path]:
+        return (self.folder / cell.name / f"seed-{seed}" for seed in range(seeds))
+
+    def _of_a_round(self, cell: Cell) -> tuple[float, int]:
+        """Returns the hours that a round of a cell was measured to take, and how many rounds its runs have."""
+        if cell.name not in self._expected:
+            config = cell.config({})
+            row = self._measured.get(f"{cell.file.parent.name}/{cell.file.stem}")
+            hours = math.nan
+            if row is not None:
+                cohort = config.train.cohort_size or config.data.clients
+                steps = _steps_against_measured(config, _own_config(cell.file), float(row["local_steps"]))
+                of_round = float(row["hours_per_run"]) / float(row["rounds"])
+                hours = of_round * cohort / float(row["cohort"]) * steps
+            self._expected[cell.name] = hours, config.rounds
+        return self._expected[cell.name]
+
+
+@cache
+def _own_config(file: Path) -> Config:
+    """Returns the configuration of an experiment as it was measured."""
+    return load(file, [])
+
+
+def _steps_against_measured(config: Config, measured: Config, steps: float) -> float:
+    """Returns how many local steps a client makes in a round for each that it made when ``steps`` were measured."""
+    if config.train.local_steps is not None:
+        return config.train.local_steps / steps
+    if config.train.local_epochs is not None and measured.train.local_epochs is not None:
+        return config.train.local_epochs / measured.train.local_epochs
+    return 1.0
+
+
+def _rounds(run: Path) -> int:
+    """Returns the rounds that a run has made, which may have ended early."""
+    return int(json.loads((run / "summary.json").read_text())["rounds"])
+
+
+def _hours_taken(run: Path) -> float:
+    """Returns the hours that a run took, or would have taken on :data:`PROCESSORS` processors."""
+    with (run / "metrics.csv").open() as file:
+        seconds = [float(row["wall_seconds"]) for row in csv.DictReader(file)]
+    processes = json.loads((run / "summary.json").read_text())["machine"]["processes"]
+    # a server of its own has next to nothing to do
+    clients = max(1, len(processes) - 1)
+    return seconds[-1] / 3600 * clients / PROCESSORS
+
+
+def _ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Returns the sum of the first numbers over that of the second ones, of those pairs that are known."""
+    known = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    below = math.fsum(second for _, second in known)
+    return math.fsum(first for first, _ in known) / below if below else None
