@@ -300,6 +300,19 @@ def test_a_run_made_twice_counts_once(runs):
     assert any(each.reason.endswith("with the same seeds, but for engine.channels_last") for each in found.left_out)
 
 
+def test_targets_are_those_that_all_runs_have(runs):
+    """``run.targets`` of the runs themselves, unless others are asked for."""
+    for path in runs.glob("*-5.0-*/config.yaml"):
+        change(path, run__targets=[0.2, 0.3] if "fedavg" in str(path) else [0.3, 0.4])
+    change(runs / "fedavg-0.1-0/config.yaml", run__targets=[0.3])
+    found = fedray.compare(runs)
+    targets = found.targets.groupby("environment")["target"].unique()
+    assert targets["alpha=5"].tolist() == [0.3]
+    final = found.table.set_index(["environment", "group"]).loc[("alpha=0.1", "fedavg"), "final"]
+    assert targets["alpha=0.1"].tolist() == [final]
+    assert fedray.compare(runs, targets=[0.25]).targets["target"].unique().tolist() == [0.25]
+
+
 def test_what_is_said_of_the_baseline(runs):
     """One that is missing, one of several, and one that does not reach the target itself."""
     for seed in range(3):

@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--target", metavar="T", action="append", default=[], type=float,
         help="a value of the metric, such as 0.9: what did it take to reach it? May be given several times; unless "
-        "given, the mean that the baseline ends with",
+        "given, those of run.targets that all runs have, or else the mean that the baseline ends with",
     )  # fmt: skip
     parser.add_argument("--baseline", metavar="GROUP", help="a group's name, or an algorithm; fedavg unless given")
     last = "rounds of which the mean is shown, too; the last ten evaluations unless given"

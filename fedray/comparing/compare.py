@@ -109,9 +109,10 @@ def compare(
     data and model. ``by`` are the keys in which the groups of an environment differ
     (:func:`~fedray.comparing.grouping.group_runs`). ``x`` is what curves are drawn over: ``rounds``, ``iterations``,
     ``bytes``, ``flops``, ``virtual_seconds`` or ``wall_seconds``. ``targets`` are values of the main metric; unless
-    given, the target is the mean that the baseline ends with. ``baseline`` is the name of a group or an algorithm:
-    FedAvg, unless given. ``last`` is the number of rounds over which the column ``last`` is the mean. With
-    ``any_version`` runs of other versions of fedray than the newest are not left out.
+    given, they are those of ``run.targets`` that all runs of an environment have, or else the mean that the baseline
+    ends with. ``baseline`` is the name of a group or an algorithm: FedAvg, unless given. ``last`` is the number of
+    rounds over which the column ``last`` is the mean. With ``any_version`` runs of other versions of fedray than the
+    newest are not left out.
 
     Raises :class:`~fedray.UserError` for a path without runs, an unknown key, axis or baseline, and if no run is left.
     """
@@ -200,6 +201,12 @@ def _names(group: Group) -> tuple[str, str]:
     return group.label, str(group.runs[0].settings.get(ALGORITHM))
 
 
+def _shared_targets(groups: Sequence[Group]) -> list[float]:
+    """Returns the values of ``run.targets`` that all runs of ``groups`` have."""
+    each = [run.settings.get("run.targets") or [] for group in groups for run in group.runs]
+    return [target for target in each[0] if all(target in targets for targets in each)]
+
+
 def _pair(run: Run) -> tuple[Any, ...]:
     """Runs of two groups are a pair if they have the same seeds, and clients hold the same samples."""
     return *run.seeds, run.summary.get("partition_hash")
@@ -232,7 +239,8 @@ class _Asked:
                 rows[group] |= difference(finals[group], finals[baseline])
         correct(list(rows.values()))
         ordered = sorted(groups, key=lambda group: order_of(rows[group], self.measure))
-        targets = self.targets or self._implied_target([rows[each] for each in groups if baseline in (None, each)])
+        given = self.targets or _shared_targets(groups)
+        targets = given or self._implied_target([rows[each] for each in groups if baseline in (None, each)])
         to_targets = [row for target in targets for row in self._to(target, ordered, baseline, rows)]
         unequal = what_is_unequal(groups, compares_time=self.over == "wall_seconds")
         return Environment(
@@ -243,7 +251,7 @@ class _Asked:
             targets=to_targets,
             notes=[
                 *unequal,
-                *self._about_baseline(groups, named, baseline, to_targets),
+                *self._about_baseline(groups, named, baseline, to_targets, implied=not given),
                 *self._about_axis(ordered),
             ],
         )
@@ -254,12 +262,14 @@ class _Asked:
         named: Sequence[Group],
         baseline: Group | None,
         to_targets: Sequence[Mapping[str, Any]],
+        *,
+        implied: bool,
     ) -> Iterator[str]:
         """Yields lines about a baseline that is not there, is one of several, or does not reach a target itself."""
         if baseline is None:
             if len(groups) > 1:
-                implied = "" if self.targets else ", and the target is the mean of the group that ends worst"
-                yield f"there is no {self.baseline} here, so that there are no differences and speed-ups{implied}"
+                target = ", and the target is the mean of the group that ends worst" if implied else ""
+                yield f"there is no {self.baseline} here, so that there are no differences and speed-ups{target}"
             return
         if len(named) > 1:
             yield f"the baseline is {baseline.label}, the best of {len(named)} groups of {self.baseline}"
