@@ -45,16 +45,19 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 def near_miss(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: the closest known name, or all known names if none is close.
 
-    Of dotted names those come first that end with ``name``. More than :data:`MOST_NAMES` are not listed.
+    Of dotted names those come first that end with ``name``, or with ``name`` of this section. More than
+    :data:`MOST_NAMES` are not listed.
 
     >>> near_miss("fedporx", ["fedavg", "fedprox"])
     " (did you mean 'fedprox'?)"
     >>> near_miss("lr", ["data.source", "train.lr"])
     " (did you mean 'train.lr'?)"
+    >>> near_miss("algorithm", ["algorithm.mu", "algorithm.name"])
+    " (did you mean 'algorithm.name'?)"
     """
     known = sorted(map(str, known))
     close = closest(name, known)
-    meant = [each for each in known if each.rpartition(".")[2] == name.lower()]
+    meant = [each for each in known if each.rpartition(".")[2] == name.lower() or each == f"{name.lower()}.name"]
     if meant or close:
         meant = meant or [str(close)]
         return f" (did you mean {' or '.join(map(repr, meant))}?)"

@@ -177,6 +177,45 @@ def test_folders_that_cannot_be_compared_are_named_and_left_out(runs):
     assert "fedprox-0.1-1" not in {each.folder.name for each in fedray.compare(runs, any_version=True).left_out}
 
 
+@pytest.mark.parametrize(
+    ("name", "damage", "reason"),
+    [
+        ("metrics.csv", lambda lines: lines[:4], "it does not have each of the 6 rounds once"),
+        ("metrics.csv", lambda lines: lines[:3] + lines[4:], "it does not have each of the 6 rounds once"),
+        ("metrics.csv", lambda lines: lines + lines[-1:], "it does not have each of the 6 rounds once"),
+        ("metrics.csv", lambda lines: [], "it is empty"),
+        (
+            "metrics.csv",
+            lambda lines: [*lines[:-1], lines[-1].replace("0.", "x.")],
+            "In CSV column #6: CSV conversion error",
+        ),
+        ("summary.json", lambda lines: [], "Expecting value: line 1 column 1"),
+        ("summary.json", lambda lines: ["[]"], "it does not hold status and rounds"),
+        ("config.yaml", lambda lines: [], "it lacks run, algorithm, data, model, train, engine"),
+        ("config.yaml", lambda lines: lines[:12], "it lacks algorithm, data, model, train, engine"),
+        ("config.yaml", lambda lines: lines[:-3], "it lacks its end"),
+        ("inputs.json", lambda lines: ["{"], "Expecting property name"),
+    ],
+)
+def test_a_damaged_file_is_named(runs, capsys, name, damage, reason):
+    path = runs / "fedavg-0.1-0" / name
+    path.write_text("".join(damage(path.read_text().splitlines(keepends=True))))
+    (left_out,) = fedray.compare(runs).left_out
+    assert left_out.folder == path.parent
+    assert f"{name} is damaged: {reason}" in left_out.reason
+    assert main(["report", str(path.parent)]) == 2
+    assert f"{name} is damaged: {reason}" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_is_gone_is_missed(runs):
+    path = runs / "fedavg-0.1-0/metrics.csv"
+    rows = pd.read_csv(path)
+    rows.loc[5, "test_accuracy"] = np.nan
+    rows.to_csv(path, index=False)
+    (left_out,) = fedray.compare(runs).left_out
+    assert "metrics.csv is damaged: it ends with 0." in left_out.reason
+
+
 def test_diverged_runs_are_counted_and_in_no_mean(runs):
     for seed in (0, 1):
         path = runs / f"fedprox-5.0-{seed}/summary.json"
@@ -233,8 +272,11 @@ def test_the_files(runs, tmp_path, capsys):
     before = (output / "report.html").read_bytes()
     assert main(command) == 0
     assert (output / "report.html").read_bytes() == before
+    capsys.readouterr()
     assert main([*command, "--by", "data.partition.alpha"]) == 2
-    assert "holds something else than this comparison" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "holds something else than this comparison" in said.err
     assert (output / "report.html").read_bytes() == before
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +72,7 @@ def test_the_profile_table_names_every_purpose(tmp_path, monkeypatch, capsys):
     assert main(["run", *settings[:2], "--profile", *settings[2:]]) == 0
     shown = capsys.readouterr().out
     assert "seconds per round, mean of 2" in shown
+    assert re.search(r"without round 1, which took \d+\.\d s\n", re.sub(r" +\n", "\n", shown))
     assert all(purpose in shown for purpose in PURPOSES)
 
 

@@ -17,7 +17,7 @@ import yaml
 import fedray
 from fedray.algorithms import find_algorithm
 from fedray.cli import main
-from fedray.comparing.runs import read_run
+from fedray.comparing.runs import LAST_KEY, SECTIONS, read_run
 from fedray.data.registry import SOURCES
 from fedray.errors import UserError
 from fedray.reproducing import costs, measure, published
@@ -148,6 +148,8 @@ def test_cost_without_runs(mine, capsys):
     listed = capsys.readouterr().out
     assert "paper/rounds: Paper, rounds\n    8 runs, 0 done; about 4.0 h\n" in listed
     assert "paper/steps: Paper, steps\n    4 runs, 0 done; about 4.0 h\n" in listed
+    assert main(["reproduce", "paper/steps", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
     assert listed.endswith("Hours are of 2 processors without a GPU (analysis/experiments/README.md).\n")
 
 
@@ -191,9 +193,10 @@ def test_quick_runs_are_kept_apart(mine, ray_cluster):
 def write_run(folder: Path, accuracies: list[float], status: str = "completed", **columns: float) -> None:
     """A run folder as far as it is read here: an evaluation in each round."""
     folder.mkdir(parents=True)
-    summary = {"status": status, "versions": {}}
+    summary = {"status": status, "rounds": len(accuracies), "versions": {}}
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "config.yaml").write_text(f"run: {{rounds: {len(accuracies)}, targets: [0.3]}}")
+    config = {name: {} for name in SECTIONS} | {"run": {"targets": [0.3]}, "engine": {LAST_KEY: False}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
     rounds = np.arange(1, len(accuracies) + 1)
     rows = {"round": rounds, "iterations": rounds, "cohort_size": 3, "bytes_down": rounds, "bytes_up": rounds}
     rows |= {"flops": 1.0 * rounds, "wall_seconds": 1.0 * rounds, "test_accuracy": accuracies}
@@ -230,6 +233,35 @@ def test_ratios_and_accuracies(mine):
     text = text_of(accuracy, measured(accuracy, mine / "runs", 1), made_by(ASKED, []))
     assert "| fedavg | 60.00 (50) |" in text
     assert "| fedprox | 70.00 (-) |" in text
+    assert "Measured (published). Training accuracy at the end in percent, as the mean over seeds" in text
+    # of two seeds both values, of three the interval
+    write_run(runs / "fedavg/seed-1", [0.1, 0.4, 0.5], train_accuracy=0.5)
+    write_run(runs / "fedprox/seed-1", [0.1, 0.2, 0.2, 0.4], train_accuracy=0.8)
+    write_run(runs / "fedprox/seed-2", [0.1, 0.2, 0.2, 0.4], train_accuracy=0.9)
+    found = measured(accuracy, mine / "runs", 3)
+    text = text_of(accuracy, found, made_by(ASKED, []))
+    assert "| fedavg | 60.00, 50.00 (50) |" in text
+    assert f"| fedprox | 80.00 ± {found[1].margin:.2f} (-) |" in text
+
+
+def test_a_row_of_another_accuracy_is_named():
+    table = read_table("pfedmo/fig2b")
+    text = text_of(table, measured(table, Path("nowhere"), 3), made_by(ASKED, []))
+    assert "Training accuracy at the end in percent" in text
+    assert "Of representation model alone, test it is the test accuracy." in text
+
+
+def test_a_damaged_run_is_named(mine, capsys):
+    run = mine / "runs/paper/small/fedavg/seed-0"
+    write_run(run, [0.1, 0.4, 0.5], train_accuracy=0.6)
+    (run / "metrics.csv").write_text("")
+    table = read_table("paper/accuracy")
+    text = text_of(table, measured(table, mine / "runs", 1), made_by(ASKED, []))
+    assert "| fedavg | not run (50) |" in text
+    assert f"Left out: {run}: metrics.csv is damaged: it is empty." in text
+    (run / "summary.json").write_text("{")
+    with pytest.raises(UserError, match=re.escape(f"{run}/summary.json is damaged: remove {run}")):
+        measured(table, mine / "runs", 1)
 
 
 def test_how_a_table_was_made(mine):
@@ -237,7 +269,7 @@ def test_how_a_table_was_made(mine):
     folders = [mine / f"runs/seed-{seed}" for seed in range(2)]
     for seed, folder in enumerate(folders):
         write_run(folder, [0.1, 0.4])
-        summary = {"status": "completed", "versions": {"fedray": f"0.{seed}", "torch": "2.8"}}
+        summary = {"status": "completed", "rounds": 2, "versions": {"fedray": f"0.{seed}", "torch": "2.8"}}
         processes = [{"device": "Xeon"}, {"device": ("Xeon", "EPYC")[seed]}]
         (folder / "summary.json").write_text(json.dumps(summary | {"machine": {"processes": processes}}))
     runs = [read_run(folder) for folder in folders]
@@ -286,6 +318,8 @@ def test_costs_follow_from_rounds(mine, monkeypatch):
         (["paper/round"], "there is no published table 'paper/round' .did you mean 'paper/rounds'"),
         (["paper/rounds", "--column", "c"], "--column: paper/rounds has no column 'c'"),
         (["paper/rounds", "--seeds", "0"], "--seeds must be at least 1, not 0"),
+        (["--list", "paper/round"], "there is no published table 'paper/round' .did you mean 'paper/rounds'"),
+        (["--list", "--quick"], "--list goes without --column, --seeds and --quick"),
     ],
 )
 def test_mistakes(words, message, mine, capsys):

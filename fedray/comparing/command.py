@@ -47,7 +47,8 @@ def add_parser(commands: Any) -> None:
     last = "rounds of which the mean is shown, too; the last ten evaluations unless given"
     parser.add_argument("--last", metavar="K", type=int, help=last)
     parser.add_argument("--any-version", action="store_true", help="also take runs of older versions of fedray")
-    parser.add_argument("--output", metavar="DIR", type=Path, help="folder of the files; ./comparison unless given")
+    output = "folder of the files; unless given ./comparison, or ./comparison-2 if that is another comparison's"
+    parser.add_argument("--output", metavar="DIR", type=Path, help=output)
     parser.set_defaults(function=_compare)
 
 
@@ -55,7 +56,7 @@ def _compare(options: argparse.Namespace) -> int:
     if not options.folders:
         raise UserError("give folders of runs, as in: fedray compare runs/")
     from fedray.comparing.compare import compare
-    from fedray.comparing.files import lines, place_of, write
+    from fedray.comparing.files import check_place, lines, place_of, write
 
     found = compare(
         *options.folders,
@@ -66,12 +67,13 @@ def _compare(options: argparse.Namespace) -> int:
         last=options.last,
         any_version=options.any_version,
     )
+    folder = options.output or place_of(found, Path())
+    check_place(folder, found)
     for line in lines(found):
         print(line)
     groups = sum(len(environment.groups) for environment in found.environments)
     if groups > MANY:
         print(f"drawing the pictures of {groups} groups in {len(found.environments)} tables ...", flush=True)
-    folder = options.output or place_of(found, Path())
     names = [path.name for path in write(found, folder)]
     print(f"wrote {', '.join(names)} into {folder}")
     return 0

@@ -117,7 +117,7 @@ def compare(
     Raises :class:`~fedray.UserError` for a path without runs, an unknown key, axis or baseline, and if no run is left.
     """
     if x not in AXES:
-        raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}; there are {', '.join(AXES)}")
+        raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}")
     if last is not None and last < 1:
         raise UserError(f"--last must be at least 1, not {last}")
     runs, left_out = find_runs(map(Path, paths))

@@ -46,8 +46,7 @@ def write(comparison: Comparison, folder: Path) -> list[Path]:
 
     Raises :class:`UserError` if the folder can't be written to, or holds something else than this comparison.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _holds(folder, comparison):
-        raise UserError(f"{folder} holds something else than this comparison: name another folder by --output")
+    check_place(folder, comparison)
     paths = {name: folder / name for name in (MARK, "comparison.csv", "comparison.md", "comparison.tex", "targets.csv")}
     pictures = [folder / "curves.png", folder / "curves.svg"]
     tables = [
@@ -72,6 +71,12 @@ def write(comparison: Comparison, folder: Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"can't write {folder}: {error.strerror or error}") from None
     return [*paths.values(), *pictures, page]
+
+
+def check_place(folder: Path, comparison: Comparison) -> None:
+    """Raises :class:`UserError` if a comparison can't be written into ``folder``, because something else is there."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _holds(folder, comparison):
+        raise UserError(f"{folder} holds something else than this comparison: name another folder by --output")
 
 
 def place_of(comparison: Comparison, beside: Path) -> Path:

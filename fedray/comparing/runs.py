@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,12 @@ from fedray.tracking.folder import INPUTS, read_metrics, with_unrecorded
 
 SEEDS = ("run.seed", "data.seed")
 """The keys in which the repetitions of a run differ from each other."""
+
+SECTIONS = ("run", "algorithm", "data", "model", "train", "engine")
+"""The sections that every config.yaml has, in the order of the file."""
+
+LAST_KEY = "portable_bits"
+"""A key at the end of the last section, as long as there has been one."""
 
 SET_ASIDE = ".bak-"
 """What the name of a folder contains that ``run.resume=false`` has renamed."""
@@ -167,24 +173,61 @@ def read_run(folder: Path) -> Run | LeftOut:
         settings = settings_of(folder)
         if not (folder / "summary.json").exists():
             return LeftOut(folder, "the run has not ended")
-        summary = json.loads((folder / "summary.json").read_text())
-        status, rounds = summary["status"], settings["run.rounds"]
-        if status == "interrupted":
-            return LeftOut(folder, f"the run was interrupted after {summary['rounds']} of {rounds} rounds")
-        rows = read_metrics(folder)
-        if not {"round", "bytes_down", "bytes_up", "flops", "wall_seconds"} <= {*rows.columns} or not len(rows):
-            return LeftOut(folder, "metrics.csv is damaged: it lacks columns or rounds")
-        rows = rows.assign(bytes=rows["bytes_down"] + rows["bytes_up"])
-        has_inputs = (folder / INPUTS).exists()
-        inputs = json.loads((folder / INPUTS).read_text()) if has_inputs else {}
-        return Run(folder, settings, summary, inputs, rows)
+        summary = _read_object(folder / "summary.json", ("status", "rounds"))
+        if summary["status"] == "interrupted":
+            done = f"{summary['rounds']} of {settings['run.rounds']} rounds"
+            return LeftOut(folder, f"the run was interrupted after {done}")
+        inputs = _read_object(folder / INPUTS) if (folder / INPUTS).exists() else {}
+        run = Run(folder, settings, summary, inputs, _rows_of(folder, summary))
     except UserError as error:
-        return LeftOut(folder, f"it is damaged: {error}")
-    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
-        return LeftOut(folder, f"it is damaged: {first_sentence(error)}")
+        return LeftOut(folder, str(error))
+    differs = _disagreement(run)
+    return run if differs is None else LeftOut(folder, f"metrics.csv is damaged: {differs}")
+
+
+def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a JSON file that holds an object with ``keys``. Raises :class:`UserError` if it does not."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path.name} is damaged: {first_sentence(error)}") from None
+    if not isinstance(found, dict) or any(key not in found for key in keys):
+        raise UserError(f"{path.name} is damaged: it does not hold {' and '.join(keys) or 'an object'}")
+    return found
+
+
+def _rows_of(folder: Path, summary: Mapping[str, Any]) -> pd.DataFrame:
+    """Reads metrics.csv, with a further column ``bytes``. Raises :class:`UserError` if it lacks columns or rounds."""
+    try:
+        rows = read_metrics(folder)
+    except StopIteration:
+        raise UserError("metrics.csv is damaged: it is empty") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"metrics.csv is damaged: {first_sentence(error)}") from None
+    lacking = [name for name in ("round", "bytes_down", "bytes_up", "flops", "wall_seconds") if name not in rows]
+    if lacking:
+        raise UserError(f"metrics.csv is damaged: it lacks {', '.join(lacking)}")
+    if not len(rows) or rows["round"].tolist() != [*range(1, int(summary["rounds"]) + 1)]:
+        raise UserError(f"metrics.csv is damaged: it does not have each of the {summary['rounds']} rounds once")
+    return rows.assign(bytes=rows["bytes_down"] + rows["bytes_up"])
+
+
+def _disagreement(run: Run) -> str | None:
+    """Returns how the last evaluation in metrics.csv differs from that of summary.json; None if it does not."""
+    recorded = run.summary.get("final")
+    found = run.final(Measure(run.summary.get("metric", "accuracy"), run.summary.get("mode", "max")))
+    if recorded is None or math.isnan(found) or math.isclose(recorded, found, rel_tol=1e-9):
+        return None
+    return f"it ends with {found:g}, and summary.json has {recorded:g}"
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
     """Returns the settings of the run in ``folder`` by dotted key. Those that an older fedray did not have are
-    what it did without them. Raises :class:`UserError` if they can't be read."""
-    return with_unrecorded(read_file(folder / "config.yaml"))
+    what it did without them. Raises :class:`UserError` if they can't be read, or are not whole."""
+    found = read_file(folder / "config.yaml")
+    lacking = [name for name in SECTIONS if not isinstance(found.get(name), Mapping)]
+    if lacking:
+        raise UserError(f"config.yaml is damaged: it lacks {', '.join(lacking)}")
+    if LAST_KEY not in found["engine"]:
+        raise UserError("config.yaml is damaged: it lacks its end")
+    return with_unrecorded(found)

@@ -39,7 +39,7 @@ def tables_of(comparison: Comparison, environment: Environment) -> Iterator[Tabl
 
 def _reached(comparison: Comparison, environment: Environment) -> pd.DataFrame:
     measure, rows = comparison.measure, environment.rows
-    last = "last ten evaluations" if comparison.last is None else f"last {comparison.last} rounds"
+    last = "up to ten last evaluations" if comparison.last is None else f"last {comparison.last} rounds"
     found: dict[str, list[str]] = {
         "": [row["group"] for row in rows],
         "runs": [_runs(row) for row in rows],

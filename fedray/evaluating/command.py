@@ -19,8 +19,8 @@ from elsewhere, say what it is: model.name=... data.source=...
 
 With another data.source than the run's, data.* are what you say here. The keys
 that count are data.*, task.*, model.*, run.seed (by which clients get their
-shares of the test set), train.precision, and engine.device, threads and
-portable_bits."""
+shares of the test set), train.precision, and engine.device, threads,
+portable_bits and channels_last."""
 
 
 def add_parser(commands: Any) -> None:

@@ -26,7 +26,8 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="the table, such as fedtrip/table4")
-    parser.add_argument("--list", action="store_true", help="list all tables, with their runs and what they take")
+    listed = "list all tables, or NAME, with their runs and what they take"
+    parser.add_argument("--list", action="store_true", help=listed)
     columns = "a column of the table; may be given several times; all unless given"
     parser.add_argument("--column", metavar="NAME", action="append", default=[], help=columns)
     parser.add_argument(
@@ -44,7 +45,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     from fedray.tracking.progress import Display
 
     if options.list:
-        return _list(options.output)
+        return _list(options)
     if options.name is None:
         raise UserError("give the name of a table, such as fedtrip/table4; fedray reproduce --list shows all")
     if options.seeds is not None and options.seeds < 1:
@@ -63,11 +64,13 @@ def _reproduce(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _list(output: Path) -> int:
+def _list(options: argparse.Namespace) -> int:
     from fedray.reproducing.costs import PROCESSORS
     from fedray.reproducing.reproduce import listing
 
-    tables, slowness = listing(output)
+    if options.column or options.seeds is not None or options.quick:
+        raise UserError("--list goes without --column, --seeds and --quick: it lists whole tables, as in the paper")
+    tables, slowness = listing(options.output, options.name)
     for name, title, cost in tables:
         hours = f"about {cost.hours:,.{1 if cost.hours < 100 else 0}f} h"
         takes = "; not measured" if cost.hours != cost.hours else f"; {'the others ' if cost.done else ''}{hours}"
@@ -75,6 +78,7 @@ def _list(output: Path) -> int:
         print(f"    {cost.runs:,} runs, {cost.done:,} done{takes if cost.done < cost.runs else ''}")
     seen = ""
     if slowness is not None:
-        seen = f", times {slowness:.2g}, because the runs in {output / 'runs'} took so many times as long as expected"
+        runs = options.output / "runs"
+        seen = f", times {slowness:.2g}, because the runs in {runs} took so many times as long as expected"
     print(f"Hours are of {PROCESSORS} processors without a GPU (analysis/experiments/README.md){seen}.")
     return 0

@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 
 from fedray.comparing.measure import Measure
-from fedray.comparing.runs import Run, read_run
+from fedray.comparing.runs import LeftOut, Run, read_run
 from fedray.comparing.statistics import mean_and_margin
 from fedray.reproducing.accounting import gflops_of_a_round, gib_of_a_run
 from fedray.reproducing.published import Cell, PublishedTable
+from fedray.tuning.finals import is_finished
 
 PERCENT = ("final", "last", "at_round")
 """The measures that are accuracies in percent. The others follow from the rounds until a target."""
@@ -25,8 +26,9 @@ class Measured:
     """What the runs of a cell gave.
 
     ``value`` is in the unit of the table: percent, rounds, a ratio of rounds, GFLOPs or GiB. ``margin`` is half the
-    width of the 95 % interval of a mean, NaN where there is none. ``runs`` are those that have ended, ``diverged`` is
-    how many of them diverged, and ``reached`` how many reached the target. ``rounds`` are those of a whole run.
+    width of the 95 % interval of a mean, NaN where there is none; ``values`` are those of which it is the mean.
+    ``runs`` are those that have ended, ``diverged`` is how many of them diverged, and ``reached`` how many reached the
+    target. ``rounds`` are those of a whole run. ``left_out`` are runs that have ended and can't be read.
     """
 
     cell: Cell
@@ -36,16 +38,21 @@ class Measured:
     diverged: int
     reached: int | None = None
     rounds: float = math.nan
+    values: Sequence[float] = ()
+    left_out: Sequence[LeftOut] = ()
 
 
 def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:
     """Returns what was measured of each cell, from the runs in ``folder``."""
-    runs = {cell: _runs(cell, folder, seeds) for cell in table.cells}
+    read = {cell: [read_run(run) for run in _ended(cell, folder, seeds)] for cell in table.cells}
+    runs = {cell: [run for run in found if isinstance(run, Run)] for cell, found in read.items()}
     if table.measure in PERCENT:
-        return [_accuracies(table, cell, runs[cell]) for cell in table.cells]
-    found = [_rounds(cell, runs[cell], _target(table, cell, runs)) for cell in table.cells]
-    first = {one.cell.column: one.value for one in found if one.cell.row == table.rows[0]}
-    return [_in_unit(table, one, first[one.cell.column]) for one in found]
+        found = [_accuracies(table, cell, runs[cell]) for cell in table.cells]
+    else:
+        rounds = [_rounds(cell, runs[cell], _target(table, cell, runs)) for cell in table.cells]
+        first = {one.cell.column: one.value for one in rounds if one.cell.row == table.rows[0]}
+        found = [_in_unit(table, one, first[one.cell.column]) for one in rounds]
+    return [replace(one, left_out=[run for run in read[one.cell] if isinstance(run, LeftOut)]) for one in found]
 
 
 def _in_unit(table: PublishedTable, one: Measured, first: float) -> Measured:
@@ -70,9 +77,9 @@ def _target(table: PublishedTable, cell: Cell, runs: Mapping[Cell, Sequence[Run]
     return float(cell.config({}).run.targets[-1])
 
 
-def _runs(cell: Cell, folder: Path, seeds: int) -> list[Run]:
-    found = [read_run(folder / f"{cell.name}/seed-{seed}") for seed in range(seeds)]
-    return [run for run in found if isinstance(run, Run)]
+def _ended(cell: Cell, folder: Path, seeds: int) -> list[Path]:
+    runs = [folder / f"{cell.name}/seed-{seed}" for seed in range(seeds)]
+    return [run for run in runs if is_finished(run)]
 
 
 def _rounds(cell: Cell, runs: Sequence[Run], target: float) -> Measured:
@@ -87,8 +94,8 @@ def _rounds(cell: Cell, runs: Sequence[Run], target: float) -> Measured:
 def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[Run]) -> Measured:
     diverged = sum(run.diverged for run in runs)
     values = [100 * _accuracy(run, table, cell) for run in runs if not run.diverged]
-    mean, margin = mean_and_margin([value for value in values if not math.isnan(value)])
-    return Measured(cell, mean, margin, runs, diverged)
+    known = [value for value in values if not math.isnan(value)]
+    return Measured(cell, *mean_and_margin(known), runs, diverged, values=known)
 
 
 def _accuracy(run: Run, table: PublishedTable, cell: Cell) -> float:

@@ -23,13 +23,18 @@ MEANINGS = {
     "rounds": "Rounds until the target, as medians over seeds; `> R` says that too few runs reached it in R rounds.",
     "ratio": "Rounds until the target, as medians over seeds: of the first row, and of the others over those of the "
     "first.",
-    "final": "Accuracy at the end in percent, and half the width of the 95 % interval of its mean over seeds.",
-    "last": "Mean accuracy of the last rounds in percent, and half the width of the 95 % interval over seeds.",
+    "final": "{Accuracy} at the end in percent, {seeds}.",
+    "last": "{Accuracy} in percent, as the mean of the last rounds, {seeds}.",
     "gflops": "GFLOPs of a client, by the paper's accounting, in the median of the rounds until the target.",
     "gib": "GiB, by the paper's accounting: of a whole run, times the rounds until FedAvg's final accuracy over "
     "FedAvg's rounds until it.",
-    "at_round": "Accuracy after the round that is named, in percent, and half the width of the 95 % interval.",
+    "at_round": "{Accuracy} after the round that is named, in percent, {seeds}.",
 }
+
+SEEDS = "as the mean over seeds with half the width of its 95 % interval; of two seeds, both values are shown"
+
+ACCURACIES = {"test": "test accuracy", "train": "training accuracy", "representation": "test accuracy"}
+"""What a row has, by the ``of`` of its cells."""
 
 UNITS = {"rounds": "rounds", "ratio": "rounds, ratio", "gflops": "GFLOPs", "gib": "GiB"}
 
@@ -63,11 +68,29 @@ def text_of(table: PublishedTable, found: Sequence[Measured], made: Mapping[str,
     for column in table.columns:
         own = {one.cell.row: one for one in found if one.cell.column == column}
         cells[column] = [_cell(table, own[row]) for row in table.rows]
-    lines = [f"**{table.title}**", "", markdown(cells), f"Measured (published). {MEANINGS[table.measure]}"]
+    lines = [f"**{table.title}**", "", markdown(cells), f"Measured (published). {_meaning(table)}"]
     if agreements := _agreements(table, found):
         lines += ["", f"Agreement of the order of the rows (Kendall's tau, 1 if it is the same): {agreements}."]
     lines += [f"\n{note}" for note in table.notes]
+    left_out = dict.fromkeys(each for one in found for each in one.left_out)
+    lines += [f"\nLeft out: {each.folder}: {each.reason}." for each in left_out]
     return "\n".join([*lines, "", sentence(made), ""])
+
+
+def _meaning(table: PublishedTable) -> str:
+    """Returns what the numbers of a table are."""
+    accuracy = _accuracy(table)
+    others = [name for name in ACCURACIES.values() if name != accuracy]
+    rows = dict.fromkeys(cell.row for cell in table.cells if ACCURACIES[cell.of] in others)
+    text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS)
+    if rows and table.measure in PERCENT:
+        text += f" Of {' and '.join(rows)} it is the {others[0]}."
+    return text
+
+
+def _accuracy(table: PublishedTable) -> str:
+    """Returns which accuracy the first row of a table has."""
+    return ACCURACIES[table.cells[0].of]
 
 
 def _cell(table: PublishedTable, one: Measured) -> str:
@@ -76,7 +99,8 @@ def _cell(table: PublishedTable, one: Measured) -> str:
     if not one.runs:
         return f"not run ({published})"
     if table.measure in PERCENT:
-        text = "" if math.isnan(one.value) else f"{one.value:.2f}"
+        both = len(one.values) == 2
+        text = ", ".join(f"{value:.2f}" for value in (one.values if both else [one.value]) if not math.isnan(value))
         text += "" if math.isnan(one.margin) else f" ± {one.margin:.2f}"
         counts = [f"{one.diverged} of {len(one.runs)} diverged"] if one.diverged else []
     else:
@@ -106,14 +130,17 @@ def _draw(axes: Axes, column: str, found: Sequence[Measured], table: PublishedTa
     for one in found:
         y = places[one.cell.row]
         if math.isfinite(one.value):
-            margin = 0.0 if math.isnan(one.margin) else one.margin
-            axes.errorbar(one.value, y, xerr=margin, fmt="o", color=MEASURED, markersize=5.5, capsize=2.5)
+            if len(one.values) == 2:
+                axes.plot(one.values, [y, y], "o", color=MEASURED, markersize=5.5)
+            else:
+                margin = 0.0 if math.isnan(one.margin) else one.margin
+                axes.errorbar(one.value, y, xerr=margin, fmt="o", color=MEASURED, markersize=5.5, capsize=2.5)
         if isinstance(one.cell.published, (int, float)):
             axes.plot(one.cell.published, y, "D", markerfacecolor="none", markeredgecolor=PUBLISHED, markersize=6.5)
     axes.set_yticks(list(places.values()), list(places), fontsize=9)
     axes.set_ylim(-len(places) + 0.5, 0.5)
     axes.set_title(column, fontsize=10, loc="left")
-    unit = UNITS.get(table.measure, "accuracy, %")
+    unit = UNITS.get(table.measure, f"{_accuracy(table)}, %")
     if table.measure not in PERCENT:
         axes.set_xlim(left=0)
     axes.set_xlabel(f"{unit}\n● measured, ◇ published", fontsize=9)

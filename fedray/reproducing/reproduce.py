@@ -79,14 +79,18 @@ def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
     return text_of(table, found, made), paths, failures, stopped
 
 
-def listing(output: Path) -> tuple[list[tuple[str, str, TableCost]], float | None]:
+def listing(output: Path, name: str | None = None) -> tuple[list[tuple[str, str, TableCost]], float | None]:
     """Returns the name and title of each table, and what its runs take that have not ended in ``output``.
 
+    With a ``name`` it is that table alone. Raises :class:`UserError` if there is no such table.
     The second value says how many times as long as expected the runs took that have (:class:`Costs`).
     """
-    requests = [Request(name, output=output) for name in known_tables()]
+    if name is not None:
+        read_table(name)
+    requests = [Request(each, output=output) for each in known_tables()]
     tables = [(request, request.table()) for request in requests]
     every = [(cell, request.seeds_of(table)) for request, table in tables for cell in table.cells]
     costs = Costs(output / "runs", every)
-    found = [(table.name, table.title, costs.of(table.cells, request.seeds_of(table))) for request, table in tables]
+    asked = [(request, table) for request, table in tables if name in (None, table.name)]
+    found = [(table.name, table.title, costs.of(table.cells, request.seeds_of(table))) for request, table in asked]
     return found, costs.slowness

@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+def _left_out(profile: pd.DataFrame) -> str | None:
+    """Returns a line about the round that the table leaves out."""
+    if len(profile) < 2:
+        return None
+    first = profile.iloc[0]
+    compiling = first["compilation"]
+    of_it = f", {compiling:.1f} s of it to compile gradients" if compiling >= 0.1 else ""
+    return f"without round {first['round']:.0f}, which took {first[list(PURPOSES)].sum():.1f} s{of_it}"
+
+
 def profile_table(profile: pd.DataFrame) -> Table:
     """Returns a table of the mean seconds that a round takes for each purpose, from the rows of profile.csv.
 
@@ -19,7 +29,7 @@ def profile_table(profile: pd.DataFrame) -> Table:
     """
     rows = profile.iloc[1:] if len(profile) > 1 else profile
     means = rows[list(PURPOSES)].mean()
-    table = Table(title=f"seconds per round, mean of {len(rows)}")
+    table = Table(title=f"seconds per round, mean of {len(rows)}", caption=_left_out(profile))
     for heading in ("", "seconds", "share", ""):
         table.add_column(heading, justify="right" if heading else "left")
     for purpose, text in PURPOSES.items():

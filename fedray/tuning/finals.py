@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.errors import last_line
+from fedray.errors import UserError, last_line
 from fedray.tracking.progress import figure
 from fedray.tuning.spec import SweepSpec, first_seed, merge_settings
 from fedray.tuning.study import sampled_values
@@ -58,9 +58,15 @@ def fresh_seeds(spec: SweepSpec, seeds: int) -> range:
 
 
 def is_finished(run: Path) -> bool:
-    """Returns whether the run in the folder ``run`` has completed or diverged, so that it needs not be continued."""
+    """Returns whether the run in the folder ``run`` has completed or diverged, so that it needs not be continued.
+
+    Raises :class:`UserError` if its summary.json is damaged.
+    """
     path = run / "summary.json"
-    return path.exists() and json.loads(path.read_text())["status"] in ("completed", "diverged")
+    try:
+        return path.exists() and json.loads(path.read_text())["status"] in ("completed", "diverged")
+    except (OSError, ValueError, TypeError, KeyError):
+        raise UserError(f"{path} is damaged: remove {run}, and the run is made again") from None
 
 
 class FinalRuns:
