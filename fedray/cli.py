@@ -218,17 +218,13 @@ def _run_epilog() -> str:
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help="a config file, and overrides")
+    settings = "a config file, and overrides; of a key that is given twice the last value counts"
+    parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help=settings)
 
 
 def _split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits settings into files and ``key=value`` overrides, and says which of these are overridden themselves."""
-    files, overrides = [text for text in settings if "=" not in text], [text for text in settings if "=" in text]
-    last = {text.partition("=")[0]: text for text in overrides}
-    for text in dict.fromkeys(overrides):
-        if text not in last.values():
-            print(f"fedray: {text} does not count: {last[text.partition('=')[0]]} comes later", file=sys.stderr)
-    return files, overrides
+    """Splits settings into files and ``key=value`` overrides."""
+    return [text for text in settings if "=" not in text], [text for text in settings if "=" in text]
 
 
 def _load(options: argparse.Namespace) -> Any:
