@@ -190,7 +190,7 @@ def test_folders_that_cannot_be_compared_are_named_and_left_out(runs):
             "In CSV column #6: CSV conversion error",
         ),
         ("summary.json", lambda lines: [], "Expecting value: line 1 column 1"),
-        ("summary.json", lambda lines: ["[]"], "it does not hold status and rounds"),
+        ("summary.json", lambda lines: ["[]"], "it does not hold status"),
         ("config.yaml", lambda lines: [], "it lacks run, algorithm, data, model, train, engine"),
         ("config.yaml", lambda lines: lines[:12], "it lacks algorithm, data, model, train, engine"),
         ("config.yaml", lambda lines: lines[:-3], "it lacks its end"),

@@ -17,7 +17,7 @@ import yaml
 import fedray
 from fedray.algorithms import find_algorithm
 from fedray.cli import main
-from fedray.comparing.runs import LAST_KEY, SECTIONS, read_run
+from fedray.comparing.runs import read_run
 from fedray.data.registry import SOURCES
 from fedray.errors import UserError
 from fedray.reproducing import costs, measure, published
@@ -195,8 +195,7 @@ def write_run(folder: Path, accuracies: list[float], status: str = "completed", 
     folder.mkdir(parents=True)
     summary = {"status": status, "rounds": len(accuracies), "versions": {}}
     (folder / "summary.json").write_text(json.dumps(summary))
-    config = {name: {} for name in SECTIONS} | {"run": {"targets": [0.3]}, "engine": {LAST_KEY: False}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(f"run: {{rounds: {len(accuracies)}, targets: [0.3]}}")
     rounds = np.arange(1, len(accuracies) + 1)
     rows = {"round": rounds, "iterations": rounds, "cohort_size": 3, "bytes_down": rounds, "bytes_up": rounds}
     rows |= {"flops": 1.0 * rounds, "wall_seconds": 1.0 * rounds, "test_accuracy": accuracies}

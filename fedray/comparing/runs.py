@@ -125,7 +125,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     """
     runs, left_out = [], []
     for folder in run_folders(paths):
-        found = read_run(folder)
+        found = read_whole_run(folder)
         if isinstance(found, Run):
             runs.append(found)
         else:
@@ -173,7 +173,7 @@ def read_run(folder: Path) -> Run | LeftOut:
         settings = settings_of(folder)
         if not (folder / "summary.json").exists():
             return LeftOut(folder, "the run has not ended")
-        summary = _read_object(folder / "summary.json", ("status", "rounds"))
+        summary = _read_object(folder / "summary.json", ("status",))
         if summary["status"] == "interrupted":
             done = f"{summary['rounds']} of {settings['run.rounds']} rounds"
             return LeftOut(folder, f"the run was interrupted after {done}")
@@ -183,6 +183,20 @@ def read_run(folder: Path) -> Run | LeftOut:
         return LeftOut(folder, str(error))
     differs = _disagreement(run)
     return run if differs is None else LeftOut(folder, f"metrics.csv is damaged: {differs}")
+
+
+def read_whole_run(folder: Path) -> Run | LeftOut:
+    """Reads a run folder as :func:`read_run` does, for what depends on all settings: if a part of config.yaml is gone,
+    the run is left out."""
+    found = read_run(folder)
+    if isinstance(found, Run):
+        recorded = read_file(folder / "config.yaml")
+        lacking = [name for name in SECTIONS if not isinstance(recorded.get(name), Mapping)]
+        if lacking:
+            return LeftOut(folder, f"config.yaml is damaged: it lacks {', '.join(lacking)}")
+        if LAST_KEY not in recorded["engine"]:
+            return LeftOut(folder, "config.yaml is damaged: it lacks its end")
+    return found
 
 
 def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
@@ -207,8 +221,9 @@ def _rows_of(folder: Path, summary: Mapping[str, Any]) -> pd.DataFrame:
     lacking = [name for name in ("round", "bytes_down", "bytes_up", "flops", "wall_seconds") if name not in rows]
     if lacking:
         raise UserError(f"metrics.csv is damaged: it lacks {', '.join(lacking)}")
-    if not len(rows) or rows["round"].tolist() != [*range(1, int(summary["rounds"]) + 1)]:
-        raise UserError(f"metrics.csv is damaged: it does not have each of the {summary['rounds']} rounds once")
+    rounds = int(summary.get("rounds", len(rows)))
+    if not len(rows) or rows["round"].tolist() != [*range(1, rounds + 1)]:
+        raise UserError(f"metrics.csv is damaged: it does not have each of the {rounds} rounds once")
     return rows.assign(bytes=rows["bytes_down"] + rows["bytes_up"])
 
 
@@ -223,11 +238,5 @@ def _disagreement(run: Run) -> str | None:
 
 def settings_of(folder: Path) -> dict[str, Any]:
     """Returns the settings of the run in ``folder`` by dotted key. Those that an older fedray did not have are
-    what it did without them. Raises :class:`UserError` if they can't be read, or are not whole."""
-    found = read_file(folder / "config.yaml")
-    lacking = [name for name in SECTIONS if not isinstance(found.get(name), Mapping)]
-    if lacking:
-        raise UserError(f"config.yaml is damaged: it lacks {', '.join(lacking)}")
-    if LAST_KEY not in found["engine"]:
-        raise UserError("config.yaml is damaged: it lacks its end")
-    return with_unrecorded(found)
+    what it did without them. Raises :class:`UserError` if they can't be read."""
+    return with_unrecorded(read_file(folder / "config.yaml"))
