@@ -207,6 +207,14 @@ def test_a_damaged_file_is_named(runs, capsys, name, damage, reason):
     assert f"{name} is damaged: {reason}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("rounds", [[], "many", None])
+def test_a_value_of_another_type_is_damage(runs, rounds):
+    path = runs / "fedavg-0.1-0/summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rounds": rounds}))
+    (left_out,) = fedray.compare(runs).left_out
+    assert left_out.reason.startswith("it is damaged: ")
+
+
 def test_an_evaluation_that_is_gone_is_missed(runs):
     path = runs / "fedavg-0.1-0/metrics.csv"
     rows = pd.read_csv(path)

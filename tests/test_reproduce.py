@@ -159,15 +159,17 @@ def test_cost_follows_the_runs_that_have_ended(mine, processes, slowness):
     processors was expected."""
     cells = read_table("paper/rounds").cells
     run = mine / "runs" / cells[0].name / "seed-0"
-    run.mkdir(parents=True)
-    machine = {"processes": [{"pid": 1}] * processes}
-    (run / "summary.json").write_text(json.dumps({"status": "completed", "rounds": 10, "machine": machine}))
-    (run / "metrics.csv").write_text("round,wall_seconds\n5,1800.0\n10,3600.0\n")
+    write_run(run, [0.1] * 10, wall_seconds=3600.0)
+    summary = {"status": "completed", "rounds": 10, "machine": {"processes": [{"pid": 1}] * processes}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    # one that is damaged says nothing about the time
+    write_run(run.parent / "seed-1", [0.1] * 10)
+    (run.parent / "seed-1/metrics.csv").write_text("")
     found = Costs(mine / "runs", [(cell, 2) for cell in cells])
     assert found.slowness == pytest.approx(slowness)
     cost = found.of(cells, 2)
-    assert (cost.runs, cost.done) == (8, 1)
-    assert cost.hours == pytest.approx(7 * 0.5 * slowness)
+    assert (cost.runs, cost.done) == (8, 2)
+    assert cost.hours == pytest.approx(6 * 0.5 * slowness)
 
 
 def test_cost_of_local_epochs(mine):

@@ -125,7 +125,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     """
     runs, left_out = [], []
     for folder in run_folders(paths):
-        found = read_whole_run(folder)
+        found = read_run(folder, whole=True)
         if isinstance(found, Run):
             runs.append(found)
         else:
@@ -165,12 +165,18 @@ def _below(path: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
 
 
-def read_run(folder: Path) -> Run | LeftOut:
-    """Reads a run folder. It is left out if it is damaged, if the run has not ended, or was set aside."""
+def read_run(folder: Path, *, whole: bool = False) -> Run | LeftOut:
+    """Reads a run folder. It is left out if it is damaged, if the run has not ended, or was set aside.
+
+    ``whole`` is for what depends on all settings: then config.yaml must have all of its sections.
+    """
     if SET_ASIDE in folder.name:
         return LeftOut(folder, "it was set aside by run.resume=false")
     try:
-        settings = settings_of(folder)
+        recorded = read_file(folder / "config.yaml")
+        if whole:
+            _check_whole(recorded)
+        settings = with_unrecorded(recorded)
         if not (folder / "summary.json").exists():
             return LeftOut(folder, "the run has not ended")
         summary = _read_object(folder / "summary.json", ("status",))
@@ -179,24 +185,21 @@ def read_run(folder: Path) -> Run | LeftOut:
             return LeftOut(folder, f"the run was interrupted after {done}")
         inputs = _read_object(folder / INPUTS) if (folder / INPUTS).exists() else {}
         run = Run(folder, settings, summary, inputs, _rows_of(folder, summary))
+        differs = _disagreement(run)
     except UserError as error:
         return LeftOut(folder, str(error))
-    differs = _disagreement(run)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return LeftOut(folder, f"it is damaged: {first_sentence(error)}")
     return run if differs is None else LeftOut(folder, f"metrics.csv is damaged: {differs}")
 
 
-def read_whole_run(folder: Path) -> Run | LeftOut:
-    """Reads a run folder as :func:`read_run` does, for what depends on all settings: if a part of config.yaml is gone,
-    the run is left out."""
-    found = read_run(folder)
-    if isinstance(found, Run):
-        recorded = read_file(folder / "config.yaml")
-        lacking = [name for name in SECTIONS if not isinstance(recorded.get(name), Mapping)]
-        if lacking:
-            return LeftOut(folder, f"config.yaml is damaged: it lacks {', '.join(lacking)}")
-        if LAST_KEY not in recorded["engine"]:
-            return LeftOut(folder, "config.yaml is damaged: it lacks its end")
-    return found
+def _check_whole(recorded: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` if a part of what config.yaml holds is gone."""
+    lacking = [name for name in SECTIONS if not isinstance(recorded.get(name), Mapping)]
+    if lacking:
+        raise UserError(f"config.yaml is damaged: it lacks {', '.join(lacking)}")
+    if LAST_KEY not in recorded["engine"]:
+        raise UserError("config.yaml is damaged: it lacks its end")
 
 
 def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:

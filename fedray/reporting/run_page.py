@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from fedray.comparing.clients import SHARES
 from fedray.comparing.measure import Measure
 from fedray.comparing.page import Page, Picture, Section
-from fedray.comparing.runs import LeftOut, Run, read_whole_run
+from fedray.comparing.runs import LeftOut, Run, read_run
 from fedray.comparing.style import BESIDE, MOST_LINES, dress, figure_of, lines_for, plain, width_of
 from fedray.comparing.tables import Table, digits_of, in_units
 from fedray.config.section import in_message
@@ -39,7 +39,7 @@ Drawn = Iterator[tuple[str, Figure]]
 
 def run_page(folder: Path) -> Page:
     """Returns the page about the run in ``folder``. Raises :class:`UserError` if it has not ended, or is damaged."""
-    run = read_whole_run(folder)
+    run = read_run(folder, whole=True)
     if isinstance(run, LeftOut):
         raise UserError(f"there is nothing to report of {folder}: {run.reason}")
     measure = Measure(run.summary.get("metric", "accuracy"), run.summary.get("mode", "max"))

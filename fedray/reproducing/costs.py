@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fedray.comparing.runs import Run, read_run
 from fedray.config import Config, load
 from fedray.reproducing.published import EXPERIMENTS, Cell
 from fedray.tuning.finals import is_finished
@@ -43,8 +43,9 @@ class Costs:
         self._expected: dict[str, tuple[float, int]] = {}
         cells = {(cell.name, seeds): cell for cell, seeds in every}
         ended = {run: cell for (_, seeds), cell in cells.items() for run in self._runs(cell, seeds) if is_finished(run)}
-        taken = [(_hours_taken(run), self._of_a_round(cell)[0] * _rounds(run)) for run, cell in ended.items()]
-        self.slowness = _ratio(taken)
+        read = [(read_run(folder), cell) for folder, cell in ended.items()]
+        runs = [(run, cell) for run, cell in read if isinstance(run, Run)]
+        self.slowness = _ratio((_hours_taken(run), self._of_a_round(cell)[0] * len(run.rows)) for run, cell in runs)
 
     def of(self, cells: Sequence[Cell], seeds: int) -> TableCost:
         """Returns what a table of ``cells`` takes, with ``seeds`` runs for each cell."""
@@ -90,19 +91,12 @@ def _steps_against_measured(config: Config, measured: Config, steps: float) -> f
     return 1.0
 
 
-def _rounds(run: Path) -> int:
-    """Returns the rounds that a run has made, which may have ended early."""
-    return int(json.loads((run / "summary.json").read_text())["rounds"])
-
-
-def _hours_taken(run: Path) -> float:
+def _hours_taken(run: Run) -> float:
     """Returns the hours that a run took, or would have taken on :data:`PROCESSORS` processors."""
-    with (run / "metrics.csv").open() as file:
-        seconds = [float(row["wall_seconds"]) for row in csv.DictReader(file)]
-    processes = json.loads((run / "summary.json").read_text())["machine"]["processes"]
+    processes = (run.summary.get("machine") or {}).get("processes", [])
     # a server of its own has next to nothing to do
     clients = max(1, len(processes) - 1)
-    return seconds[-1] / 3600 * clients / PROCESSORS
+    return float(run.rows["wall_seconds"].iloc[-1]) / 3600 * clients / PROCESSORS
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
