@@ -5,7 +5,9 @@ Numbers are those of YAML 1.2, so that 1e-3 is one. A key that a section has twi
 
 from __future__ import annotations
 
+import copy
 import re
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import yaml
@@ -88,6 +90,12 @@ def parse_yaml(text: str) -> Any:
 
     Raises :class:`yaml.YAMLError` if it is not YAML, and RecursionError if it is nested too deeply.
     """
+    return copy.deepcopy(_values_of(text))
+
+
+@lru_cache(maxsize=64)
+def _values_of(text: str) -> Any:
+    # a list of hundreds of configurations reads the few files that they extend hundreds of times
     return yaml.load(text, _Loader)
 
 

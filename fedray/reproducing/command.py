@@ -72,7 +72,7 @@ def _list(options: argparse.Namespace) -> int:
         raise UserError("--list goes without --column, --seeds and --quick: it lists whole tables, as in the paper")
     tables, slowness = listing(options.output, options.name)
     for name, title, cost in tables:
-        hours = f"about {cost.hours:,.{1 if cost.hours < 100 else 0}f} h"
+        hours = f"{'at most ' if cost.at_most else ''}about {cost.hours:,.{1 if cost.hours < 100 else 0}f} h"
         takes = "; not measured" if cost.hours != cost.hours else f"; {'the others ' if cost.done else ''}{hours}"
         print(f"{name}: {title}")
         print(f"    {cost.runs:,} runs, {cost.done:,} done{takes if cost.done < cost.runs else ''}")

@@ -21,11 +21,15 @@ PROCESSORS = 2
 @dataclass(frozen=True)
 class TableCost:
     """What a table takes: its ``runs``, how many of them are ``done``, and the ``hours`` that the others take on
-    :data:`PROCESSORS` processors (NaN if their experiment was not measured)."""
+    :data:`PROCESSORS` processors (NaN if their experiment was not measured).
+
+    The hours are ``at_most`` so many if runs end at a target, since they count all rounds.
+    """
 
     runs: int
     done: int
     hours: float
+    at_most: bool
 
 
 class Costs:
@@ -49,14 +53,15 @@ class Costs:
 
     def of(self, cells: Sequence[Cell], seeds: int) -> TableCost:
         """Returns what a table of ``cells`` takes, with ``seeds`` runs for each cell."""
-        done, hours = 0, 0.0
+        done, hours, at_most = 0, 0.0, False
         each = {cell.name: cell for cell in cells}.values()
         for cell in each:
             ended = sum(map(is_finished, self._runs(cell, seeds)))
             done += ended
             if ended < seeds:
                 hours += (seeds - ended) * math.prod(self._of_a_round(cell))
-        return TableCost(seeds * len(each), done, hours * (self.slowness or 1.0))
+                at_most |= "run.stop_at" in cell.settings
+        return TableCost(seeds * len(each), done, hours * (self.slowness or 1.0), at_most)
 
     def _runs(self, cell: Cell, seeds: int) -> Iterator[Path]:
         return (self.folder / cell.name / f"seed-{seed}" for seed in range(seeds))
