@@ -142,6 +142,17 @@ def test_from_start_to_table(mine, ray_cluster, capsys):
     assert "because the runs in reproduced/runs took so many times as long as expected." in listed
 
 
+def test_data_that_are_missing_are_named_before_any_run(mine, capsys, monkeypatch):
+    monkeypatch.setenv("FEDRAY_DATA", str(mine))
+    path = published.EXPERIMENTS / "paper/published/rounds.yaml"
+    table = yaml.safe_load(path.read_text())
+    table["columns"]["b"]["with"] = {"data.source": "csv", "data.root": str(mine / "nowhere"), "data.target_column": "y"}
+    path.write_text(yaml.safe_dump(table))
+    assert main(["reproduce", "paper/rounds"]) == 2
+    assert "nowhere" in capsys.readouterr().err.splitlines()[-1]
+    assert not (mine / "reproduced").exists()
+
+
 def test_cost_without_runs(mine, capsys):
     """Eight runs of the half hour that was measured, and four of twice the local steps."""
     assert main(["reproduce", "--list"]) == 0

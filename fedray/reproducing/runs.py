@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedray.config import load
 from fedray.engine.ray_start import RayStart
@@ -16,6 +16,9 @@ from fedray.simulation import interruptible
 from fedray.tracking.progress import clock
 from fedray.tuning.finals import is_finished
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
+
+if TYPE_CHECKING:
+    from fedray.data.source import Source
 
 Say = Callable[[str], None]
 
@@ -72,7 +75,7 @@ def make_runs(planned: Sequence[Planned], folder: Path, say: Say) -> tuple[int, 
     """Makes those of the planned runs that have not ended. Returns how many failed, and whether the user stopped them.
 
     Runs on the same data are made side by side, as many as fit on the cluster. A run that was stopped goes on from its
-    last checkpoint.
+    last checkpoint. Raises :class:`UserError` before the first run if the data of any run can't be read.
     """
     groups: dict[str, list[Planned]] = {}
     for run in planned:
@@ -80,6 +83,10 @@ def make_runs(planned: Sequence[Planned], folder: Path, say: Say) -> tuple[int, 
             groups.setdefault(_data_of(run), []).append(run)
     if not groups:
         return 0, False
+    if len(groups) > 1:
+        say("looking for the data of all runs ...")
+        for group in groups.values():
+            _read_source(group[0])
     failures = 0
     first = load(next(iter(groups.values()))[0].settings)
     with RayStart(first.engine, say, at_once=True) as start, interruptible(say, "stopping the runs") as stopping:
@@ -99,15 +106,21 @@ def _data_of(run: Planned) -> str:
     return repr([(key, run.settings[key]) for key in keys if not key.startswith(own)])
 
 
-def _make(group: Sequence[Planned], folder: Path, say: Say, started_here: bool, stopping: Any) -> tuple[int, bool]:
+def _read_source(run: Planned) -> Source:
     from fedray.data.source import source_of
+
+    config = load(run.settings)
+    return source_of(config.data, config.task)
+
+
+def _make(group: Sequence[Planned], folder: Path, say: Say, started_here: bool, stopping: Any) -> tuple[int, bool]:
     from fedray.experiment import Own
     from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials
     from fedray.tuning.runner import Interrupted, run_trials
 
     settings = group[0].settings
     config = load(settings)
-    own = Own(source_of(config.data, config.task), preloaded=True)
+    own = Own(_read_source(group[0]), preloaded=True)
     of_engine = {key: value for key, value in settings.items() if key.startswith("engine.")}
     engine = engine_of_trials(config.engine, of_engine, None)
     complete = load({**settings, **engine}).engine
