@@ -146,7 +146,7 @@ def test_data_that_are_missing_are_named_before_any_run(mine, capsys, monkeypatc
     monkeypatch.setenv("FEDRAY_DATA", str(mine))
     path = published.EXPERIMENTS / "paper/published/rounds.yaml"
     table = yaml.safe_load(path.read_text())
-    table["columns"]["b"]["with"] = {"data.source": "csv", "data.root": str(mine / "nowhere"), "data.target_column": "y"}
+    table["columns"]["b"]["with"] = {"data.source": "csv", "data.root": "nowhere", "data.target_column": "y"}
     path.write_text(yaml.safe_dump(table))
     assert main(["reproduce", "paper/rounds"]) == 2
     assert "nowhere" in capsys.readouterr().err.splitlines()[-1]

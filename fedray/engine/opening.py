@@ -63,6 +63,7 @@ def open_run(
         states.clear()
         folder.prepare()
         checkpoints.discard(folder.checkpoints)
+        after = saved.round if saved else 0
         machine = {"bits_promised": same_kind(machines), "processes": machines}
         state, scoring = RunState.first(experiment, data, worker, pool), Scoring.of(experiment, data)
         recorder = Recorder(
@@ -70,23 +71,30 @@ def open_run(
             dump(experiment.config),
             machine,
             further_columns(experiment, scoring, list(experiment.algorithm.further_models(state.server))),
-            after=saved.round if saved else 0,
+            after=after,
             hyper_parameters=experiment.hyper_parameters,
             with_scores=scoring.wanted,
         )
         stack.callback(recorder.close)
         Holdings.of(data).write(folder.path / "partition.parquet")
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
+        warnings += _warnings(recorder, after)
+        for line in warnings:
+            say(line)
         for line in (*warnings, *experiment.notes):
             recorder.note(line)
-        if not machine["bits_promised"]:
-            recorder.note(
-                "warning: the nodes differ in device, instruction set or torch version: bits are not promised"
-            )
         run = Run(experiment, data, worker, pool, state, scoring, recorder, concurrent, overlap)
         if saved is not None:
             run.restore(saved)
         yield run
+
+
+def _warnings(recorder: Recorder, after: int) -> Iterator[str]:
+    """Yields what the user should know of a run that goes on after round ``after``."""
+    if recorder.rows_lost:
+        yield f"warning: metrics.csv lacks {recorder.rows_lost} of the rows up to round {after}"
+    if not recorder.machine["bits_promised"]:
+        yield "warning: the nodes differ in device, instruction set or torch version: bits are not promised"
 
 
 def _last_checkpoint(

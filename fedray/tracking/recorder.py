@@ -59,8 +59,11 @@ class Recorder:
         self._events = Events(path, after)
         self._log = (path / "log.txt").open("a")
         self.note(f"round {after} reached before; resuming" if after else "started")
-        if self._metrics.lost:
-            self.note(f"warning: metrics.csv lacks {self._metrics.lost} of the rows up to round {after}")
+
+    @property
+    def rows_lost(self) -> int:
+        """The number of rows of earlier rounds that metrics.csv should have and does not have."""
+        return self._metrics.lost
 
     def note(self, line: str) -> None:
         """Writes a line to log.txt, with the time before it."""
