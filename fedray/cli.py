@@ -121,9 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     _experiment_arguments(run)
     run.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     run.add_argument("--profile", action="store_true", help="say where the rounds' time went (engine.profile=true)")
-    run.add_argument(
-        "--from-trial", metavar="DIR", help="run a trial of a sweep (sweeps/NAME/trials/0007) alone, and compare"
-    )
+    repeated = "repeat a trial of a sweep (sweeps/NAME/trials/0007) or a run, and say whether the results are the same"
+    run.add_argument("--from-trial", metavar="DIR", help=repeated)
     run.set_defaults(function=_run)
     _add_tune(commands)
     evaluate_command.add_parser(commands)
@@ -137,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         "costs",
         help=text,
         description=f"{text[0].upper()}{text[1:]}, on the data, model and local training of a configuration. "
-        "Each algorithm has its default hyper-parameters, the configuration's own the given ones.",
+        "All algorithms have their default hyper-parameters, but the one that the configuration names has its own.",
         epilog="Keys: see fedray keys.",
     )
     _experiment_arguments(costs)

@@ -37,7 +37,7 @@ class RunConfig(Section):
     """The length of a run, what is evaluated in it, and where its results go."""
 
     name: str | None = Field(None, description="name of the run folder; <algorithm>-<source> unless set")
-    seed: Whole = Field(0, ge=0, lt=2**63, description="seed of everything but the partition")
+    seed: Whole = Field(0, ge=0, lt=2**63, description="seed of everything; data.seed sets that of the partition apart")
     output: str = Field("runs/", description="folder in which the run folder is made")
     rounds: Whole | None = Field(None, ge=1, description=f"rounds R ({ROUNDS} unless run.iterations is set)")
     iterations: Whole | None = Field(None, ge=1, description="local iterations T: rounds = T // train.local_steps")
@@ -243,7 +243,7 @@ class TrainConfig(Section):
     decay_norms_and_biases: bool = Field(
         True, description="whether weight decay also pulls biases and the parameters of normalisation layers"
     )
-    grad_clip: Real = Field(0.0, ge=0, description="clip the update direction to this norm; 0 is off")
+    grad_clip: Real = Field(0.0, ge=0, description="clip the gradient to this norm, before weight decay; 0 is off")
     lr_decay: Real = Field(1.0, gt=0, le=1, description="factor on eta_l per round")
     lr_schedule: ScheduleConfig = Field(ScheduleConfig(), description="how eta_l changes from round to round")
     server_lr_schedule: ScheduleConfig = Field(ScheduleConfig(), description="how eta_g changes from round to round")
@@ -321,7 +321,7 @@ class EngineConfig(Section):
     server_cpus: Real = Field(0.0, ge=0, description="CPU share of the server actor")
     server_gpus: Real = Field(0.0, ge=0, description="GPU share of the server actor")
     spill_dir: str | None = Field(
-        None, description="where clients' states are kept (the run folder unless set), and Ray spills if started here"
+        None, description="place of clients' states (null: the run folder; /tmp on others), and of Ray's spilled data"
     )
     portable_bits: bool = Field(False, description="the same bits on different CPUs (slower); changes bits")
     profile: bool = Field(False, description="record what each round's time went into (profile.csv, TensorBoard)")
