@@ -23,7 +23,8 @@ from fedray.errors import UserError
 from fedray.reproducing import costs, measure, published
 from fedray.reproducing.accounting import gflops_of_a_round
 from fedray.reproducing.costs import Costs
-from fedray.reproducing.measure import frame, measured
+from fedray.reproducing.measure import Measured, frame, measured
+from fedray.reproducing.pictures import picture
 from fedray.reproducing.provenance import made_by, sentence
 from fedray.reproducing.published import UNTIL_TARGET, known_tables, read_table
 from fedray.reproducing.report import text_of
@@ -261,6 +262,42 @@ def test_a_row_of_another_accuracy_is_named():
     text = text_of(table, measured(table, Path("nowhere"), 3), made_by(ASKED, []))
     assert "Training accuracy at the end in percent" in text
     assert "Of representation model alone, test it is the test accuracy." in text
+
+
+def some_values(table, rows: int) -> list[Measured]:
+    """Values of a table of which only the first ``rows`` rows have been run."""
+    return [
+        Measured(cell, 50.0 + place, 2.0, [None], 0, values=(48.0, 50.0, 52.0)) if cell.row in table.rows[:rows]
+        else Measured(cell, math.nan, math.nan, [], 0)
+        for place, cell in enumerate(table.cells)
+    ]  # fmt: skip
+
+
+def test_columns_that_are_values_of_a_number_are_drawn_as_curves():
+    table = read_table("pfedmo/fig6")
+    (axes,) = picture(table, some_values(table, 2)).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*table.rows[:2]]
+    curve = axes.get_lines()[0]
+    assert list(curve.get_xdata()) == [0.05, 0.1, 1]
+    assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "xi\nband: 95 % interval, ◇ published")
+    assert axes.get_ylabel() == "training accuracy, %"
+
+
+def test_a_panel_has_nine_curves_at_most():
+    table = read_table("pfedmo/fig2a")
+    first, second = picture(table, some_values(table, 99)).axes
+    named = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in (first, second)]
+    assert (len(named[0]), named[1][0]) == (9, table.rows[0])
+    assert {*named[0], *named[1]} == {*table.rows}
+    assert first.get_ylim() == second.get_ylim()
+    assert "published" not in first.get_xlabel()
+
+
+def test_other_columns_have_a_panel_each():
+    table = read_table("fedtrip/table4")
+    panels = picture(table, some_values(table, 99)).axes
+    assert [axes.get_title(loc="left") for axes in panels if axes.get_visible() and axes.axison] == [*table.columns]
+    assert picture(table, some_values(table, 0)) is None
 
 
 def test_a_damaged_run_is_named(mine, capsys):

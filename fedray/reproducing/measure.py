@@ -20,6 +20,9 @@ from fedray.tuning.finals import is_finished
 PERCENT = ("final", "last", "at_round")
 """The measures that are accuracies in percent. The others follow from the rounds until a target."""
 
+ACCURACIES = {"test": "test accuracy", "train": "training accuracy", "representation": "test accuracy"}
+"""What a row has, by the ``of`` of its cells."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -40,6 +43,11 @@ class Measured:
     rounds: float = math.nan
     values: Sequence[float] = ()
     left_out: Sequence[LeftOut] = ()
+
+
+def accuracy_of(table: PublishedTable) -> str:
+    """Returns which accuracy the first row of a table has."""
+    return ACCURACIES[table.cells[0].of]
 
 
 def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:

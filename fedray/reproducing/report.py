@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from scipy.stats import kendalltau
 
-from fedray.comparing.style import figure_of, plain, width_of
 from fedray.comparing.tables import markdown
 from fedray.files import replacement_of, write_whole
-from fedray.reproducing.measure import PERCENT, Measured, frame
+from fedray.reproducing.measure import ACCURACIES, PERCENT, Measured, accuracy_of, frame
+from fedray.reproducing.pictures import picture
 from fedray.reproducing.provenance import sentence
 from fedray.reproducing.published import PublishedTable
 
@@ -33,13 +32,6 @@ MEANINGS = {
 
 SEEDS = "as the mean over seeds with half the width of its 95 % interval; of two seeds, both values are shown"
 
-ACCURACIES = {"test": "test accuracy", "train": "training accuracy", "representation": "test accuracy"}
-"""What a row has, by the ``of`` of its cells."""
-
-UNITS = {"rounds": "rounds", "ratio": "rounds, ratio", "gflops": "GFLOPs", "gib": "GiB"}
-
-MEASURED, PUBLISHED = "#0072b2", "#d55e00"
-
 
 def write(table: PublishedTable, found: Sequence[Measured], folder: Path, made: Mapping[str, Any]) -> list[Path]:
     """Writes the files of a table into ``folder``, and returns their paths.
@@ -50,12 +42,8 @@ def write(table: PublishedTable, found: Sequence[Measured], folder: Path, made: 
     paths = [folder / name for name in ("table.md", "table.csv", "table.png", "made.json")]
     write_whole(paths[0], text_of(table, found, made))
     write_whole(paths[1], frame(table, found).to_csv(index=False))
-    columns = [name for name in table.columns if any(one.cell.column == name and one.runs for one in found)]
-    if columns:
-        panel = (2.8 + width_of(table.rows), 1.1 + 0.32 * len(table.rows))
-        figure, axes = figure_of(len(columns), columns=min(3, len(columns)), panel=panel)
-        for place, column in zip(axes, columns, strict=True):
-            _draw(place, column, [one for one in found if one.cell.column == column], table)
+    figure = picture(table, found)
+    if figure is not None:
         with replacement_of(paths[2]) as staging:
             figure.savefig(staging, dpi=150, format="png")
     write_whole(paths[3], json.dumps(dict(made), indent=2) + "\n")
@@ -79,18 +67,13 @@ def text_of(table: PublishedTable, found: Sequence[Measured], made: Mapping[str,
 
 def _meaning(table: PublishedTable) -> str:
     """Returns what the numbers of a table are."""
-    accuracy = _accuracy(table)
+    accuracy = accuracy_of(table)
     others = [name for name in ACCURACIES.values() if name != accuracy]
     rows = dict.fromkeys(cell.row for cell in table.cells if ACCURACIES[cell.of] in others)
     text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS)
     if rows and table.measure in PERCENT:
         text += f" Of {' and '.join(rows)} it is the {others[0]}."
     return text
-
-
-def _accuracy(table: PublishedTable) -> str:
-    """Returns which accuracy the first row of a table has."""
-    return ACCURACIES[table.cells[0].of]
 
 
 def _cell(table: PublishedTable, one: Measured) -> str:
@@ -122,26 +105,3 @@ def _agreements(table: PublishedTable, found: Sequence[Measured]) -> str:
             value = float(kendalltau(*zip(*pairs, strict=True)).statistic)
             parts += [] if math.isnan(value) else [f"{column} {value:.2f}"]
     return ", ".join(parts)
-
-
-def _draw(axes: Axes, column: str, found: Sequence[Measured], table: PublishedTable) -> None:
-    """Draws a row of the picture for each row of the table: measured as a dot with its interval, published hollow."""
-    places = {row: -number for number, row in enumerate(table.rows)}
-    for one in found:
-        y = places[one.cell.row]
-        if math.isfinite(one.value):
-            if len(one.values) == 2:
-                axes.plot(one.values, [y, y], "o", color=MEASURED, markersize=5.5)
-            else:
-                margin = 0.0 if math.isnan(one.margin) else one.margin
-                axes.errorbar(one.value, y, xerr=margin, fmt="o", color=MEASURED, markersize=5.5, capsize=2.5)
-        if isinstance(one.cell.published, (int, float)):
-            axes.plot(one.cell.published, y, "D", markerfacecolor="none", markeredgecolor=PUBLISHED, markersize=6.5)
-    axes.set_yticks(list(places.values()), list(places), fontsize=9)
-    axes.set_ylim(-len(places) + 0.5, 0.5)
-    axes.set_title(column, fontsize=10, loc="left")
-    unit = UNITS.get(table.measure, f"{_accuracy(table)}, %")
-    if table.measure not in PERCENT:
-        axes.set_xlim(left=0)
-    axes.set_xlabel(f"{unit}\n● measured, ◇ published", fontsize=9)
-    plain(axes)

@@ -1,0 +1,111 @@
+"""Draws what was measured beside what was published."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedray.comparing.panel import parts_of
+from fedray.comparing.style import BESIDE, Line, drawn, figure_of, lines_for, plain, width_of
+from fedray.reproducing.measure import PERCENT, Measured, accuracy_of
+from fedray.reproducing.published import PublishedTable
+
+UNITS = {"rounds": "rounds", "ratio": "rounds, ratio", "gflops": "GFLOPs", "gib": "GiB"}
+
+MEASURED, PUBLISHED = "#0072b2", "#d55e00"
+
+NUMBERED = re.compile(r"(\S+) = ([0-9.]+)")
+"""The names of columns that are points of a curve, such as ``gamma = 0.5``."""
+
+WIDE = 10
+"""A logarithmic axis has numbers of which the largest is more than so many times the smallest."""
+
+
+def picture(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
+    """Returns a picture of a table, or None if none of its runs has ended.
+
+    If its columns are values of one number, a row is a curve over that number. Otherwise each column has a panel.
+    """
+    columns = [name for name in table.columns if any(one.cell.column == name and one.runs for one in found)]
+    if not columns:
+        return None
+    numbered = [NUMBERED.fullmatch(column) for column in columns]
+    if len(columns) > 2 and all(numbered) and len({match[1] for match in numbered if match}) == 1:
+        numbers = {match[0]: float(match[2]) for match in numbered if match}
+        return _curves(table, found, numbers)
+    panel = (2.8 + width_of(table.rows), 1.1 + 0.32 * len(table.rows))
+    figure, axes = figure_of(len(columns), columns=min(3, len(columns)), panel=panel)
+    for place, column in zip(axes, columns, strict=True):
+        _draw_column(place, column, [one for one in found if one.cell.column == column], table)
+    return figure
+
+
+def _curves(table: PublishedTable, found: Sequence[Measured], numbers: dict[str, float]) -> Figure:
+    """Returns a picture in which each row is a curve over the ``numbers`` of the columns.
+
+    If there are more rows than a panel has lines, each panel has the first row, and all have the same axes.
+    """
+    rows = [row for row in table.rows if any(one.cell.row == row and one.runs for one in found)]
+    parts = list(parts_of(rows, rows[0]))
+    figure, axes = figure_of(len(parts), columns=1, legend_width=width_of(rows))
+    for place, part in zip(axes, parts, strict=True):
+        for row, line in lines_for(part).items():
+            own = {numbers[one.cell.column]: one for one in found if one.cell.row == row and one.cell.column in numbers}
+            _draw_curve(place, dict(sorted(own.items())), row, line)
+        if min(numbers.values()) > 0 and max(numbers.values()) > WIDE * min(numbers.values()):
+            place.set_xscale("log")
+        place.set_xticks(list(numbers.values()), [f"{number:g}" for number in numbers.values()])
+        place.set_xticks([], minor=True)
+        name = next(iter(numbers)).split(" = ")[0]
+        place.set(xlabel=f"{name}\nband: 95 % interval{_mark(found)}", ylabel=_unit(table))
+        plain(place)
+        place.legend(**BESIDE)
+    ends = [place.get_ylim() for place in axes]
+    for place in axes:
+        place.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    return figure
+
+
+def _draw_curve(axes: Axes, own: dict[float, Measured], row: str, line: Line) -> None:
+    points = {x: one for x, one in own.items() if math.isfinite(one.value)}
+    axes.plot(list(points), [one.value for one in points.values()], label=drawn(row), **line.options(1))
+    low, high = ([one.value + sign * one.margin for one in points.values()] for sign in (-1, 1))
+    axes.fill_between(list(points), low, high, color=line.colour, alpha=0.13, linewidth=0)
+    for x, one in own.items():
+        if isinstance(one.cell.published, (int, float)):
+            axes.plot(x, one.cell.published, "D", fillstyle="none", color=line.colour, markersize=7.5, zorder=3)
+
+
+def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: PublishedTable) -> None:
+    """Draws a row of the picture for each row of the table: measured as a dot with its interval, published hollow."""
+    places = {row: -number for number, row in enumerate(table.rows)}
+    for one in found:
+        y = places[one.cell.row]
+        if math.isfinite(one.value):
+            if len(one.values) == 2:
+                axes.plot(one.values, [y, y], "o", color=MEASURED, markersize=5.5)
+            else:
+                margin = 0.0 if math.isnan(one.margin) else one.margin
+                axes.errorbar(one.value, y, xerr=margin, fmt="o", color=MEASURED, markersize=5.5, capsize=2.5)
+        if isinstance(one.cell.published, (int, float)):
+            axes.plot(one.cell.published, y, "D", markerfacecolor="none", markeredgecolor=PUBLISHED, markersize=6.5)
+    axes.set_yticks(list(places.values()), list(places), fontsize=9)
+    axes.set_ylim(-len(places) + 0.5, 0.5)
+    axes.set_title(column, fontsize=10, loc="left")
+    if table.measure not in PERCENT:
+        axes.set_xlim(left=0)
+    axes.set_xlabel(f"{_unit(table)}\n● measured{_mark(found)}", fontsize=9)
+    plain(axes)
+
+
+def _unit(table: PublishedTable) -> str:
+    return UNITS.get(table.measure, f"{accuracy_of(table)}, %")
+
+
+def _mark(found: Sequence[Measured]) -> str:
+    """Returns what the hollow marks are, if there are any."""
+    return ", ◇ published" if any(isinstance(one.cell.published, (int, float)) for one in found) else ""
