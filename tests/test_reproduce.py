@@ -244,8 +244,8 @@ def test_ratios_and_accuracies(mine):
     accuracy = read_table("paper/accuracy")
     assert [one.value for one in measured(accuracy, mine / "runs", 1)] == pytest.approx([60, 70])
     text = text_of(accuracy, measured(accuracy, mine / "runs", 1), made_by(ASKED, []))
-    assert "| fedavg | 60.00 (50) |" in text
-    assert "| fedprox | 70.00 (-) |" in text
+    assert "| fedavg | 60.00, 1 of 2 runs (50) |" in text
+    assert "| fedprox | 70.00, 1 of 2 runs (-) |" in text
     assert "Measured (published). Training accuracy at the end in percent, as the mean over seeds" in text
     # of two seeds both values, of three the interval
     write_run(runs / "fedavg/seed-1", [0.1, 0.4, 0.5], train_accuracy=0.5)

@@ -55,7 +55,7 @@ def text_of(table: PublishedTable, found: Sequence[Measured], made: Mapping[str,
     cells = pd.DataFrame({"": list(table.rows)})
     for column in table.columns:
         own = {one.cell.row: one for one in found if one.cell.column == column}
-        cells[column] = [_cell(table, own[row]) for row in table.rows]
+        cells[column] = [_cell(table, own[row], made["seeds"]) for row in table.rows]
     lines = [f"**{table.title}**", "", markdown(cells), f"Measured (published). {_meaning(table)}"]
     if agreements := _agreements(table, found):
         lines += ["", f"Agreement of the order of the rows (Kendall's tau, 1 if it is the same): {agreements}."]
@@ -76,7 +76,7 @@ def _meaning(table: PublishedTable) -> str:
     return text
 
 
-def _cell(table: PublishedTable, one: Measured) -> str:
+def _cell(table: PublishedTable, one: Measured, seeds: int) -> str:
     published = one.cell.published
     published = "-" if published is None else f"{published:g}" if isinstance(published, float) else published
     if not one.runs:
@@ -90,6 +90,8 @@ def _cell(table: PublishedTable, one: Measured) -> str:
         text = f"{one.value:.3g}" if math.isfinite(one.value) else f"> {one.rounds:g}"
         missed = one.reached is not None and one.reached < len(one.runs)
         counts = [f"{one.reached} of {len(one.runs)} reached it"] if missed else []
+    if len(one.runs) < seeds:
+        counts.append(f"{len(one.runs)} of {seeds} runs")
     return f"{', '.join(filter(None, [text, *counts]))} ({published})"
 
 
