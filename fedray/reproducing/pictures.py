@@ -60,8 +60,7 @@ def _curves(table: PublishedTable, found: Sequence[Measured], numbers: dict[str,
             place.set_xscale("log")
         place.set_xticks(list(numbers.values()), [f"{number:g}" for number in numbers.values()])
         place.set_xticks([], minor=True)
-        name = next(iter(numbers)).split(" = ")[0]
-        place.set(xlabel=f"{name}\nband: 95 % interval{_mark(found)}", ylabel=_unit(table))
+        place.set(xlabel=f"{next(iter(numbers)).split(' = ')[0]}\n{_key(found)}", ylabel=_unit(table))
         plain(place)
         place.legend(**BESIDE)
     ends = [place.get_ylim() for place in axes]
@@ -98,7 +97,7 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
     axes.set_title(column, fontsize=10, loc="left")
     if table.measure not in PERCENT:
         axes.set_xlim(left=0)
-    axes.set_xlabel(f"{_unit(table)}\n● measured{_mark(found)}", fontsize=9)
+    axes.set_xlabel(f"{_unit(table)}\n{_key(found, '● measured')}", fontsize=9)
     plain(axes)
 
 
@@ -106,6 +105,8 @@ def _unit(table: PublishedTable) -> str:
     return UNITS.get(table.measure, f"{accuracy_of(table)}, %")
 
 
-def _mark(found: Sequence[Measured]) -> str:
-    """Returns what the hollow marks are, if there are any."""
-    return ", ◇ published" if any(isinstance(one.cell.published, (int, float)) for one in found) else ""
+def _key(found: Sequence[Measured], *marks: str) -> str:
+    """Returns what the ``marks`` of a panel are, with its bands or bars and hollow marks if there are any."""
+    intervals = [f"{'bar' if marks else 'band'}: 95 % interval"] if any(one.margin > 0 for one in found) else []
+    hollow = ["◇ published"] if any(isinstance(one.cell.published, (int, float)) for one in found) else []
+    return ", ".join([*marks, *intervals, *hollow])
