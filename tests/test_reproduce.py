@@ -293,6 +293,17 @@ def test_a_panel_has_nine_curves_at_most():
     assert "published" not in first.get_xlabel()
 
 
+def test_what_has_no_value_is_in_the_picture():
+    table = read_table("fedtrip/table4")
+    found = [replace(one, value=math.inf, rounds=100) for one in some_values(table, 1)]
+    assert [text.get_text() for text in picture(table, found).axes[0].texts] == ["> 100"]
+    curves = read_table("pfedmo/fig6")
+    found = [replace(one, value=math.nan) if one.cell.column == "xi = 1" else one for one in some_values(curves, 1)]
+    (axes,) = picture(curves, found).axes
+    assert "×: diverged" in axes.get_xlabel()
+    assert [list(line.get_xdata()) for line in axes.get_lines() if line.get_marker() == "x"] == [[1]]
+
+
 def test_other_columns_have_a_panel_each():
     table = read_table("fedtrip/table4")
     panels = picture(table, some_values(table, 99)).axes

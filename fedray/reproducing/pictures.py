@@ -75,6 +75,8 @@ def _draw_curve(axes: Axes, own: dict[float, Measured], row: str, line: Line) ->
     low, high = ([one.value + sign * one.margin for one in points.values()] for sign in (-1, 1))
     axes.fill_between(list(points), low, high, color=line.colour, alpha=0.13, linewidth=0)
     for x, one in own.items():
+        if one.runs and x not in points:
+            axes.plot(x, 0.03, "x", color=line.colour, transform=axes.get_xaxis_transform())
         if isinstance(one.cell.published, (int, float)):
             axes.plot(x, one.cell.published, "D", fillstyle="none", color=line.colour, markersize=7.5, zorder=3)
 
@@ -90,6 +92,9 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
             else:
                 margin = 0.0 if math.isnan(one.margin) else one.margin
                 axes.errorbar(one.value, y, xerr=margin, fmt="o", color=MEASURED, markersize=5.5, capsize=2.5)
+        elif one.runs:
+            said = "diverged" if table.measure in PERCENT else f"> {one.rounds:g}"
+            axes.text(1, y, said, transform=axes.get_yaxis_transform(), ha="right", va="center", color=MEASURED)
         if isinstance(one.cell.published, (int, float)):
             axes.plot(one.cell.published, y, "D", markerfacecolor="none", markeredgecolor=PUBLISHED, markersize=6.5)
     axes.set_yticks(list(places.values()), list(places), fontsize=9)
@@ -108,5 +113,7 @@ def _unit(table: PublishedTable) -> str:
 def _key(found: Sequence[Measured], *marks: str) -> str:
     """Returns what the ``marks`` of a panel are, with its bands or bars and hollow marks if there are any."""
     intervals = [f"{'bar' if marks else 'band'}: 95 % interval"] if any(one.margin > 0 for one in found) else []
+    if not marks and any(one.runs and not math.isfinite(one.value) for one in found):
+        intervals.append("×: diverged, or target not reached")
     hollow = ["◇ published"] if any(isinstance(one.cell.published, (int, float)) for one in found) else []
     return ", ".join([*marks, *intervals, *hollow])
