@@ -52,6 +52,8 @@ def _curves(table: PublishedTable, found: Sequence[Measured], numbers: dict[str,
     rows = [row for row in table.rows if any(one.cell.row == row and one.runs for one in found)]
     parts = list(parts_of(rows, rows[0]))
     figure, axes = figure_of(len(parts), columns=1, legend_width=width_of(rows))
+    missing = any(one.runs and not math.isfinite(one.value) for one in found)
+    key = _key(found, "band", *(["×: diverged, or target not reached"] if missing else []))
     for place, part in zip(axes, parts, strict=True):
         for row, line in lines_for(part).items():
             own = {numbers[one.cell.column]: one for one in found if one.cell.row == row and one.cell.column in numbers}
@@ -60,7 +62,7 @@ def _curves(table: PublishedTable, found: Sequence[Measured], numbers: dict[str,
             place.set_xscale("log")
         place.set_xticks(list(numbers.values()), [f"{number:g}" for number in numbers.values()])
         place.set_xticks([], minor=True)
-        place.set(xlabel=f"{next(iter(numbers)).split(' = ')[0]}\n{_key(found)}", ylabel=_unit(table))
+        place.set(xlabel=f"{next(iter(numbers)).split(' = ')[0]}\n{key}", ylabel=_unit(table))
         plain(place)
         place.legend(**BESIDE)
     ends = [place.get_ylim() for place in axes]
@@ -102,7 +104,7 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
     axes.set_title(column, fontsize=10, loc="left")
     if table.measure not in PERCENT:
         axes.set_xlim(left=0)
-    axes.set_xlabel(f"{_unit(table)}\n{_key(found, '● measured')}", fontsize=9)
+    axes.set_xlabel(f"{_unit(table)}\n{_key(found, 'bar', '● measured')}", fontsize=9)
     plain(axes)
 
 
@@ -110,10 +112,9 @@ def _unit(table: PublishedTable) -> str:
     return UNITS.get(table.measure, f"{accuracy_of(table)}, %")
 
 
-def _key(found: Sequence[Measured], *marks: str) -> str:
-    """Returns what the ``marks`` of a panel are, with its bands or bars and hollow marks if there are any."""
-    intervals = [f"{'bar' if marks else 'band'}: 95 % interval"] if any(one.margin > 0 for one in found) else []
-    if not marks and any(one.runs and not math.isfinite(one.value) for one in found):
-        intervals.append("×: diverged, or target not reached")
+def _key(found: Sequence[Measured], interval: str, *marks: str) -> str:
+    """Returns what the ``marks`` of a panel are, and what its intervals (bars or bands) and hollow marks are, if there
+    are any."""
+    intervals = [f"{interval}: 95 % interval"] if any(one.margin > 0 for one in found) else []
     hollow = ["◇ published"] if any(isinstance(one.cell.published, (int, float)) for one in found) else []
     return ", ".join([*marks, *intervals, *hollow])
