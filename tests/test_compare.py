@@ -17,10 +17,10 @@ from scipy import stats
 
 import fedray
 from fedray.cli import main
-from fedray.comparing.files import write
+from fedray.comparing.files import page_of, write
 from fedray.comparing.measure import Measure
 from fedray.comparing.statistics import with_interval
-from fedray.comparing.tables import digits_of
+from fedray.comparing.tables import digits_of, tables_of
 from fedray.errors import UserError
 
 SETTINGS = {
@@ -117,11 +117,97 @@ def test_what_it_took_to_reach_a_target(runs):
     assert line["rounds_to"] == np.median([each["round"] for each in firsts])
     assert line["bytes_to"] == np.median([each["bytes_down"] + each["bytes_up"] for each in firsts])
     assert line["flops_to"] == np.median([each["flops"] for each in firsts])
-    assert line["speedup"] == 1
+    assert [line[f"{name}_speedup"] for name in ("rounds", "bytes", "flops", "seconds")] == [1, 1, 1, 1]
+    other = found.loc[("alpha=5", "fedprox", 0.3)]
+    for name in ("rounds", "bytes", "flops", "seconds"):
+        assert other[f"{name}_speedup"] == pytest.approx(line[f"{name}_to"] / other[f"{name}_to"])
     never = found.loc[("alpha=5", "fedavg", 1.0)]
     assert never["reached"] == 0
     assert math.isinf(never["rounds_to"])
-    assert math.isnan(never["speedup"])
+    assert math.isnan(never["rounds_speedup"])
+
+
+def cut(folder: Path, rounds: int) -> None:
+    """Makes a run one that ended after so many rounds."""
+    metrics = pd.read_csv(folder / "metrics.csv").iloc[:rounds]
+    metrics.to_csv(folder / "metrics.csv", index=False)
+    summary = json.loads((folder / "summary.json").read_text())
+    final = float(metrics["test_accuracy"].dropna().iloc[-1])
+    (folder / "summary.json").write_text(json.dumps(summary | {"rounds": rounds, "final": final}))
+
+
+def diverge(folder: Path) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"status": "diverged"}))
+
+
+def test_a_missed_target_is_above_what_the_runs_took_that_missed_it(runs):
+    """Those are of 4 and 6 rounds here; the run that diverged after 2 would never have reached it."""
+    cut(runs / "fedprox-5.0-0", 4)
+    cut(runs / "fedprox-5.0-1", 2)
+    diverge(runs / "fedprox-5.0-1")
+    found = fedray.compare(runs, targets=[1.0])
+    took = found.targets.set_index(["environment", "group"]).loc[("alpha=5", "fedprox")]
+    assert (took["rounds_to"], took["rounds_bound"]) == (math.inf, 4)
+    (environment,) = [each for each in found.environments if each.name == "alpha=5"]
+    table = next(table for table in tables_of(found, environment) if "100.00 %" in table.title)
+    assert table.cells.set_index("").loc["fedprox", ["reached", "rounds"]].tolist() == ["0 of 3", "> 4"]
+
+
+def test_clients_scores_are_in_the_table(runs):
+    line = fedray.compare(runs).table.set_index(["environment", "group"]).loc[("alpha=5", "fedavg")]
+    paths = [runs / f"fedavg-5.0-{seed}/metrics.csv" for seed in range(3)]
+    for what in ("mean", "worst_tenth", "std"):
+        finals = [pd.read_csv(path)[f"clients_accuracy_{what}"].dropna().iloc[-1] for path in paths]
+        assert line[f"clients_{what}"] == pytest.approx(np.mean(finals))
+        assert line[f"clients_{what}_margin"] > 0
+
+
+def test_figures_are_those_of_the_page(runs):
+    found = fedray.compare(runs)
+    captions = [caption for caption, _ in found.figures()]
+    page = Page(page_of(found).html())
+    assert [each["alt"] for each in page.all("img")] == captions
+
+
+def test_values_at_which_runs_diverged_are_marked(runs):
+    for seed in range(3):
+        diverge(runs / f"fedavg-5.0-{seed}")
+    diverge(runs / "fedprox-5.0-0")
+    figures = dict(fedray.compare(runs).figures())
+    caption = next(caption for caption in figures if caption.startswith("final test accuracy"))
+    assert caption.endswith("over data.partition.alpha; bars are 95 % intervals; crosses: runs diverged")
+    (axes,) = figures[caption].axes
+    crosses = [list(line.get_xdata()) for line in axes.get_lines() if line.get_marker() == "x"]
+    assert sorted(crosses) == [[5.0], [5.0]]
+
+
+def test_of_several_versions_that_of_most_runs_is_compared(runs):
+    path = runs / "fedavg-5.0-0/summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"versions": {"fedray": "99.0.0"}}))
+    found = fedray.compare(runs)
+    assert [each.folder.name for each in found.left_out] == ["fedavg-5.0-0"]
+    assert found.table["runs"].sum() == 11
+
+
+def test_other_processors_are_told(runs):
+    for seed in range(3):
+        path = runs / f"fedavg-5.0-{seed}/summary.json"
+        machine = {"processes": [{"device": "another"}]}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": machine}))
+    notes = fedray.compare(runs).environments[1].notes
+    assert any(note.startswith("the processors differ, on which seconds depend: another in fedavg") for note in notes)
+
+
+def test_partitions_are_compared_where_names_have_the_same_data(runs):
+    """A key of the data in the names of some groups says nothing about the others."""
+    for seed in range(3):
+        path = runs / f"fedprox-5.0-{seed}/summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"partition_hash": "another"}))
+        further = Path(shutil.copytree(runs / f"fedavg-5.0-{seed}", runs / f"public-{seed}"))
+        change(further / "config.yaml", data__public_samples=5)
+    notes = fedray.compare(runs, by=["algorithm.name", "data.public_samples"]).environments[-1].notes
+    assert any("clients hold other samples" in note for note in notes)
 
 
 def test_a_curve_is_the_mean_over_seeds_with_its_interval(runs):
@@ -272,8 +358,9 @@ def test_the_files(runs, tmp_path, capsys):
     page = Page((output / "report.html").read_text())
     page.check()
     assert len(page.all("table")) == 8
-    # the accuracy, two losses and the distribution over clients of each environment, and the accuracy over alpha
-    assert len(page.all("img")) == 9
+    # the accuracy, two losses and the distribution over clients of each environment; over alpha the accuracy, the
+    # rounds to the target, and the seconds
+    assert len(page.all("img")) == 11
     # the baseline's paired difference is told in the page as in the command's table
     assert "difference to fedavg, points" in page.text
     # the same comparison again replaces its files; another one does not
@@ -378,7 +465,7 @@ def test_what_is_said_of_the_baseline(runs):
     best = max(second.rows, key=lambda row: row["final"])["group"]
     assert second.baseline.label == best
     assert f"the baseline is {best}, the best of 2 groups of fedavg" in second.notes
-    assert f"{best} reached the target in 0 of 3 runs, so that there are no speed-ups" in second.notes
+    assert f"{best} reached 99.00 % in 0 of 3 runs, so that there are no speed-ups to it" in second.notes
 
 
 def test_small_and_large_metrics_have_digits():

@@ -129,8 +129,10 @@ def test_the_error_of_a_cohort_is_that_of_two_runs(tmp_path):
     assert run.metrics["cohort_error"].iloc[0] == pytest.approx(float(wanted), rel=1e-4)
 
 
-def test_there_is_no_error_with_full_participation(tmp_path):
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_there_is_no_error_with_full_participation(server_lr, tmp_path):
     everybody = {"train__cohort_size": None, "algorithm__tau": 2, "algorithm__name": "ghbm"}
+    everybody |= {"train__server_lr": server_lr}
     run = simulate(tmp_path, "all", **everybody, **ALL)
     assert run.metrics["cohort_error"].to_numpy() == pytest.approx(0, abs=1e-6)
     assert run.metrics["momentum_error"].isna().tolist() == [True, True, False, False]

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from scipy import stats
 
 import fedray
 from fedray.algorithms import find_algorithm
@@ -23,7 +24,7 @@ from fedray.errors import UserError
 from fedray.reproducing import costs, measure, published
 from fedray.reproducing.accounting import gflops_of_a_round
 from fedray.reproducing.costs import Costs
-from fedray.reproducing.measure import Measured, frame, measured
+from fedray.reproducing.measure import Measured, frame, measured, on_one_scale
 from fedray.reproducing.pictures import picture
 from fedray.reproducing.provenance import made_by, sentence
 from fedray.reproducing.published import UNTIL_TARGET, known_tables, read_table
@@ -90,6 +91,7 @@ def mine(tmp_path, monkeypatch) -> Path:
     for name, unit, columns in (
         ("rounds", "rounds", {"a": column, "b": column | {"with": {"train.lr": 0.1}}}),
         ("ratio", "ratio", {"a": column}),
+        ("sent", "gib_sent", {"a": column}),
         ("accuracy", "final", {"a": column | {"published": [50, None]}}),
         ("steps", "final", {"a": {"experiment": "paper/small", "with": {"train.local_steps": 6}}}),
     ):
@@ -127,7 +129,8 @@ def test_from_start_to_table(mine, ray_cluster, capsys):
         (mine / "reproduced/runs/paper/small/fedprox_run.stop_at_0.3/seed-1/config.yaml").read_text()
     )
     assert (config["algorithm"]["mu"], config["run"]["seed"], config["data"]["seed"]) == (0.5, 1, 1)
-    assert (mine / "reproduced/paper/rounds/table.png").stat().st_size > 5000
+    for name in ("table.png", "table.svg", "curves.png", "curves.svg"):
+        assert (mine / "reproduced/paper/rounds" / name).stat().st_size > 5000
     # another table uses the same runs, a second column makes only its own, and an accuracy needs all rounds
     assert main(["reproduce", "paper/ratio"]) == 0
     assert main(["reproduce", "paper/rounds"]) == 0
@@ -230,6 +233,61 @@ def test_runs_that_are_missing_or_lost(mine):
     assert rows.loc[("b", "fedavg"), "runs"] == 0
     text = text_of(table, measured(table, mine / "runs", 2), made_by(ASKED, []))
     assert "| fedavg | > 3, 1 of 2 reached it (4) | not run (4) |" in text
+    assert "| fedprox | 1 of 1 diverged, 1 of 2 runs (8) |" in text
+
+
+def test_rows_that_diverged_rank_last():
+    """The agreement of the order counts them, though they have no value."""
+    table = read_table("fedtrip/table7")
+    found = [
+        replace(one, value=math.nan, margin=math.nan, diverged=1) if one.cell.row == "fedtrip" else one
+        for one in some_values(table, 99)
+    ]
+    text = text_of(table, found, made_by(ASKED, []))
+    for column in table.columns:
+        own = [one for one in found if one.cell.column == column]
+        values = [-1 if one.cell.row == "fedtrip" else one.value for one in own]
+        order = stats.kendalltau(values, [one.cell.published for one in own]).statistic
+        assert f"{column} {order:.2f}" in text
+    assert "| fedtrip | 1 of 1 diverged" in text
+
+
+def test_the_first_row_of_ratios_counts_as_one():
+    table = read_table("fedtrip/table6")
+    first, *others = [one for one in some_values(table, 99) if one.cell.column == table.columns[0]]
+    column = [replace(first, value=80.0), *(replace(one, value=0.9) for one in others)]
+    assert [on_one_scale(table, one)[0] for one in column] == [1, 0.9, 0.9, 0.9, 0.9, 0.9]
+    assert [on_one_scale(table, one)[1] for one in column] == [1, 1.6, 1.8, 1.87, 2.33, 2.17]
+    never = next(one for one in some_values(table, 99) if one.cell.published == "never")
+    assert on_one_scale(table, never)[1] == math.inf
+
+
+def test_there_is_no_ratio_to_what_was_not_reached(mine):
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg_run.stop_at_0.3/seed-0", [0.1, 0.2])
+    write_run(runs / "fedprox_run.stop_at_0.3/seed-0", [0.1, 0.4])
+    table = read_table("paper/ratio")
+    text = text_of(table, measured(table, mine / "runs", 1), made_by(ASKED, []))
+    assert "> 2, 0 of 1 reached it" in text
+    assert "| fedprox | no ratio, 1 of 2 runs (8) |" in text
+
+
+def test_a_missed_target_has_a_bound_in_the_unit_of_the_table(mine):
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg_run.stop_at_0.3/seed-0", [0.1, 0.4])
+    write_run(runs / "fedprox_run.stop_at_0.3/seed-0", [0.1] * 5)
+    table = read_table("paper/ratio")
+    text = text_of(table, measured(table, mine / "runs", 1), made_by(ASKED, []))
+    assert "| fedprox | > 2.5, 0 of 1 reached it" in text
+
+
+def test_bytes_that_were_sent_until_what_fedavg_ends_with(mine):
+    """Those of both ways: two for each round in these runs."""
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg/seed-0", [0.1, 0.3, 0.4, 0.4])
+    write_run(runs / "fedprox/seed-0", [0.1, 0.4, 0.4, 0.3])
+    found = measured(read_table("paper/sent"), mine / "runs", 1)
+    assert [one.value for one in found] == pytest.approx([2 * 3 / 2**30, 2 * 2 / 2**30])
 
 
 def test_ratios_and_accuracies(mine):
@@ -295,7 +353,7 @@ def test_a_panel_has_nine_curves_at_most():
 
 def test_what_has_no_value_is_in_the_picture():
     table = read_table("fedtrip/table4")
-    found = [replace(one, value=math.inf, rounds=100) for one in some_values(table, 1)]
+    found = [replace(one, value=math.inf, bound=100) for one in some_values(table, 1)]
     assert [text.get_text() for text in picture(table, found).axes[0].texts] == ["> 100"]
     curves = read_table("pfedmo/fig6")
     found = [replace(one, value=math.nan) if one.cell.column == "xi = 1" else one for one in some_values(curves, 1)]

@@ -11,25 +11,32 @@ from numpy.typing import NDArray
 
 from fedray.comparing.measure import Measure
 from fedray.comparing.runs import Run
+from fedray.comparing.statistics import mean_and_margin
 
 SHARES = np.linspace(0, 1, 101)
 """The shares of the clients at which a distribution is given."""
 
-OF_CLIENTS = ("mean", "worst_tenth", "std")
-
-
-def client_columns(measure: Measure) -> dict[str, str]:
-    """Returns the columns of metrics.csv about single clients, by the words that a table has for them."""
-    words = {"mean": "mean over clients", "worst_tenth": "worst tenth of the clients", "std": "standard deviation"}
-    return {words[what]: f"clients_{measure.metric}_{what}" for what in OF_CLIENTS}
+OF_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of the clients", "std": "standard deviation"}
+"""What metrics.csv has about single clients in columns such as ``clients_accuracy_mean``, in words."""
 
 
 def finals_of_clients(runs: Sequence[Run], measure: Measure) -> dict[str, list[float]]:
-    """Returns the last value of each column of :func:`client_columns` in each run that did not diverge, by words."""
+    """Returns the last value of what :data:`OF_CLIENTS` names, in each run that did not diverge and has it."""
     found: dict[str, list[float]] = {}
-    for words, column in client_columns(measure).items():
+    for what in OF_CLIENTS:
+        column = f"clients_{measure.metric}_{what}"
         ended = [run.rows[column].dropna() for run in runs if not run.diverged and column in run.rows]
-        found[words] = [float(values.iloc[-1]) for values in ended if len(values)]
+        found[what] = [float(values.iloc[-1]) for values in ended if len(values)]
+    return found
+
+
+def outcome_of_clients(runs: Sequence[Run], measure: Measure) -> dict[str, float]:
+    """Returns ``clients_mean``, ``clients_worst_tenth`` and ``clients_std``, as means over the runs that did not
+    diverge, and ``clients_mean_margin`` and so on: half the widths of their 95 % intervals. They are NaN if the runs
+    did not score single clients."""
+    found: dict[str, float] = {}
+    for what, values in finals_of_clients(runs, measure).items():
+        found[f"clients_{what}"], found[f"clients_{what}_margin"] = mean_and_margin(values)
     return found
 
 

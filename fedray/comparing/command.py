@@ -46,7 +46,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--baseline", metavar="GROUP", help="a group's name, or an algorithm; fedavg unless given")
     last = "rounds of which the mean is shown, too; the last ten evaluations unless given"
     parser.add_argument("--last", metavar="K", type=int, help=last)
-    parser.add_argument("--any-version", action="store_true", help="also take runs of older versions of fedray")
+    parser.add_argument(
+        "--any-version", action="store_true", help="also take runs of other versions of fedray than most of them"
+    )
     output = "folder of the files; unless given ./comparison, or ./comparison-2 if that is another comparison's"
     parser.add_argument("--output", metavar="DIR", type=Path, help=output)
     parser.set_defaults(function=_compare)

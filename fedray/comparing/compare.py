@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from fedray.comparing.clients import outcome_of_clients
 from fedray.comparing.curves import fold
 from fedray.comparing.grouping import ALGORITHM, Group, group_runs, is_aside
 from fedray.comparing.measure import AXES, Measure
@@ -20,14 +22,11 @@ from fedray.comparing.unequal import what_is_unequal
 from fedray.errors import UserError, near_miss
 from fedray.tracking.folder import RESULT_KEYS_OF_ENGINE
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PLAIN = "fedavg"
 """The algorithm that is the baseline unless another is named."""
-
-AMOUNT_OF = {
-    "rounds": "rounds", "iterations": "rounds", "bytes": "bytes", "flops": "flops", "virtual_seconds": "seconds",
-    "wall_seconds": "seconds",
-}  # fmt: skip
-"""In what a speed-up is counted, for each axis."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +49,7 @@ class Environment:
 class Comparison:
     """What :func:`compare` returns.
 
-    ``over`` is what curves are drawn over, and in what speed-ups are counted. ``last`` is the number of rounds of which
+    ``over`` is what curves are drawn over. ``last`` is the number of rounds of which
     the column ``last`` is the mean; None stands for the last ten evaluations. ``left_out`` are the run folders that
     could not be compared, and ``asked`` is what :func:`compare` was called with.
     """
@@ -65,13 +64,15 @@ class Comparison:
     @property
     def table(self) -> pd.DataFrame:
         """A row for each group, with the keys in which groups differ, and the columns of
-        :func:`~fedray.comparing.outcomes.outcome` and :func:`~fedray.comparing.outcomes.difference`."""
+        :func:`~fedray.comparing.outcomes.outcome`, :func:`~fedray.comparing.clients.outcome_of_clients` and
+        :func:`~fedray.comparing.outcomes.difference`."""
         return self._frame([row for each in self.environments for row in each.rows])
 
     @property
     def targets(self) -> pd.DataFrame:
         """A row for each group and target, with the columns of :func:`~fedray.comparing.outcomes.reaching`, and
-        ``speedup``: how many times what the group took the baseline took."""
+        ``rounds_speedup``, ``bytes_speedup``, ``flops_speedup`` and ``seconds_speedup``: how many times as much the
+        baseline took."""
         return self._frame([row for each in self.environments for row in each.targets])
 
     def curves(self, column: str | None = None) -> pd.DataFrame:
@@ -86,6 +87,13 @@ class Comparison:
             for group in each.groups
         ]
         return pd.concat(found, ignore_index=True)
+
+    def figures(self) -> list[tuple[str, Figure]]:
+        """Returns the pictures of the page, each with a sentence that says what it shows."""
+        # that module draws comparisons, and so needs this one
+        from fedray.comparing.pictures import figures_of
+
+        return list(figures_of(self))
 
     def _frame(self, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
         lists = ("finals", "bests", "lasts", "differences")
@@ -111,8 +119,8 @@ def compare(
     ``bytes``, ``flops``, ``virtual_seconds`` or ``wall_seconds``. ``targets`` are values of the main metric; unless
     given, they are those of ``run.targets`` that all runs of an environment have, or else the mean that the baseline
     ends with. ``baseline`` is the name of a group or an algorithm: FedAvg, unless given. ``last`` is the number of
-    rounds over which the column ``last`` is the mean. With ``any_version`` runs of other versions of fedray than the
-    newest are not left out.
+    rounds over which the column ``last`` is the mean. With ``any_version`` runs of other versions of fedray than
+    most of them are not left out.
 
     Raises :class:`~fedray.UserError` for a path without runs, an unknown key, axis or baseline, and if no run is left.
     """
@@ -144,14 +152,16 @@ def _comparable(runs: Sequence[Run], any_version: bool) -> tuple[list[Run], list
     """Returns the runs that have a value to compare, and those that are left out."""
     kept, left_out = [], []
     seen: dict[str, Run] = {}
-    newest = max((_version(run) for run in runs), default="")
+    counts = Counter(map(_version, runs))
+    # the newest of those that most runs have
+    version = max(counts, key=lambda each: (counts[each], each), default=())
     for run in runs:
         measure = Measure(run.summary.get("metric", "accuracy"), run.summary.get("mode", "max"))
         if not run.diverged and math.isnan(run.final(measure)):
             was_used = run.settings.get("run.eval_test", True)
             why = "no evaluation has a number" if was_used else "the test set was not used"
             left_out.append(LeftOut(run.folder, f"it has no {measure.column}: {why}"))
-        elif not any_version and _version(run) != newest:
+        elif not any_version and _version(run) != version:
             of = run.versions.get("fedray")
             left_out.append(LeftOut(run.folder, f"it is of another version of fedray, {of} (--any-version takes it)"))
         elif (twin := seen.setdefault(_identity(run), run)) is not run:
@@ -228,7 +238,10 @@ class _Asked:
 
     def of(self, groups: Sequence[Group]) -> Environment:
         """Returns an environment with what its groups reached."""
-        reached = {group: outcome(group.runs, self.measure, self.last) for group in groups}
+        reached = {
+            group: outcome(group.runs, self.measure, self.last) | outcome_of_clients(group.runs, self.measure)
+            for group in groups
+        }
         named = [group for group in groups if self.baseline in _names(group)]
         baseline = min(named, key=lambda group: order_of(reached[group], self.measure), default=None)
         finals = {group: Finals.of(group.runs, self.measure, _pair) for group in groups}
@@ -241,8 +254,7 @@ class _Asked:
         ordered = sorted(groups, key=lambda group: order_of(rows[group], self.measure))
         given = self.targets or _shared_targets(groups)
         targets = given or self._implied_target([rows[each] for each in groups if baseline in (None, each)])
-        to_targets = [row for target in targets for row in self._to(target, ordered, baseline, rows)]
-        unequal = what_is_unequal(groups, compares_time=self.over == "wall_seconds")
+        to_targets = [row for target in targets for row in self._to(target, ordered, baseline)]
         return Environment(
             name=groups[0].place,
             groups=ordered,
@@ -250,7 +262,7 @@ class _Asked:
             rows=[rows[group] for group in ordered],
             targets=to_targets,
             notes=[
-                *unequal,
+                *what_is_unequal(groups),
                 *self._about_baseline(groups, named, baseline, to_targets, implied=not given),
                 *self._about_axis(ordered),
             ],
@@ -276,7 +288,8 @@ class _Asked:
         for row in to_targets:
             if row["group"] == baseline.label and len(groups) > 1 and math.isinf(row["rounds_to"]):
                 runs = f"{row['reached']} of {row['runs']} runs"
-                yield f"{baseline.label} reached the target in {runs}, so that there are no speed-ups"
+                target = self.measure.shown(row["target"])
+                yield f"{baseline.label} reached {target} in {runs}, so that there are no speed-ups to it"
 
     def _about_axis(self, groups: Sequence[Group]) -> Iterator[str]:
         """Yields a line for each group that can't be drawn over the chosen axis."""
@@ -295,13 +308,13 @@ class _Asked:
         target: float,
         groups: Sequence[Group],
         baseline: Group | None,
-        rows: Mapping[Group, Mapping[str, Any]],
     ) -> Iterator[dict[str, Any]]:
-        """Yields what each group took to reach ``target``, beside what whole runs took."""
-        amount = f"{AMOUNT_OF[self.over]}_to"
-        of_baseline = reaching(baseline.runs, self.measure, target)[amount] if baseline else math.nan
-        for group in groups:
-            row = _keys(group) | reaching(group.runs, self.measure, target)
-            row |= {name: rows[group][name] for name in ("runs", *AMOUNTS)}
-            has_both = math.isfinite(of_baseline) and math.isfinite(row[amount]) and row[amount] > 0
-            yield row | {"speedup": of_baseline / row[amount] if has_both else math.nan}
+        """Yields what each group took to reach ``target``, and how many times as much the baseline took."""
+        found = {group: reaching(group.runs, self.measure, target) for group in groups}
+        for group, row in found.items():
+            own = _keys(group) | row
+            for name in (f"{amount}_to" for amount in AMOUNTS):
+                theirs = found[baseline][name] if baseline else math.nan
+                has_both = math.isfinite(theirs) and math.isfinite(row[name]) and row[name] > 0
+                own[name.replace("_to", "_speedup")] = theirs / row[name] if has_both else math.nan
+            yield own

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fedray.comparing.compare import Comparison, Environment
-from fedray.comparing.page import Page, Picture, Section, svg_of
+from fedray.comparing.figure_files import save
+from fedray.comparing.number_pictures import number_figures
+from fedray.comparing.page import Page, Picture, Section
 from fedray.comparing.panel import BAND
-from fedray.comparing.pictures import clients_figures, curve_figures, curves_figure, number_figures
+from fedray.comparing.pictures import curves_figure, environment_figures
 from fedray.comparing.tables import Table, latex, markdown, tables_of
 from fedray.errors import UserError
-from fedray.files import replacement_of, write_whole
+from fedray.files import write_whole
 
 MARK = "comparison.json"
 """The file by which a folder of a comparison is known."""
@@ -29,8 +31,8 @@ NOTES = (
     "Differences are those of runs with the same seeds and the same samples on each client. p is that of the paired "
     "t-test, corrected by Holm's rule for all groups of the table that have one; the intervals are not corrected.",
     "What it took to reach the target are medians over all runs. A run that did not reach it counts as infinite, and "
-    "`> R` says that the median is above what a whole run takes. The speed-up is how many times as much the baseline "
-    "took.",
+    "`> R` says that the median is above R, the least that a run took which did not reach it. In brackets stands how "
+    "many times as much the baseline took.",
 )
 """What the tables' words mean."""
 
@@ -48,7 +50,6 @@ def write(comparison: Comparison, folder: Path) -> list[Path]:
     """
     check_place(folder, comparison)
     paths = {name: folder / name for name in (MARK, "comparison.csv", "comparison.md", "comparison.tex", "targets.csv")}
-    pictures = [folder / "curves.png", folder / "curves.svg"]
     tables = [
         replace(table, title=": ".join(filter(None, [each.name, table.title])))
         for each in comparison.environments
@@ -61,11 +62,7 @@ def write(comparison: Comparison, folder: Path) -> list[Path]:
         write_whole(paths["targets.csv"], comparison.targets.to_csv(index=False))
         write_whole(paths["comparison.md"], "\n".join([*map(_markdown, tables), *_lines(comparison)]))
         write_whole(paths["comparison.tex"], "\n".join(map(latex, tables)))
-        figure = curves_figure(comparison)
-        with replacement_of(pictures[0]) as staging:
-            figure.savefig(staging, dpi=150, format="png")
-        with replacement_of(pictures[1]) as staging:
-            staging.write_bytes(svg_of(figure))
+        pictures = save(curves_figure(comparison), folder, "curves")
         page = folder / "report.html"
         write_whole(page, page_of(comparison).html())
     except OSError as error:
@@ -178,8 +175,7 @@ def common_settings(comparison: Comparison) -> str:
 
 
 def _section(comparison: Comparison, environment: Environment) -> Section:
-    figures = [*curve_figures(comparison, environment), *clients_figures(comparison, environment)]
-    pictures = [Picture.of(caption, figure) for caption, figure in figures]
+    pictures = [Picture.of(caption, figure) for caption, figure in environment_figures(comparison, environment)]
     return Section(
         environment.name or "The groups",
         tables=list(tables_of(comparison, environment)),

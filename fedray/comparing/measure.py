@@ -51,6 +51,10 @@ class Measure:
         """What stands behind its name in the head of a table, or at an axis."""
         return ", %" if self.percent else ""
 
+    def shown(self, value: float) -> str:
+        """Returns a value as a text has it."""
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
     @property
     def words(self) -> str:
         """Its name in a text."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from fedray.comparing.measure import Measure
-from fedray.comparing.runs import Reached, Run
+from fedray.comparing.runs import Run
 from fedray.comparing.statistics import holm, mean_and_margin, median_to_reach, paired_p_value
 
-AMOUNTS = tuple(each.name for each in fields(Reached))
-"""What a target is counted in: rounds, bytes, flops, seconds."""
+AMOUNTS = {"rounds": "round", "bytes": "bytes", "flops": "flops", "seconds": "wall_seconds"}
+"""What runs are counted in, and the column of metrics.csv that has it."""
 
 
 def outcome(runs: Sequence[Run], measure: Measure, last: int | None = None) -> dict[str, Any]:
@@ -35,8 +37,7 @@ def outcome(runs: Sequence[Run], measure: Measure, last: int | None = None) -> d
     for name, each in values.items():
         found[f"{name}s"] = each
         found[name], found[f"{name}_margin"] = mean_and_margin(each)
-    columns = ("round", "bytes", "flops", "wall_seconds")
-    for name, column in zip(AMOUNTS, columns, strict=True):
+    for name, column in AMOUNTS.items():
         found[name] = mean_and_margin([float(run.rows[column].iloc[-1]) for run in ended])[0]
     return found
 
@@ -44,12 +45,33 @@ def outcome(runs: Sequence[Run], measure: Measure, last: int | None = None) -> d
 def reaching(runs: Sequence[Run], measure: Measure, target: float) -> dict[str, Any]:
     """Returns what it took the runs of a group to reach ``target``.
 
-    ``reached`` is how many runs did. ``rounds_to``, ``bytes_to``, ``flops_to`` and ``seconds_to`` are medians over all
-    runs, of which those that diverged or did not reach it count as infinite.
+    - ``runs``: how many there are; ``reached``: how many of them did; ``diverged``: how many of them diverged.
+    - ``rounds_to``, ``bytes_to``, ``flops_to``, ``seconds_to``, and ``rounds_bound`` and so on: see :func:`to_reach`.
     """
-    each = [run.to_reach(target, measure) for run in runs]
-    medians = {f"{name}_to": median_to_reach([getattr(one, name) for one in each]) for name in AMOUNTS}
-    return {"target": target, "reached": sum(math.isfinite(one.rounds) for one in each), **medians}
+    firsts = [run.first_to_reach(target, measure) for run in runs]
+    found: dict[str, Any] = {
+        "target": target,
+        "runs": len(runs),
+        "reached": sum(first is not None for first in firsts),
+        "diverged": sum(run.diverged for run in runs),
+    }
+    for name, column in AMOUNTS.items():
+        found[f"{name}_to"], found[f"{name}_bound"] = to_reach(runs, firsts, column)
+    return found
+
+
+def to_reach(runs: Sequence[Run], firsts: Sequence[pd.Series | None], column: str) -> tuple[float, float]:
+    """Returns how much of a ``column`` of metrics.csv it took the runs of a group to reach a target, and a bound.
+
+    ``firsts`` are the rows in which they reached it (:meth:`~fedray.comparing.runs.Run.first_to_reach`). The amount is
+    the median over all runs, of which those that diverged or did not reach it count as infinite. If it is infinite, it
+    is above the bound: the least amount with which a run ended that neither diverged nor reached the target. The bound
+    is NaN if there is no such run.
+    """
+    amounts = [math.inf if first is None else float(first[column]) for first in firsts]
+    missed = [run for run, first in zip(runs, firsts, strict=True) if first is None and not run.diverged]
+    bound = min((float(run.rows[column].iloc[-1]) for run in missed), default=math.nan)
+    return median_to_reach(amounts), bound
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jinja2
-import matplotlib
 from matplotlib.figure import Figure
 
+from fedray.comparing.figure_files import svg_of
 from fedray.comparing.tables import Table
 
 PIXELS_PER_INCH = 96
@@ -60,11 +59,3 @@ class Page:
         loader = jinja2.PackageLoader("fedray.comparing", ".")
         environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
         return environment.get_template("page.html.jinja").render(page=self)
-
-
-def svg_of(figure: Figure) -> bytes:
-    """Returns a figure as SVG; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "fedray"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()

@@ -97,7 +97,7 @@ def _limit(axes: Axes, ceiling: float) -> None:
         return
     axes.set_xlim(left=0)
     least, most = values.min(), values.max()
-    if least > 0 and most > 100 * least:
+    if np.isinf(ceiling) and least > 0 and most > 100 * least:
         axes.set_yscale("log")
         axes.set_ylim(least / 1.5, 1.5 * most)
         return

@@ -1,19 +1,19 @@
-"""Draws the pictures of a comparison: curves with their intervals, and what groups reached over a number."""
+"""Draws the pictures of a comparison: curves with their intervals, and how a metric is spread over clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from fedray.comparing.clients import SHARES, distribution
 from fedray.comparing.compare import Comparison, Environment
 from fedray.comparing.curves import fold
-from fedray.comparing.grouping import Group, shown
+from fedray.comparing.grouping import Group
+from fedray.comparing.number_pictures import number_figures
 from fedray.comparing.panel import Curve, Panel, draw_panels, legend, parts_of
-from fedray.comparing.style import BESIDE, LABEL_OF_AXIS, MOST_LINES, Line, drawn, figure_of, lines_for, plain, width_of
+from fedray.comparing.style import LABEL_OF_AXIS, MOST_LINES, Line, drawn, figure_of, lines_for, plain, width_of
 
 LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
 """The columns that are drawn beside the compared metric, with the labels of their axes."""
@@ -75,6 +75,19 @@ def curves_figure(comparison: Comparison) -> Figure:
     return draw_panels([panel for each in panels for panel in each])
 
 
+def environment_figures(comparison: Comparison, environment: Environment) -> Iterator[tuple[str, Figure]]:
+    """Yields the figures of an environment, with a sentence about each."""
+    yield from curve_figures(comparison, environment)
+    yield from clients_figures(comparison, environment)
+
+
+def figures_of(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+    """Yields all figures of a comparison, with a sentence about each."""
+    for environment in comparison.environments:
+        yield from environment_figures(comparison, environment)
+    yield from number_figures(comparison)
+
+
 def clients_figures(comparison: Comparison, environment: Environment) -> Iterator[tuple[str, Figure]]:
     """Yields the distribution of the metric over clients, if they were scored, with a sentence about it."""
     measure = comparison.measure
@@ -93,44 +106,3 @@ def clients_figures(comparison: Comparison, environment: Environment) -> Iterato
         legend(axes)
         where = f"{environment.name}: " if environment.name else ""
         yield f"{where}clients sorted by their test {measure.words} at the end; means over runs", figure
-
-
-def number_figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
-    """Yields a figure for each key of which groups have several numbers, such as ``data.clients``: the final metric
-    over these numbers, with a line for each choice of all other keys. A sentence beside it says what it shows."""
-    keys = list(dict.fromkeys(key for each in comparison.environments for row in each.groups for key in row.told))
-    for key in keys:
-        lines = _lines_over(key, [other for other in keys if other != key], comparison.table)
-        for place in range(0, len(lines), MOST_LINES):
-            names = list(lines)[place : place + MOST_LINES]
-            figure = _draw_over(key, {name: lines[name] for name in names}, comparison)
-            yield f"final test {comparison.measure.words} over {key}; bars are 95 % intervals", figure
-
-
-def _lines_over(key: str, others: Sequence[str], table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Returns the rows with at least two numbers of ``key`` for each choice of the keys ``others``, by its name."""
-    numbers = pd.to_numeric(table[key], errors="coerce")
-    rows = table.assign(number=numbers).dropna(subset=["number", "final"])
-    names = [shown({other: row[other] for other in others if row[other] == row[other]}) for _, row in rows.iterrows()]
-    lines = {str(name): own.sort_values("number") for name, own in rows.groupby(np.array(names, dtype=str), sort=False)}
-    return {name: own for name, own in lines.items() if own["number"].nunique() > 1}
-
-
-def _draw_over(key: str, lines: Mapping[str, pd.DataFrame], comparison: Comparison) -> Figure:
-    measure = comparison.measure
-    figure, (axes,) = figure_of(1, legend_width=width_of(list(lines)))
-    for name, line in lines_for(list(lines)).items():
-        rows = lines[name]
-        margins = measure.scale * rows["final_margin"].fillna(0)
-        options = line.options(len(rows)) | {"markevery": 1}
-        axes.errorbar(
-            rows["number"], measure.scale * rows["final"], yerr=margins, capsize=3, label=drawn(name), **options
-        )
-    numbers = pd.concat([rows["number"] for rows in lines.values()])
-    if numbers.min() > 0 and numbers.max() >= 20 * numbers.min():
-        axes.set_xscale("log")
-    axes.set(xlabel=key, ylabel=f"final test {measure.words}{measure.unit}")
-    plain(axes)
-    if len(lines) > 1:
-        axes.legend(**BESIDE)
-    return figure

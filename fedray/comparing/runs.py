@@ -31,19 +31,6 @@ SET_ASIDE = ".bak-"
 """What the name of a folder contains that ``run.resume=false`` has renamed."""
 
 
-@dataclass(frozen=True)
-class Reached:
-    """What a run took to reach a target: the ``rounds``, the ``bytes`` both ways, the ``flops`` and ``seconds``.
-
-    All are infinite for a run that did not reach it.
-    """
-
-    rounds: float = math.inf
-    bytes: float = math.inf
-    flops: float = math.inf
-    seconds: float = math.inf
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """A run that has ended.
@@ -96,18 +83,15 @@ class Run:
         rows = rows.iloc[-10:] if rounds is None else rows[rows["round"] > self.rows["round"].max() - rounds]
         return float(rows["value"].mean())
 
-    def to_reach(self, target: float, measure: Measure) -> Reached:
-        """Returns what it took until the first evaluation that was ``target`` or better.
+    def first_to_reach(self, target: float, measure: Measure) -> pd.Series | None:
+        """Returns the row of the first evaluation that was ``target`` or better; None if there is none.
 
         A run that diverged later has not reached it, because its model is lost.
         """
         rows = self.evaluations(measure)
         # by rounding, a target that is the mean of equal accuracies may be a little larger than these
         there = rows[measure.sign * rows["value"] >= measure.sign * target - 1e-9]
-        if self.diverged or not len(there):
-            return Reached()
-        first = there.iloc[0]
-        return Reached(*(float(first[name]) for name in ("round", "bytes", "flops", "wall_seconds")))
+        return None if self.diverged or not len(there) else there.iloc[0]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedray.comparing.clients import client_columns, finals_of_clients
+from fedray.comparing.clients import OF_CLIENTS, finals_of_clients
 from fedray.comparing.compare import Comparison, Environment
 from fedray.comparing.measure import Measure
 from fedray.comparing.statistics import with_interval
@@ -30,7 +30,7 @@ def tables_of(comparison: Comparison, environment: Environment) -> Iterator[Tabl
     yield Table(f"test {comparison.measure.words}", _reached(comparison, environment))
     for target in dict.fromkeys(row["target"] for row in environment.targets):
         rows = [row for row in environment.targets if row["target"] == target]
-        yield Table(f"what it took to reach {_value(target, comparison.measure)}", _took(comparison, rows))
+        yield Table(f"what it took to reach {comparison.measure.shown(target)}", _took(rows))
     clients = _clients(comparison, environment)
     if len(clients.columns) > 1:
         yield Table(f"test {comparison.measure.words} for single clients, at the end", clients)
@@ -56,27 +56,31 @@ def _reached(comparison: Comparison, environment: Environment) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _took(comparison: Comparison, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def _took(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     found = {
         "": [row["group"] for row in rows],
         "reached": [f"{row['reached']} of {row['runs']}" for row in rows],
-        "rounds": [amount(row["rounds_to"], row["rounds"]) for row in rows],
-        "bytes": [amount(row["bytes_to"], row["bytes"], "B") for row in rows],
-        "FLOPs": [amount(row["flops_to"], row["flops"], "FLOP") for row in rows],
-        "seconds": [amount(row["seconds_to"], row["seconds"]) for row in rows],
+        "rounds": [_to_target(row, "rounds") for row in rows],
+        "bytes": [_to_target(row, "bytes", "B") for row in rows],
+        "FLOPs": [_to_target(row, "flops", "FLOP") for row in rows],
+        "seconds": [_to_target(row, "seconds") for row in rows],
     }
-    if any(not math.isnan(row["speedup"]) for row in rows):
-        found["speed-up"] = ["" if math.isnan(row["speedup"]) else f"{row['speedup']:.2f}" for row in rows]
     return pd.DataFrame(found)
+
+
+def _to_target(row: Mapping[str, Any], name: str, unit: str = "") -> str:
+    text = amount(row[f"{name}_to"], row[f"{name}_bound"], unit)
+    speed_up = row[f"{name}_speedup"]
+    return text if math.isnan(speed_up) else f"{text} ({speed_up:.2f}x)"
 
 
 def _clients(comparison: Comparison, environment: Environment) -> pd.DataFrame:
     measure = comparison.measure
     found = [finals_of_clients(group.runs, measure) for group in environment.groups]
     columns = {"": [group.label for group in environment.groups]}
-    for words in client_columns(measure):
-        if any(each[words] for each in found):
-            columns[f"{words}{measure.unit}"] = [_values(each[words], measure) for each in found]
+    for what, words in OF_CLIENTS.items():
+        if any(each[what] for each in found):
+            columns[f"{words}{measure.unit}"] = [_values(each[what], measure) for each in found]
     return pd.DataFrame(columns)
 
 
@@ -125,22 +129,18 @@ def p_value(p: float) -> str:
     return "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _value(value: float, measure: Measure) -> str:
-    return f"{100 * value:.2f} %" if measure.percent else f"{value:.4g}"
-
-
-def amount(median: float, whole: float, unit: str = "") -> str:
+def amount(median: float, bound: float, unit: str = "") -> str:
     """Returns the cell that says what it took to reach a target.
 
     ``median`` is the median over the runs, and is infinite if too few of them reached the target. The cell then says
-    that it is above ``whole``, what a whole run takes, as in ``> 40``; or ``never`` if ``whole`` is NaN because all
-    runs diverged. If ``median`` is NaN, because there are no runs, the cell is empty.
+    that it is above ``bound``, as in ``> 40``; or ``never`` if that is NaN, because all runs that did not reach it
+    diverged. If ``median`` is NaN, because there are no runs, the cell is empty.
     """
     if math.isnan(median):
         return ""
     if math.isfinite(median):
         return in_units(median, unit)
-    return "never" if math.isnan(whole) else f"> {in_units(whole, unit)}"
+    return "never" if math.isnan(bound) else f"> {in_units(bound, unit)}"
 
 
 def in_units(value: float, unit: str = "") -> str:

@@ -75,23 +75,22 @@ FACTS = (
     Fact("the training data differ", lambda run: run.inputs.get("training data", "unknown")[:8], ("data.source",)),
     Fact("the losses differ", lambda run: run.inputs.get("loss", "the task's")[:8]),
     Fact("the versions of torch differ", lambda run: run.versions.get("torch")),
+    Fact(
+        "the processors differ, on which seconds depend",
+        lambda run: ", ".join(sorted({str(each["device"]) for each in _processes(run)})),
+    ),
+    Fact("the numbers of processes differ, on which seconds depend", lambda run: len(_processes(run))),
 )
-
-FACTS_OF_TIME = (
-    Fact("the processors differ", lambda run: ", ".join(sorted({str(each["device"]) for each in _processes(run)}))),
-    Fact("the numbers of processes differ", lambda run: len(_processes(run))),
-)
-"""What groups should have in common if seconds are compared."""
 
 
 def _processes(run: Run) -> list[dict[str, Any]]:
     return list(run.summary.get("machine", {}).get("processes", []))
 
 
-def what_is_unequal(groups: Sequence[Group], compares_time: bool = False) -> list[str]:
+def what_is_unequal(groups: Sequence[Group]) -> list[str]:
     """Returns a line for each fact in which groups of one environment differ, and their names do not say so."""
     lines = []
-    for fact in (*FACTS, *(FACTS_OF_TIME if compares_time else ())):
+    for fact in FACTS:
         # a run that diverged has ended early, and is in no mean
         ended = {group.label: [run for run in group.runs if not run.diverged] for group in groups}
         found = {label: sorted({_text(fact.of(run)) for run in runs}) for label, runs in ended.items() if runs}
@@ -138,13 +137,13 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _partitions(groups: Sequence[Group]) -> list[str]:
-    """Tells whether clients hold other samples in one group than in another with the same seeds."""
-    if any(key.startswith("data.") for group in groups for key in group.own):
-        return []
+    """Tells whether clients hold other samples in one group than in another with the same seeds, though the names of
+    both have the same settings of the data."""
     found: dict[tuple[Any, ...], set[Any]] = {}
     for group in groups:
+        of_data = str({key: value for key, value in group.own.items() if key.startswith("data.")})
         for run in group.runs:
-            found.setdefault(run.seeds, set()).add(run.summary.get("partition_hash"))
+            found.setdefault((of_data, *run.seeds), set()).add(run.summary.get("partition_hash"))
     differ = any(len(hashes) > 1 for hashes in found.values())
     return ["clients hold other samples in some groups than in others with the same seeds"] if differ else []
 

@@ -23,7 +23,8 @@ from fedray.experiment import Experiment
 from fedray.tracking.diagnostics import UPDATE, Measured
 
 HISTORY = "mean updates of all clients"
-"""The server's vector with the mean updates of the last rounds, the oldest first, float32 ``[at most tau, width]``."""
+"""The server's vector with its updates of the last rounds as they would be with all clients, the oldest first, float32
+``[at most tau, width]``."""
 
 
 def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> Tensor:
@@ -52,8 +53,8 @@ def momentum_error(state: RunState, window: int) -> float | None:
     """Returns how far the momentum of the round that begins is from that of full participation, over its length.
 
     The momentum is the mean of the server's updates in the last ``window`` rounds, (x^r - x^{r-tau}) / tau; that of
-    full participation is the mean of the updates of all clients from the same models. It is None until there are so
-    many rounds.
+    full participation is the mean of the updates that the server would have made with all clients, from the same
+    models. It is None until there are so many rounds.
     """
     server = state.server
     if server.round <= window:
@@ -63,7 +64,7 @@ def momentum_error(state: RunState, window: int) -> float | None:
 
 
 def remember(state: RunState, update: Tensor, window: int) -> None:
-    """Adds the mean ``update`` of all clients to the last ``window`` of them."""
+    """Adds the ``update`` that the server would have made with all clients to the last ``window`` of them."""
     known = state.server.vectors.get(HISTORY)
     rows = update[None] if known is None else torch.cat([torch.as_tensor(known), update[None]])
     state.server[HISTORY] = rows[-window:].contiguous()
@@ -84,7 +85,8 @@ class FullParticipation:
         self._momentum = momentum_error(state, window) if window else None
         self._update = update_of_all(state, experiment, queue)
         if window:
-            remember(state, self._update, window)
+            # the server's rule makes so much of a mean update
+            remember(state, state.server.server_lr * self._update, window)
 
     def errors(self) -> dict[str, float]:
         """Returns the columns of metrics.csv."""

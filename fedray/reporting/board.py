@@ -20,6 +20,9 @@ from fedray.tracking.tensorboard import write_layout
 
 EVENTS = "events.out.tfevents.*"
 
+SWEEP = "sweep.yaml"
+"""The file by which the folder of a sweep is known."""
+
 LOOK_AGAIN = 30
 """Seconds after which it is looked for runs that have begun since."""
 
@@ -39,14 +42,14 @@ def board(folder: Path, host: str, port: int | None) -> Iterator[tuple[str, Any]
     """A context in which TensorBoard shows the runs in ``folder`` and below it.
 
     It yields the address, and a function that waits until an event is set, while it looks for new runs. The folder of a
-    sweep or a suite is shown as it is, since its trials have numbers. Raises :class:`UserError` if there are no events,
+    sweep is shown as it is, since its trials have numbers. Raises :class:`UserError` if there are no events,
     or if the port is taken.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is {'no folder' if folder.exists() else 'not there'}: give one with runs")
     if next(folder.rglob(EVENTS), None) is None:
         raise UserError(f"there are no events of a run in {folder}")
-    if next(folder.rglob("sweep.yaml"), None) is not None:
+    if (folder / SWEEP).exists():
         yield _launch(folder, host, port), lambda stop: stop.wait()
         return
     with tempfile.TemporaryDirectory(prefix="fedray-tensorboard-") as scratch:
@@ -76,13 +79,18 @@ def _launch(folder: Path, host: str, port: int | None) -> str:
 def link(folder: Path, into: Path) -> None:
     """Makes a link in ``into`` for each run in ``folder`` and below it, under a name that says what it is.
 
-    A link that is there stays, so that TensorBoard does not lose the run.
+    Of a sweep there is one link to its folder, whose trials have numbers. A link that is there stays, so that
+    TensorBoard does not lose the run.
     """
     linked = {os.readlink(path): path.name for path in into.iterdir() if path.is_symlink()}
     taken = set(linked.values())
-    for run, name in names_of(run_folders([folder])).items():
-        target = str(run.resolve())
-        if target in linked or next(run.glob(EVENTS), None) is None:
+    sweeps = [path.parent for path in sorted(folder.rglob(SWEEP))]
+    runs = [run for run in run_folders([folder]) if not any(sweep in run.parents for sweep in sweeps)]
+    found = [(sweep, str(sweep.relative_to(folder)).replace("/", "_")) for sweep in sweeps]
+    found += [(run, name) for run, name in names_of(runs).items() if next(run.glob(EVENTS), None) is not None]
+    for path, name in found:
+        target = str(path.resolve())
+        if target in linked:
             continue
         free = next(each for number in range(1, 10_000) if (each := _numbered(name, number)) not in taken)
         taken.add(free)

@@ -43,9 +43,7 @@ def suite_page(suite: Suite) -> Page:
     winners = Section(
         "The winners on fresh seeds",
         tables=[Table(f"suite {suite.name}", _texts(table).rename(columns={"algorithm": ""}))],
-        pictures=[
-            _picture(curves, "the winners' metric on the test set; bands go from the lowest to the highest seed")
-        ],
+        pictures=[_picture(curves, "the winners' metric on the test set")],
     )
     sections = [winners, *map(_of_sweep, suite.specs)]
     if notes:

@@ -14,7 +14,8 @@ measured beside published.
 
 The runs are made side by side on the cluster, or on this machine. Those that
 have ended are used again, also by other tables; the same command goes on where
-it was stopped. The result is a table in Markdown and CSV, and a picture."""
+it was stopped. The result is a table in Markdown and CSV, a picture of it, and
+the curves of the runs."""
 
 
 def add_parser(commands: Any) -> None:

@@ -11,27 +11,33 @@ import numpy as np
 import pandas as pd
 
 from fedray.comparing.measure import Measure
+from fedray.comparing.outcomes import to_reach
 from fedray.comparing.runs import LeftOut, Run, read_run
 from fedray.comparing.statistics import mean_and_margin
-from fedray.reproducing.accounting import gflops_of_a_round, gib_of_a_run
+from fedray.reproducing.accounting import GIB, gflops_of_a_round, gib_of_a_run
 from fedray.reproducing.published import Cell, PublishedTable
 from fedray.tuning.finals import is_finished
 
 PERCENT = ("final", "last", "at_round")
-"""The measures that are accuracies in percent. The others follow from the rounds until a target."""
+"""The measures that are accuracies in percent. The others are what runs took until a target; less of it is better."""
+
+OF_FEDAVG = ("gib", "gib_sent")
+"""The measures whose target is the mean accuracy that the first row, which is FedAvg, ends with."""
 
 ACCURACIES = {"test": "test accuracy", "train": "training accuracy", "representation": "test accuracy"}
 """What a row has, by the ``of`` of its cells."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """What the runs of a cell gave.
 
-    ``value`` is in the unit of the table: percent, rounds, a ratio of rounds, GFLOPs or GiB. ``margin`` is half the
-    width of the 95 % interval of a mean, NaN where there is none; ``values`` are those of which it is the mean.
-    ``runs`` are those that have ended, ``diverged`` is how many of them diverged, and ``reached`` how many reached the
-    target. ``rounds`` are those of a whole run. ``left_out`` are runs that have ended and can't be read.
+    ``value`` is in the unit of the table: percent, rounds, a ratio of rounds, GFLOPs or GiB. It is infinite if too few
+    runs reached the target, and NaN if there is none. ``margin`` is half the width of the 95 % interval of a mean, NaN
+    where there is none; ``values`` are those of which it is the mean. ``runs`` are those that have ended, ``diverged``
+    is how many of them diverged, and ``reached`` how many reached the target. ``bound`` is the least that one took of
+    those which neither diverged nor reached it, in the unit of the table; NaN if there is none. ``left_out`` are runs
+    that have ended and can't be read.
     """
 
     cell: Cell
@@ -40,7 +46,7 @@ class Measured:
     runs: Sequence[Run]
     diverged: int
     reached: int | None = None
-    rounds: float = math.nan
+    bound: float = math.nan
     values: Sequence[float] = ()
     left_out: Sequence[LeftOut] = ()
 
@@ -57,28 +63,34 @@ def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:
     if table.measure in PERCENT:
         found = [_accuracies(table, cell, runs[cell]) for cell in table.cells]
     else:
-        rounds = [_rounds(cell, runs[cell], _target(table, cell, runs)) for cell in table.cells]
-        first = {one.cell.column: one.value for one in rounds if one.cell.row == table.rows[0]}
-        found = [_in_unit(table, one, first[one.cell.column]) for one in rounds]
+        amount = "bytes" if table.measure == "gib_sent" else "round"
+        taken = [_taken(cell, runs[cell], _target(table, cell, runs), amount) for cell in table.cells]
+        first = {one.cell.column: one.value for one in taken if one.cell.row == table.rows[0]}
+        found = [_in_unit(table, one, first[one.cell.column]) for one in taken]
     return [replace(one, left_out=[run for run in read[one.cell] if isinstance(run, LeftOut)]) for one in found]
 
 
 def _in_unit(table: PublishedTable, one: Measured, first: float) -> Measured:
-    """Returns the rounds of a cell in the unit of its table; ``first`` are those of the first row of its column."""
-    if table.measure == "rounds" or not one.runs:
+    """Returns what a cell took in the unit of its table; ``first`` is what the first row of its column took."""
+    if not one.runs:
         return one
-    if table.measure == "ratio":
-        return one if one.cell.row == table.rows[0] else replace(one, value=one.value / first)
+    if table.measure == "gib":
+        # the paper's cost of a whole run over the speed-up in rounds, which is 1 if the target is not reached
+        speed_up = first / one.value if math.isfinite(one.value) and math.isfinite(first) else 1.0
+        return replace(one, value=gib_of_a_run(one.cell) / speed_up)
+    unit = 1.0
     if table.measure == "gflops":
-        return replace(one, value=one.value * gflops_of_a_round(one.cell))
-    # the paper's cost of a whole run, over the speed-up in rounds to FedAvg, which is 1 if the target is not reached
-    speed_up = first / one.value if math.isfinite(one.value) and math.isfinite(first) else 1.0
-    return replace(one, value=gib_of_a_run(one.cell) / speed_up)
+        unit = gflops_of_a_round(one.cell)
+    elif table.measure == "gib_sent":
+        unit = 1 / GIB
+    elif table.measure == "ratio" and one.cell.row != table.rows[0]:
+        unit = 1 / first if math.isfinite(first) else math.nan
+    return replace(one, value=one.value * unit, bound=one.bound * unit)
 
 
 def _target(table: PublishedTable, cell: Cell, runs: Mapping[Cell, Sequence[Run]]) -> float:
     """Returns the accuracy that is to be reached: the last of ``run.targets``, or what the first row ends with."""
-    if table.measure == "gib":
+    if table.measure in OF_FEDAVG:
         (first,) = [each for each in runs if each.column == cell.column and each.row == table.rows[0]]
         finals = [run.final(Measure()) for run in runs[first] if not run.diverged]
         return float(np.mean(finals)) if finals else math.nan
@@ -90,13 +102,12 @@ def _ended(cell: Cell, folder: Path, seeds: int) -> list[Path]:
     return [run for run in runs if is_finished(run)]
 
 
-def _rounds(cell: Cell, runs: Sequence[Run], target: float) -> Measured:
-    """Returns the median of the rounds until the target."""
-    reached = [run.to_reach(target, Measure(of=cell.of)).rounds for run in runs]
-    median = float(np.median(reached)) if reached else math.nan
-    whole = max((float(run.rows["round"].iloc[-1]) for run in runs), default=math.nan)
-    diverged = sum(run.diverged for run in runs)
-    return Measured(cell, median, math.nan, runs, diverged, sum(map(math.isfinite, reached)), whole)
+def _taken(cell: Cell, runs: Sequence[Run], target: float, amount: str) -> Measured:
+    """Returns the median of what it took until the target; ``amount`` is a column of metrics.csv."""
+    firsts = [run.first_to_reach(target, Measure(of=cell.of)) for run in runs]
+    median, bound = to_reach(runs, firsts, amount)
+    diverged, reached = sum(run.diverged for run in runs), sum(first is not None for first in firsts)
+    return Measured(cell, median, math.nan, runs, diverged, reached, bound)
 
 
 def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[Run]) -> Measured:
@@ -114,6 +125,31 @@ def _accuracy(run: Run, table: PublishedTable, cell: Cell) -> float:
     if table.measure == "last":
         return run.last(measure, run.settings.get("run.last_rounds"))
     return run.final(measure)
+
+
+def without_value(table: PublishedTable, one: Measured) -> str:
+    """Returns what stands where runs have ended, but gave no finite value; empty if all that lack one diverged."""
+    if math.isfinite(one.bound):
+        return f"> {one.bound:.3g}"
+    if one.diverged == len(one.runs) or math.isinf(one.value):
+        return ""
+    return "no evaluation" if table.measure in PERCENT else "no ratio"
+
+
+def on_one_scale(table: PublishedTable, one: Measured) -> tuple[float, float]:
+    """Returns what was measured and published of a cell, so that the rows of a column have an order and one axis.
+
+    The first row of a table of ratios, which has rounds, counts as 1. Infinity, or minus infinity of an accuracy,
+    stands for what diverged or did not reach its target; NaN for what was not measured or not published.
+    """
+    published = math.nan if one.cell.published is None else one.cell.published
+    worst = -math.inf if table.measure in PERCENT else math.inf
+    value = worst if one.runs and one.diverged == len(one.runs) else one.value
+    if isinstance(published, str):
+        published = worst
+    if table.measure == "ratio" and one.cell.row == table.rows[0]:
+        return value / one.value, published / published
+    return value, published
 
 
 def frame(table: PublishedTable, found: Sequence[Measured]) -> pd.DataFrame:

@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedray.comparing.panel import parts_of
+from fedray.comparing.curves import fold
+from fedray.comparing.measure import Measure
+from fedray.comparing.panel import Curve, Panel, bands, draw_panels, parts_of
 from fedray.comparing.style import BESIDE, Line, drawn, figure_of, lines_for, plain, width_of
-from fedray.reproducing.measure import PERCENT, Measured, accuracy_of
+from fedray.reproducing.measure import PERCENT, Measured, accuracy_of, on_one_scale, without_value
 from fedray.reproducing.published import PublishedTable
 
-UNITS = {"rounds": "rounds", "ratio": "rounds, ratio", "gflops": "GFLOPs", "gib": "GiB"}
+UNITS = {
+    "rounds": "rounds", "ratio": "rounds over those of the first row", "gflops": "GFLOPs", "gib": "GiB",
+    "gib_sent": "GiB",
+}  # fmt: skip
 
 MEASURED, PUBLISHED = "#0072b2", "#d55e00"
 
@@ -36,7 +41,7 @@ def picture(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
     numbered = [NUMBERED.fullmatch(column) for column in columns]
     if len(columns) > 2 and all(numbered) and len({match[1] for match in numbered if match}) == 1:
         numbers = {match[0]: float(match[2]) for match in numbered if match}
-        return _curves(table, found, numbers)
+        return _over_numbers(table, found, numbers)
     panel = (2.8 + width_of(table.rows), 1.1 + 0.32 * len(table.rows))
     figure, axes = figure_of(len(columns), columns=min(3, len(columns)), panel=panel)
     for place, column in zip(axes, columns, strict=True):
@@ -44,7 +49,33 @@ def picture(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
     return figure
 
 
-def _curves(table: PublishedTable, found: Sequence[Measured], numbers: dict[str, float]) -> Figure:
+def curves(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
+    """Returns the mean curves of the accuracy over rounds, with their intervals, or None if no run has ended.
+
+    Each column of the table has a panel with a line for each row, or several panels with at most nine lines, which all
+    have the first row. A curve ends with the first of its runs.
+    """
+    panels = []
+    for column in table.columns:
+        own = [one for one in found if one.cell.column == column and one.runs]
+        parts = list(parts_of(own, own[0] if own else None))
+        for number, part in enumerate(parts, 1):
+            lines = lines_for([one.cell.row for one in part])
+            shown = [
+                Curve(_name(one), lines[one.cell.row], fold(one.runs, Measure(of=one.cell.of).column)) for one in part
+            ]
+            title = f"{column}, part {number} of {len(parts)}" if len(parts) > 1 else column
+            title += f"; {bands(max(len(one.runs) for one in part))}"
+            if any(len(curve.points) for curve in shown):
+                panels.append(Panel(title, f"{accuracy_of(table)}, %", "rounds", shown, 100.0, 100.0))
+    return draw_panels(panels) if panels else None
+
+
+def _name(one: Measured) -> str:
+    return f"{one.cell.row} ({one.diverged} of {len(one.runs)} diverged)" if one.diverged else one.cell.row
+
+
+def _over_numbers(table: PublishedTable, found: Sequence[Measured], numbers: dict[str, float]) -> Figure:
     """Returns a picture in which each row is a curve over the ``numbers`` of the columns.
 
     If there are more rows than a panel has lines, each panel has the first row, and all have the same axes.
@@ -88,17 +119,18 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
     places = {row: -number for number, row in enumerate(table.rows)}
     for one in found:
         y = places[one.cell.row]
-        if math.isfinite(one.value):
+        value, published = on_one_scale(table, one)
+        if math.isfinite(value):
             if len(one.values) == 2:
                 axes.plot(one.values, [y, y], "o", color=MEASURED, markersize=5.5)
             else:
                 margin = 0.0 if math.isnan(one.margin) else one.margin
-                axes.errorbar(one.value, y, xerr=margin, fmt="o", color=MEASURED, markersize=5.5, capsize=2.5)
+                axes.errorbar(value, y, xerr=margin, fmt="o", color=MEASURED, markersize=5.5, capsize=2.5)
         elif one.runs:
-            said = "diverged" if table.measure in PERCENT else f"> {one.rounds:g}"
+            said = without_value(table, one) or "diverged"
             axes.text(1, y, said, transform=axes.get_yaxis_transform(), ha="right", va="center", color=MEASURED)
-        if isinstance(one.cell.published, (int, float)):
-            axes.plot(one.cell.published, y, "D", markerfacecolor="none", markeredgecolor=PUBLISHED, markersize=6.5)
+        if math.isfinite(published):
+            axes.plot(published, y, "D", markerfacecolor="none", markeredgecolor=PUBLISHED, markersize=6.5)
     axes.set_yticks(list(places.values()), list(places), fontsize=9)
     axes.set_ylim(-len(places) + 0.5, 0.5)
     axes.set_title(column, fontsize=10, loc="left")

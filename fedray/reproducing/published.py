@@ -18,7 +18,7 @@ from fedray.errors import UserError, near_miss
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 """The experiments of the papers; a link to ``analysis/experiments``."""
 
-Measure = Literal["rounds", "ratio", "final", "last", "at_round", "gflops", "gib"]
+Measure = Literal["rounds", "ratio", "final", "last", "at_round", "gflops", "gib", "gib_sent"]
 
 Of = Literal["test", "train", "representation"]
 

@@ -1,4 +1,4 @@
-"""Writes what was measured beside what was published: Markdown, CSV and a picture."""
+"""Writes what was measured beside what was published: Markdown, CSV and pictures."""
 
 from __future__ import annotations
 
@@ -11,24 +11,36 @@ from typing import Any
 import pandas as pd
 from scipy.stats import kendalltau
 
+from fedray.comparing.figure_files import save
 from fedray.comparing.tables import markdown
-from fedray.files import replacement_of, write_whole
-from fedray.reproducing.measure import ACCURACIES, PERCENT, Measured, accuracy_of, frame
-from fedray.reproducing.pictures import picture
+from fedray.files import write_whole
+from fedray.reproducing.measure import (
+    ACCURACIES,
+    PERCENT,
+    Measured,
+    accuracy_of,
+    frame,
+    on_one_scale,
+    without_value,
+)
+from fedray.reproducing.pictures import curves, picture
 from fedray.reproducing.provenance import sentence
 from fedray.reproducing.published import PublishedTable
 
 MEANINGS = {
-    "rounds": "Rounds until the target, as medians over seeds; `> R` says that too few runs reached it in R rounds.",
+    "rounds": "Rounds until the target, as medians over seeds. {bound}",
     "ratio": "Rounds until the target, as medians over seeds: of the first row, and of the others over those of the "
-    "first.",
+    "first. {bound}",
     "final": "{Accuracy} at the end in percent, {seeds}.",
     "last": "{Accuracy} in percent, as the mean of the last rounds, {seeds}.",
-    "gflops": "GFLOPs of a client, by the paper's accounting, in the median of the rounds until the target.",
+    "gflops": "GFLOPs of a client, by the paper's accounting, in the median of the rounds until the target. {bound}",
     "gib": "GiB, by the paper's accounting: of a whole run, times the rounds until FedAvg's final accuracy over "
     "FedAvg's rounds until it.",
+    "gib_sent": "GiB that all clients sent and received until FedAvg's final accuracy, as medians over seeds. {bound}",
     "at_round": "{Accuracy} after the round that is named, in percent, {seeds}.",
 }
+
+BOUND = "`>` stands before what the runs took at least that did not reach it, if too few did."
 
 SEEDS = "as the mean over seeds with half the width of its 95 % interval; of two seeds, both values are shown"
 
@@ -39,15 +51,16 @@ def write(table: PublishedTable, found: Sequence[Measured], folder: Path, made: 
     ``made`` says how its runs were made (:mod:`fedray.reproducing.provenance`).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / name for name in ("table.md", "table.csv", "table.png", "made.json")]
-    write_whole(paths[0], text_of(table, found, made))
-    write_whole(paths[1], frame(table, found).to_csv(index=False))
-    figure = picture(table, found)
-    if figure is not None:
-        with replacement_of(paths[2]) as staging:
-            figure.savefig(staging, dpi=150, format="png")
-    write_whole(paths[3], json.dumps(dict(made), indent=2) + "\n")
-    return [path for path in paths if path.exists()]
+    texts = {
+        "table.md": text_of(table, found, made),
+        "table.csv": frame(table, found).to_csv(index=False),
+        "made.json": json.dumps(dict(made), indent=2) + "\n",
+    }
+    for name, text in texts.items():
+        write_whole(folder / name, text)
+    figures = {"table": picture(table, found), "curves": curves(table, found)}
+    pictures = [path for name, figure in figures.items() if figure is not None for path in save(figure, folder, name)]
+    return [*(folder / name for name in texts), *pictures]
 
 
 def text_of(table: PublishedTable, found: Sequence[Measured], made: Mapping[str, Any]) -> str:
@@ -70,7 +83,7 @@ def _meaning(table: PublishedTable) -> str:
     accuracy = accuracy_of(table)
     others = [name for name in ACCURACIES.values() if name != accuracy]
     rows = dict.fromkeys(cell.row for cell in table.cells if ACCURACIES[cell.of] in others)
-    text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS)
+    text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS, bound=BOUND)
     if rows and table.measure in PERCENT:
         text += f" Of {' and '.join(rows)} it is the {others[0]}."
     return text
@@ -83,13 +96,14 @@ def _cell(table: PublishedTable, one: Measured, seeds: int) -> str:
         return f"not run ({published})"
     if table.measure in PERCENT:
         both = len(one.values) == 2
-        text = ", ".join(f"{value:.2f}" for value in (one.values if both else [one.value]) if not math.isnan(value))
+        values = [f"{value:.2f}" for value in (one.values if both else [one.value]) if not math.isnan(value)]
+        text = ", ".join(values) or without_value(table, one)
         text += "" if math.isnan(one.margin) else f" ± {one.margin:.2f}"
-        counts = [f"{one.diverged} of {len(one.runs)} diverged"] if one.diverged else []
     else:
-        text = f"{one.value:.3g}" if math.isfinite(one.value) else f"> {one.rounds:g}"
-        missed = one.reached is not None and one.reached < len(one.runs)
-        counts = [f"{one.reached} of {len(one.runs)} reached it"] if missed else []
+        text = f"{one.value:.3g}" if math.isfinite(one.value) else without_value(table, one)
+    counts = [f"{one.diverged} of {len(one.runs)} diverged"] if one.diverged else []
+    if one.reached is not None and one.reached + one.diverged < len(one.runs):
+        counts.append(f"{one.reached} of {len(one.runs)} reached it")
     if len(one.runs) < seeds:
         counts.append(f"{len(one.runs)} of {seeds} runs")
     return f"{', '.join(filter(None, [text, *counts]))} ({published})"
@@ -98,12 +112,9 @@ def _cell(table: PublishedTable, one: Measured, seeds: int) -> str:
 def _agreements(table: PublishedTable, found: Sequence[Measured]) -> str:
     parts = []
     for column in table.columns:
-        pairs = [
-            (one.value, float(one.cell.published))
-            for one in found
-            if one.cell.column == column and isinstance(one.cell.published, (int, float)) and not math.isnan(one.value)
-        ]
+        pairs = pd.DataFrame([on_one_scale(table, one) for one in found if one.cell.column == column]).dropna()
         if len(pairs) > 2:
-            value = float(kendalltau(*zip(*pairs, strict=True)).statistic)
+            ranks = pairs.rank()
+            value = float(kendalltau(ranks[0], ranks[1]).statistic)
             parts += [] if math.isnan(value) else [f"{column} {value:.2f}"]
     return ", ".join(parts)

@@ -25,6 +25,9 @@ NAMES = {
 }  # fmt: skip
 """The columns of the table, by their names in :func:`~fedray.comparing.outcomes.outcome`."""
 
+REACHED = ("target", "reached", "rounds_to", "rounds_bound", "bytes_to", "bytes_bound")
+"""The further columns that are those of :func:`~fedray.comparing.outcomes.reaching`."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -70,8 +73,9 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     - ``accuracies``: the final accuracies of the runs that ended; ``accuracy``, ``margin``: their mean and the margin
       of its 95 % interval.
     - ``bytes``, ``rounds``: what a whole run took, as means over the runs that ended.
-    - ``target``; ``reached``: how many runs reached it; ``rounds_to``, ``bytes_to``: what they took to reach it, as
-      medians over all runs. A run that diverged or did not reach it counts as infinite.
+    - ``target``; ``reached``: how many runs reached it; ``rounds_to``, ``bytes_to``: what they took to reach it;
+      ``rounds_bound``, ``bytes_bound``: what it took more than, if these are infinite
+      (:func:`~fedray.comparing.outcomes.to_reach`).
     - ``differences``: to the baseline, for each seed whose run ended in both rows; ``difference``,
       ``difference_margin``: their mean and its margin; ``p``: of the paired t-test; ``p_holm``: the same, corrected by
       Holm's rule over all rows that have one.
@@ -90,7 +94,7 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
         line = {"algorithm": row.label} | {NAMES[name]: found[place][name] for name in NAMES if name in found[place]}
         if row.folders:
             reached = reaching(runs[row.label], row.measure, target)
-            line |= {name: reached[name] for name in ("target", "reached", "rounds_to", "bytes_to")}
+            line |= {name: reached[name] for name in REACHED}
         if of_baseline is not None and place != of_baseline:
             line |= difference(finals[place], finals[of_baseline])
         lines.append(line)

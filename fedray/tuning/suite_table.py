@@ -150,8 +150,8 @@ def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measu
     shown[f"reached {100 * target:.2f} %" if measure.percent else f"reached {target:.4g}"] = [
         "" if math.isnan(row["seeds"]) else f"{row['reached']:.0f} of {row['seeds']:.0f}" for row in records
     ]
-    shown["rounds to it (median)"] = [amount(row["rounds_to"], row["rounds"]) for row in records]
-    shown["MB to it (median)"] = [amount(row["bytes_to"] / 1e6, row["bytes"] / 1e6) for row in records]
+    shown["rounds to it (median)"] = [amount(row["rounds_to"], row["rounds_bound"]) for row in records]
+    shown["MB to it (median)"] = [amount(row["bytes_to"] / 1e6, row["bytes_bound"] / 1e6) for row in records]
     shown["MB"] = table["bytes"] / 1e6
     for name, title in (("parameters", "parameters"), ("public_samples", "public samples used")):
         shown[title] = ["" if math.isnan(number) else f"{number:,.0f}" for number in table[name]]
