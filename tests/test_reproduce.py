@@ -25,7 +25,7 @@ from fedray.reproducing import costs, measure, published
 from fedray.reproducing.accounting import gflops_of_a_round
 from fedray.reproducing.costs import Costs
 from fedray.reproducing.measure import Measured, frame, measured, on_one_scale
-from fedray.reproducing.pictures import picture
+from fedray.reproducing.pictures import curves, picture
 from fedray.reproducing.provenance import made_by, sentence
 from fedray.reproducing.published import UNTIL_TARGET, known_tables, read_table
 from fedray.reproducing.report import text_of
@@ -165,6 +165,11 @@ def test_cost_without_runs(mine, capsys):
     assert "paper/steps: Paper, steps\n    4 runs, 0 done; about 4.0 h\n" in listed
     assert main(["reproduce", "paper/steps", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main(["reproduce", "paper/rounds", "--column", "a", "--seeds", "3", "--list"]) == 0
+    assert "\n    6 runs, 0 done; at most about 3.0 h\n" in capsys.readouterr().out
+    # one seed and two of 20 rounds
+    assert main(["reproduce", "paper/rounds", "--quick", "--list"]) == 0
+    assert "\n    4 runs, 0 done; at most about 0.2 h\n" in capsys.readouterr().out
     assert listed.endswith("Hours are of 2 processors without a GPU (analysis/experiments/README.md).\n")
 
 
@@ -319,7 +324,7 @@ def test_a_row_of_another_accuracy_is_named():
     table = read_table("pfedmo/fig2b")
     text = text_of(table, measured(table, Path("nowhere"), 3), made_by(ASKED, []))
     assert "Training accuracy at the end in percent" in text
-    assert "Of representation model alone, test it is the test accuracy." in text
+    assert "In the row 'representation model alone, test' it is the test accuracy." in text
 
 
 def some_values(table, rows: int) -> list[Measured]:
@@ -360,6 +365,23 @@ def test_what_has_no_value_is_in_the_picture():
     (axes,) = picture(curves, found).axes
     assert "×: diverged" in axes.get_xlabel()
     assert [list(line.get_xdata()) for line in axes.get_lines() if line.get_marker() == "x"] == [[1]]
+
+
+def test_curves_of_the_runs(mine):
+    """Each column has a panel; columns of the same runs share it. A row whose runs all diverged is named."""
+    runs = mine / "runs/paper/small"
+    write_run(runs / "fedavg/seed-0", [0.1, 0.4, 0.5])
+    write_run(runs / "fedprox/seed-0", [0.1, 0.2], "diverged")
+    column = {"experiment": "paper/small"}
+    columns = {"1": column | {"round": 1}, "2": column | {"round": 2}, "3": column | {"with": {"train.lr": 0.5}}}
+    table = {"title": "T", "measure": "at_round", "seeds": 1, "rows": ["fedavg", "fedprox"], "columns": columns}
+    (mine / "experiments/paper/published/at.yaml").write_text(yaml.safe_dump(table))
+    read = read_table("paper/at")
+    (axes,) = curves(read, measured(read, mine / "runs", 1)).axes
+    assert axes.get_title(loc="left") == "1 and 2; one seed"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedavg", "fedprox (1 of 1 diverged)"]
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([10, 40, 50])
+    assert curves(read, measured(read, mine / "nowhere", 1)) is None
 
 
 def test_other_columns_have_a_panel_each():
@@ -437,7 +459,8 @@ def test_costs_follow_from_rounds(mine, monkeypatch):
         (["paper/rounds", "--column", "c"], "--column: paper/rounds has no column 'c'"),
         (["paper/rounds", "--seeds", "0"], "--seeds must be at least 1, not 0"),
         (["--list", "paper/round"], "there is no published table 'paper/round' .did you mean 'paper/rounds'"),
-        (["--list", "--quick"], "--list goes without --column, --seeds and --quick"),
+        (["--list", "--column", "a"], "--column is one of a table: name the table"),
+        (["--list", "paper/rounds", "--column", "c"], "--column: paper/rounds has no column 'c'"),
     ],
 )
 def test_mistakes(words, message, mine, capsys):

@@ -6,14 +6,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from fedray.comparing.clients import outcome_of_clients
-from fedray.comparing.curves import fold
+from fedray.comparing.comparison import Compared, Environment
 from fedray.comparing.grouping import ALGORITHM, Group, group_runs, is_aside
 from fedray.comparing.measure import AXES, Measure
 from fedray.comparing.outcomes import AMOUNTS, Finals, correct, difference, order_of, outcome, reaching
@@ -30,76 +28,15 @@ PLAIN = "fedavg"
 
 
 @dataclass(frozen=True, eq=False)
-class Environment:
-    """Groups that were run on the same data with the same model, the best first.
-
-    ``name`` says in what it differs from other environments; it is empty if there is only one. ``rows`` has what each
-    group reached, ``targets`` what it took to reach each target, and ``notes`` what makes the comparison unequal.
-    """
-
-    name: str
-    groups: Sequence[Group]
-    baseline: Group | None
-    rows: Sequence[dict[str, Any]]
-    targets: Sequence[dict[str, Any]]
-    notes: Sequence[str]
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """What :func:`compare` returns.
-
-    ``over`` is what curves are drawn over. ``last`` is the number of rounds of which
-    the column ``last`` is the mean; None stands for the last ten evaluations. ``left_out`` are the run folders that
-    could not be compared, and ``asked`` is what :func:`compare` was called with.
-    """
-
-    environments: Sequence[Environment]
-    measure: Measure
-    over: str
-    last: int | None
-    left_out: Sequence[LeftOut] = field(default_factory=tuple)
-    asked: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """A row for each group, with the keys in which groups differ, and the columns of
-        :func:`~fedray.comparing.outcomes.outcome`, :func:`~fedray.comparing.clients.outcome_of_clients` and
-        :func:`~fedray.comparing.outcomes.difference`."""
-        return self._frame([row for each in self.environments for row in each.rows])
-
-    @property
-    def targets(self) -> pd.DataFrame:
-        """A row for each group and target, with the columns of :func:`~fedray.comparing.outcomes.reaching`, and
-        ``rounds_speedup``, ``bytes_speedup``, ``flops_speedup`` and ``seconds_speedup``: how many times as much the
-        baseline took."""
-        return self._frame([row for each in self.environments for row in each.targets])
-
-    def curves(self, column: str | None = None) -> pd.DataFrame:
-        """Returns the mean curves of all groups, with the columns of :func:`~fedray.comparing.curves.fold`.
-
-        ``column`` is one of metrics.csv; that of the compared metric unless it is given.
-        """
-        column = column or self.measure.column
-        found = [
-            fold(group.runs, column, self.over).assign(environment=group.place, group=group.label)
-            for each in self.environments
-            for group in each.groups
-        ]
-        return pd.concat(found, ignore_index=True)
+class Comparison(Compared):
+    """What :func:`compare` returns: tables, and figures of them."""
 
     def figures(self) -> list[tuple[str, Figure]]:
         """Returns the pictures of the page, each with a sentence that says what it shows."""
-        # that module draws comparisons, and so needs this one
+        # Matplotlib is loaded only if something is drawn
         from fedray.comparing.pictures import figures_of
 
         return list(figures_of(self))
-
-    def _frame(self, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-        lists = ("finals", "bests", "lasts", "differences")
-        return pd.DataFrame(
-            [{key: " ".join(map(str, row[key])) if key in lists else row[key] for key in row} for row in rows]
-        )
 
 
 def compare(

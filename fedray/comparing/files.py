@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedray.comparing.compare import Comparison, Environment
+from fedray.comparing.comparison import Compared, Environment
 from fedray.comparing.figure_files import save
 from fedray.comparing.number_pictures import number_figures
 from fedray.comparing.page import Page, Picture, Section
@@ -43,7 +43,7 @@ COMMON = (
 """Keys that say what runs are; their values are told where they are the same in all."""
 
 
-def write(comparison: Comparison, folder: Path) -> list[Path]:
+def write(comparison: Compared, folder: Path) -> list[Path]:
     """Writes a comparison into ``folder``, and returns the paths of the files.
 
     Raises :class:`UserError` if the folder can't be written to, or holds something else than this comparison.
@@ -70,13 +70,13 @@ def write(comparison: Comparison, folder: Path) -> list[Path]:
     return [*paths.values(), *pictures, page]
 
 
-def check_place(folder: Path, comparison: Comparison) -> None:
+def check_place(folder: Path, comparison: Compared) -> None:
     """Raises :class:`UserError` if a comparison can't be written into ``folder``, because something else is there."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _holds(folder, comparison):
         raise UserError(f"{folder} holds something else than this comparison: name another folder by --output")
 
 
-def place_of(comparison: Comparison, beside: Path) -> Path:
+def place_of(comparison: Compared, beside: Path) -> Path:
     """Returns a folder in ``beside`` in which there is nothing yet, or an older result of the same comparison."""
     for number in itertools.count(1):
         folder = beside / (f"comparison-{number}" if number > 1 else "comparison")
@@ -85,7 +85,7 @@ def place_of(comparison: Comparison, beside: Path) -> Path:
     raise AssertionError
 
 
-def _holds(folder: Path, comparison: Comparison) -> bool:
+def _holds(folder: Path, comparison: Compared) -> bool:
     try:
         there = json.loads((folder / MARK).read_text())
         return bool(there["asked"] == json.loads(json.dumps(_facts(comparison)["asked"])))
@@ -93,7 +93,7 @@ def _holds(folder: Path, comparison: Comparison) -> bool:
         return False
 
 
-def _facts(comparison: Comparison) -> dict[str, Any]:
+def _facts(comparison: Compared) -> dict[str, Any]:
     runs = [run for each in comparison.environments for group in each.groups for run in group.runs]
     return {
         "asked": dict(comparison.asked),
@@ -102,7 +102,7 @@ def _facts(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def lines(comparison: Comparison) -> Iterator[str]:
+def lines(comparison: Compared) -> Iterator[str]:
     """Yields the lines that the command shows: the first tables of each environment, and what makes it unequal."""
     for environment in comparison.environments:
         if environment.name:
@@ -131,7 +131,7 @@ def _markdown(table: Table) -> str:
     return f"**{table.title}**\n\n{markdown(table.cells)}"
 
 
-def _lines(comparison: Comparison) -> Iterator[str]:
+def _lines(comparison: Compared) -> Iterator[str]:
     """Yields the lines under the tables: what makes them unequal, what is left out, and what the words mean."""
     for environment in comparison.environments:
         if environment.notes:
@@ -143,7 +143,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     yield " ".join(NOTES) + "\n"
 
 
-def page_of(comparison: Comparison) -> Page:
+def page_of(comparison: Compared) -> Page:
     """Returns the page of a comparison."""
     runs = [run for each in comparison.environments for group in each.groups for run in group.runs]
     sections = [_section(comparison, each) for each in comparison.environments]
@@ -166,7 +166,7 @@ def page_of(comparison: Comparison) -> Page:
     return Page("Comparison of runs", lead, sections)
 
 
-def common_settings(comparison: Comparison) -> str:
+def common_settings(comparison: Compared) -> str:
     """Returns the settings that say what runs are, as far as all runs have the same."""
     runs = [run for each in comparison.environments for group in each.groups for run in group.runs]
     values = {key: {json.dumps(run.settings.get(key)) for run in runs} for key in COMMON}
@@ -174,7 +174,7 @@ def common_settings(comparison: Comparison) -> str:
     return ", ".join(f"{key}={value}" for key, value in same.items() if value is not None)
 
 
-def _section(comparison: Comparison, environment: Environment) -> Section:
+def _section(comparison: Compared, environment: Environment) -> Section:
     pictures = [Picture.of(caption, figure) for caption, figure in environment_figures(comparison, environment)]
     return Section(
         environment.name or "The groups",

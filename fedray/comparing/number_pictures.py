@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedray.comparing.compare import Comparison
+from fedray.comparing.comparison import Compared
 from fedray.comparing.grouping import shown
 from fedray.comparing.style import BESIDE, MOST_LINES, Line, drawn, figure_of, lines_for, plain, width_of
 
@@ -31,7 +31,7 @@ class Quantity:
     words: str
 
 
-def number_figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+def number_figures(comparison: Compared) -> Iterator[tuple[str, Figure]]:
     """Yields figures for each key of which groups have several numbers, such as ``data.clients``, with a line for each
     choice of all other keys. A sentence beside each figure says what it shows."""
     keys = list(dict.fromkeys(key for each in comparison.environments for row in each.groups for key in row.told))
@@ -47,7 +47,7 @@ def number_figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
                 yield f"{quantity.label} over {key}{bars}{crosses}", _draw(key, own, quantity)
 
 
-def _quantities(comparison: Comparison) -> Iterator[Quantity]:
+def _quantities(comparison: Compared) -> Iterator[Quantity]:
     """Yields the final metric, the rounds to each target that all environments have, and the seconds of a round."""
     measure, table = comparison.measure, comparison.table
     lost = table["diverged"] > 0
@@ -94,4 +94,6 @@ def _draw_line(axes: Axes, name: str, rows: pd.DataFrame, line: Line, quantity: 
     values, margins = quantity.value[rows.index], quantity.margin[rows.index]
     axes.errorbar(rows["number"], values, yerr=margins, capsize=3, label=name, **options)
     lost = rows["number"][quantity.lost[rows.index]]
-    axes.plot(lost, np.full(len(lost), 0.03), "x", color=line.colour, transform=axes.get_xaxis_transform())
+    # each line has its crosses at a height of its own, so that none hides another
+    height = np.full(len(lost), 0.03 * (1 + line.place))
+    axes.plot(lost, height, "x", color=line.colour, transform=axes.get_xaxis_transform())

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedray.comparing.clients import SHARES, distribution
-from fedray.comparing.compare import Comparison, Environment
+from fedray.comparing.comparison import Compared, Environment
 from fedray.comparing.curves import fold
 from fedray.comparing.grouping import Group
 from fedray.comparing.number_pictures import number_figures
@@ -19,7 +19,7 @@ LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"
 """The columns that are drawn beside the compared metric, with the labels of their axes."""
 
 
-def panels_of(comparison: Comparison, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
+def panels_of(comparison: Compared, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
     """Yields the panels of an environment with the mean curves of the columns of metrics.csv, with at most nine lines.
 
     If there are more groups, each panel has the baseline and eight others, the best first.
@@ -44,7 +44,7 @@ def panels_of(comparison: Comparison, environment: Environment, columns: Sequenc
                 )
 
 
-def _styles(groups: Sequence[Group], comparison: Comparison) -> dict[str, Line]:
+def _styles(groups: Sequence[Group], comparison: Compared) -> dict[str, Line]:
     """Returns the line of each group's name.
 
     A name has the same line in all pictures, if there are no more names than lines.
@@ -60,7 +60,7 @@ def _name(group: Group) -> str:
     return f"{group.label} ({lost} of {len(group.runs)} diverged)" if lost else group.label
 
 
-def curve_figures(comparison: Comparison, environment: Environment) -> Iterator[tuple[str, Figure]]:
+def curve_figures(comparison: Compared, environment: Environment) -> Iterator[tuple[str, Figure]]:
     """Yields a figure for each panel of an environment, with a sentence that says what it shows."""
     for panel in panels_of(comparison, environment, [comparison.measure.column, *LOSSES]):
         names = ", ".join(curve.name for curve in panel.curves)
@@ -68,27 +68,27 @@ def curve_figures(comparison: Comparison, environment: Environment) -> Iterator[
         yield f"{where}{panel.ylabel} over {LABEL_OF_AXIS[panel.over]}, of {names}", draw_panels([panel])
 
 
-def curves_figure(comparison: Comparison) -> Figure:
+def curves_figure(comparison: Compared) -> Figure:
     """Returns one figure with the panels of the compared metric and of the test loss, of all environments."""
     columns = [comparison.measure.column, "test_loss"]
     panels = (panels_of(comparison, environment, columns) for environment in comparison.environments)
     return draw_panels([panel for each in panels for panel in each])
 
 
-def environment_figures(comparison: Comparison, environment: Environment) -> Iterator[tuple[str, Figure]]:
+def environment_figures(comparison: Compared, environment: Environment) -> Iterator[tuple[str, Figure]]:
     """Yields the figures of an environment, with a sentence about each."""
     yield from curve_figures(comparison, environment)
     yield from clients_figures(comparison, environment)
 
 
-def figures_of(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+def figures_of(comparison: Compared) -> Iterator[tuple[str, Figure]]:
     """Yields all figures of a comparison, with a sentence about each."""
     for environment in comparison.environments:
         yield from environment_figures(comparison, environment)
     yield from number_figures(comparison)
 
 
-def clients_figures(comparison: Comparison, environment: Environment) -> Iterator[tuple[str, Figure]]:
+def clients_figures(comparison: Compared, environment: Environment) -> Iterator[tuple[str, Figure]]:
     """Yields the distribution of the metric over clients, if they were scored, with a sentence about it."""
     measure = comparison.measure
     for groups in parts_of(environment.groups, environment.baseline):

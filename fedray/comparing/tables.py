@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedray.comparing.clients import OF_CLIENTS, finals_of_clients
-from fedray.comparing.compare import Comparison, Environment
+from fedray.comparing.comparison import Compared, Environment
 from fedray.comparing.measure import Measure
 from fedray.comparing.statistics import with_interval
 
@@ -25,7 +25,7 @@ class Table:
     cells: pd.DataFrame
 
 
-def tables_of(comparison: Comparison, environment: Environment) -> Iterator[Table]:
+def tables_of(comparison: Compared, environment: Environment) -> Iterator[Table]:
     """Yields the tables of an environment: what its groups reached, and what that took."""
     yield Table(f"test {comparison.measure.words}", _reached(comparison, environment))
     for target in dict.fromkeys(row["target"] for row in environment.targets):
@@ -37,7 +37,7 @@ def tables_of(comparison: Comparison, environment: Environment) -> Iterator[Tabl
     yield Table("what whole runs took", _costs(environment))
 
 
-def _reached(comparison: Comparison, environment: Environment) -> pd.DataFrame:
+def _reached(comparison: Compared, environment: Environment) -> pd.DataFrame:
     measure, rows = comparison.measure, environment.rows
     last = "up to ten last evaluations" if comparison.last is None else f"last {comparison.last} rounds"
     found: dict[str, list[str]] = {
@@ -74,7 +74,7 @@ def _to_target(row: Mapping[str, Any], name: str, unit: str = "") -> str:
     return text if math.isnan(speed_up) else f"{text} ({speed_up:.2f}x)"
 
 
-def _clients(comparison: Comparison, environment: Environment) -> pd.DataFrame:
+def _clients(comparison: Compared, environment: Environment) -> pd.DataFrame:
     measure = comparison.measure
     found = [finals_of_clients(group.runs, measure) for group in environment.groups]
     columns = {"": [group.label for group in environment.groups]}

@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="the table, such as fedtrip/table4")
-    listed = "list all tables, or NAME, with their runs and what they take"
+    listed = "list all tables, or NAME, with their runs and what they take with the other options"
     parser.add_argument("--list", action="store_true", help=listed)
     columns = "a column of the table; may be given several times; all unless given"
     parser.add_argument("--column", metavar="NAME", action="append", default=[], help=columns)
@@ -45,12 +45,12 @@ def _reproduce(options: argparse.Namespace) -> int:
     from fedray.reproducing.reproduce import Request, reproduce
     from fedray.tracking.progress import Display
 
+    if options.seeds is not None and options.seeds < 1:
+        raise UserError(f"--seeds must be at least 1, not {options.seeds}")
     if options.list:
         return _list(options)
     if options.name is None:
         raise UserError("give the name of a table, such as fedtrip/table4; fedray reproduce --list shows all")
-    if options.seeds is not None and options.seeds < 1:
-        raise UserError(f"--seeds must be at least 1, not {options.seeds}")
     display = Display()
     display.say("fedray: loading ...")
     request = Request(options.name, options.column, options.seeds, options.quick, options.output)
@@ -67,11 +67,14 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from fedray.reproducing.costs import PROCESSORS
-    from fedray.reproducing.reproduce import listing
+    from fedray.reproducing.published import known_tables
+    from fedray.reproducing.reproduce import Request, listing
 
-    if options.column or options.seeds is not None or options.quick:
-        raise UserError("--list goes without --column, --seeds and --quick: it lists whole tables, as in the paper")
-    tables, slowness = listing(options.output, options.name)
+    if options.column and options.name is None:
+        raise UserError("--column is one of a table: name the table, as in: fedray reproduce fedtrip/table4 --list")
+    names = known_tables() if options.name is None else [options.name]
+    asked = [Request(name, options.column, options.seeds, options.quick, options.output) for name in names]
+    tables, slowness = listing(asked, options.output)
     for name, title, cost in tables:
         hours = f"{'at most ' if cost.at_most else ''}about {cost.hours:,.{1 if cost.hours < 100 else 0}f} h"
         takes = "; not measured" if cost.hours != cost.hours else f"; {'the others ' if cost.done else ''}{hours}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,20 +51,31 @@ class Costs:
         runs = [(run, cell) for run, cell in read if isinstance(run, Run)]
         self.slowness = _ratio((_hours_taken(run), self._of_a_round(cell)[0] * len(run.rows)) for run, cell in runs)
 
-    def of(self, cells: Sequence[Cell], seeds: int) -> TableCost:
-        """Returns what a table of ``cells`` takes, with ``seeds`` runs for each cell."""
+    def of(
+        self,
+        cells: Sequence[Cell],
+        seeds: int,
+        folder: Path | None = None,
+        shortened: Callable[[int], int] = lambda rounds: rounds,
+    ) -> TableCost:
+        """Returns what a table of ``cells`` takes, with ``seeds`` runs for each cell.
+
+        Its runs are in ``folder``, the folder of all runs unless given. ``shortened`` returns how many rounds a run has
+        that would have so many.
+        """
         done, hours, at_most = 0, 0.0, False
         each = {cell.name: cell for cell in cells}.values()
         for cell in each:
-            ended = sum(map(is_finished, self._runs(cell, seeds)))
+            ended = sum(map(is_finished, self._runs(cell, seeds, folder)))
             done += ended
             if ended < seeds:
-                hours += (seeds - ended) * math.prod(self._of_a_round(cell))
+                of_a_round, rounds = self._of_a_round(cell)
+                hours += (seeds - ended) * of_a_round * shortened(rounds)
                 at_most |= "run.stop_at" in cell.settings
         return TableCost(seeds * len(each), done, hours * (self.slowness or 1.0), at_most)
 
-    def _runs(self, cell: Cell, seeds: int) -> Iterator[Path]:
-        return (self.folder / cell.name / f"seed-{seed}" for seed in range(seeds))
+    def _runs(self, cell: Cell, seeds: int, folder: Path | None = None) -> Iterator[Path]:
+        return ((folder or self.folder) / cell.name / f"seed-{seed}" for seed in range(seeds))
 
     def _of_a_round(self, cell: Cell) -> tuple[float, int]:
         """Returns the hours that a round of a cell was measured to take, and how many rounds its runs have."""

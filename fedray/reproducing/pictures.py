@@ -53,11 +53,17 @@ def curves(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
     """Returns the mean curves of the accuracy over rounds, with their intervals, or None if no run has ended.
 
     Each column of the table has a panel with a line for each row, or several panels with at most nine lines, which all
-    have the first row. A curve ends with the first of its runs.
+    have the first row. Columns of the same runs, which are read after different rounds, share a panel. A curve ends
+    with the first of its runs.
     """
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for name in table.columns:
+        runs = tuple(f"{one.cell.name}, {one.cell.of}" for one in found if one.cell.column == name)
+        columns.setdefault(runs, []).append(name)
     panels = []
-    for column in table.columns:
-        own = [one for one in found if one.cell.column == column and one.runs]
+    for names in columns.values():
+        column = " and ".join(names)
+        own = [one for one in found if one.cell.column == names[0] and one.runs]
         parts = list(parts_of(own, own[0] if own else None))
         for number, part in enumerate(parts, 1):
             lines = lines_for([one.cell.row for one in part])

@@ -85,7 +85,7 @@ def _meaning(table: PublishedTable) -> str:
     rows = dict.fromkeys(cell.row for cell in table.cells if ACCURACIES[cell.of] in others)
     text = MEANINGS[table.measure].format(Accuracy=accuracy.capitalize(), seeds=SEEDS, bound=BOUND)
     if rows and table.measure in PERCENT:
-        text += f" Of {' and '.join(rows)} it is the {others[0]}."
+        text += f" In the row '{' and '.join(rows)}' it is the {others[0]}."
     return text
 
 

@@ -45,6 +45,10 @@ class Request:
         cells = [cell for cell in table.cells if cell.column in self.columns]
         return replace(table, columns=list(self.columns), cells=cells)
 
+    def rounds(self, papers: int) -> int:
+        """Returns how many rounds a run has, if the paper's has so many."""
+        return max(2, papers // QUICK) if self.quick else papers
+
     def seeds_of(self, table: PublishedTable) -> int:
         """Returns how many seeds each cell has."""
         return self.seeds or (1 if self.quick else table.seeds)
@@ -55,7 +59,7 @@ class Request:
         for cell in table.cells:
             more = {}
             if self.quick:
-                more = {"run.rounds": max(2, cell.config({}).rounds // QUICK), "run.iterations": None}
+                more = {"run.rounds": self.rounds(cell.config({}).rounds), "run.iterations": None}
             for run in cell.planned(self.seeds_of(table), more):
                 found.setdefault(run.folder, run)
         return list(found.values())
@@ -79,18 +83,17 @@ def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
     return text_of(table, found, made), paths, failures, stopped
 
 
-def listing(output: Path, name: str | None = None) -> tuple[list[tuple[str, str, TableCost]], float | None]:
-    """Returns the name and title of each table, and what its runs take that have not ended in ``output``.
+def listing(requests: Sequence[Request], output: Path) -> tuple[list[tuple[str, str, TableCost]], float | None]:
+    """Returns the name and title of each table that is asked for, and what its runs take that have not ended.
 
-    With a ``name`` it is that table alone. Raises :class:`UserError` if there is no such table.
-    The second value says how many times as long as expected the runs took that have (:class:`Costs`).
+    ``output`` is the folder of all requests. Raises :class:`UserError` if there is no such table or column. The second
+    value says how many times as long as expected the runs took that have ended in ``output`` (:class:`Costs`).
     """
-    if name is not None:
-        read_table(name)
-    requests = [Request(each, output=output) for each in known_tables()]
-    tables = [(request, request.table()) for request in requests]
-    every = [(cell, request.seeds_of(table)) for request, table in tables for cell in table.cells]
-    costs = Costs(output / "runs", every)
-    asked = [(request, table) for request, table in tables if name in (None, table.name)]
-    found = [(table.name, table.title, costs.of(table.cells, request.seeds_of(table))) for request, table in asked]
+    asked = [(request, request.table()) for request in requests]
+    known = [read_table(name) for name in known_tables()]
+    costs = Costs(output / "runs", [(cell, table.seeds) for table in known for cell in table.cells])
+    found = [
+        (table.name, table.title, costs.of(table.cells, request.seeds_of(table), request.runs, request.rounds))
+        for request, table in asked
+    ]
     return found, costs.slowness

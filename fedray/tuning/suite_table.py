@@ -34,7 +34,7 @@ from fedray.tuning.view import format_values
 
 NOTES = (
     "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and `> R` "
-    "says that the median is above what a whole run takes.",
+    "says that the median is above R, the least that a run took which did not reach it.",
     "Public samples used are the labelled ones on which the server trained, or the clients to whom they were dealt; "
     "there are none if they were only held out. A representation model alone is evaluated in the same runs as the row "
     "of its algorithm, and has their cost.",
