@@ -64,7 +64,9 @@ def curves(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
     for names in columns.values():
         column = " and ".join(names)
         own = [one for one in found if one.cell.column == names[0] and one.runs]
-        parts = list(parts_of(own, own[0] if own else None))
+        if not own:
+            continue
+        parts = list(parts_of(own, own[0]))
         for number, part in enumerate(parts, 1):
             lines = lines_for([one.cell.row for one in part])
             shown = [
