@@ -136,7 +136,8 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
                 axes.errorbar(value, y, xerr=margin, fmt="o", color=MEASURED, markersize=5.5, capsize=2.5)
         elif one.runs:
             said = without_value(table, one) or "diverged"
-            axes.text(1, y, said, transform=axes.get_yaxis_transform(), ha="right", va="center", color=MEASURED)
+            # beside the panel, where no mark can lie under it
+            axes.text(1.02, y, said, transform=axes.get_yaxis_transform(), ha="left", va="center", color=MEASURED)
         if math.isfinite(published):
             axes.plot(published, y, "D", markerfacecolor="none", markeredgecolor=PUBLISHED, markersize=6.5)
     axes.set_yticks(list(places.values()), list(places), fontsize=9)
