@@ -250,8 +250,8 @@ class _Asked:
         found = {group: reaching(group.runs, self.measure, target) for group in groups}
         for group, row in found.items():
             own = _keys(group) | row
-            for name in (f"{amount}_to" for amount in AMOUNTS):
-                theirs = found[baseline][name] if baseline else math.nan
-                has_both = math.isfinite(theirs) and math.isfinite(row[name]) and row[name] > 0
-                own[name.replace("_to", "_speedup")] = theirs / row[name] if has_both else math.nan
+            for amount in AMOUNTS:
+                mine, theirs = row[f"{amount}_to"], found[baseline][f"{amount}_to"] if baseline else math.nan
+                has_both = math.isfinite(theirs) and math.isfinite(mine) and mine > 0
+                own[f"{amount}_speedup"] = theirs / mine if has_both else math.nan
             yield own

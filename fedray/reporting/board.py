@@ -17,11 +17,9 @@ from fedray.comparing.grouping import group_runs
 from fedray.comparing.runs import SET_ASIDE, Run, run_folders, settings_of
 from fedray.errors import UserError
 from fedray.tracking.tensorboard import write_layout
+from fedray.tuning.spec import RECORD
 
 EVENTS = "events.out.tfevents.*"
-
-SWEEP = "sweep.yaml"
-"""The file by which the folder of a sweep is known."""
 
 LOOK_AGAIN = 30
 """Seconds after which it is looked for runs that have begun since."""
@@ -49,7 +47,7 @@ def board(folder: Path, host: str, port: int | None) -> Iterator[tuple[str, Any]
         raise UserError(f"{folder} is {'no folder' if folder.exists() else 'not there'}: give one with runs")
     if next(folder.rglob(EVENTS), None) is None:
         raise UserError(f"there are no events of a run in {folder}")
-    if (folder / SWEEP).exists():
+    if (folder / RECORD).exists():
         yield _launch(folder, host, port), lambda stop: stop.wait()
         return
     with tempfile.TemporaryDirectory(prefix="fedray-tensorboard-") as scratch:
@@ -84,7 +82,7 @@ def link(folder: Path, into: Path) -> None:
     """
     linked = {os.readlink(path): path.name for path in into.iterdir() if path.is_symlink()}
     taken = set(linked.values())
-    sweeps = [path.parent for path in sorted(folder.rglob(SWEEP))]
+    sweeps = [path.parent for path in sorted(folder.rglob(RECORD))]
     runs = [run for run in run_folders([folder]) if not any(sweep in run.parents for sweep in sweeps)]
     found = [(sweep, str(sweep.relative_to(folder)).replace("/", "_")) for sweep in sweeps]
     found += [(run, name) for run, name in names_of(runs).items() if next(run.glob(EVENTS), None) is not None]
