@@ -346,6 +346,32 @@ def test_columns_that_are_values_of_a_number_are_drawn_as_curves():
     assert axes.get_ylabel() == "training accuracy, %"
 
 
+def test_rows_that_are_values_of_a_number_are_drawn_as_curves_of_the_columns():
+    table = read_table("fedtrip/fig7")
+    (axes,) = picture(table, some_values(table, 99)).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*table.columns]
+    assert list(axes.get_lines()[0].get_xdata()) == [float(row.removeprefix("mu = ")) for row in table.rows]
+    assert axes.get_xlabel() == "mu\nband: 95 % interval"
+
+
+def test_a_wide_band_does_not_stretch_the_axis():
+    table = read_table("pfedmo/fig6")
+    found = [replace(one, margin=40.0) for one in some_values(table, 2)]
+    (axes,) = picture(table, found).axes
+    ends = [value for one in found if one.runs for value in (one.value, one.cell.published) if value is not None]
+    room = 0.2 * (max(ends) - min(ends))
+    low, high = axes.get_ylim()
+    assert min(ends) - room < low < min(ends)
+    assert max(ends) < high <= 100
+
+
+def test_without_published_values_a_cell_has_what_was_measured_only():
+    table = read_table("pfedmo/fig2a")
+    text = text_of(table, some_values(table, 99), made_by(ASKED, []))
+    assert "Measured; no such numbers are published." in text
+    assert "(-)" not in text
+
+
 def test_a_panel_has_nine_curves_at_most():
     table = read_table("pfedmo/fig2a")
     first, second = picture(table, some_values(table, 99)).axes

@@ -101,12 +101,22 @@ def _limit(axes: Axes, ceiling: float) -> None:
         axes.set_yscale("log")
         axes.set_ylim(least / 1.5, 1.5 * most)
         return
-    low, high = axes.get_ylim()
+    axes.set_ylim(ends_of(values, axes.get_ylim(), ceiling))
+
+
+def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: float) -> tuple[float, float]:
+    """Returns the ends of an axis that lie a little beyond the means.
+
+    Args:
+        values: the means, of which there is at least one.
+        drawn: the ends that the axis needs for all that is drawn, beyond which it does not go.
+        ceiling: the largest value that a mean can have.
+    """
+    least, most = float(values.min()), float(values.max())
     room = 0.15 * (most - least) or 0.1 * abs(most) or 1.0
     if most > least:
-        axes.set_ylim(max(low, least - room), min(high, most + room, max(most, ceiling)))
-    else:
-        axes.set_ylim(least - room, most + room)
+        return max(drawn[0], least - room), min(drawn[1], most + room, max(most, ceiling))
+    return least - room, most + room
 
 
 def _values(axes: Axes) -> NDArray[np.float64]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedray.comparing.curves import fold
 from fedray.comparing.measure import Measure
-from fedray.comparing.panel import Curve, Panel, bands, draw_panels, parts_of
+from fedray.comparing.panel import Curve, Panel, bands, draw_panels, ends_of, parts_of
 from fedray.comparing.style import BESIDE, Line, drawn, figure_of, lines_for, plain, width_of
 from fedray.reproducing.measure import PERCENT, Measured, accuracy_of, on_one_scale, without_value
 from fedray.reproducing.published import PublishedTable
@@ -33,15 +35,18 @@ WIDE = 10
 def picture(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
     """Returns a picture of a table, or None if none of its runs has ended.
 
-    If its columns are values of one number, a row is a curve over that number. Otherwise each column has a panel.
+    If its columns are values of one number, each row is a curve over that number, and the other way round. Otherwise
+    each column has a panel.
     """
-    columns = [name for name in table.columns if any(one.cell.column == name and one.runs for one in found)]
-    if not columns:
+    found = [one for one in found if one.runs]
+    rows = [name for name in table.rows if any(one.cell.row == name for one in found)]
+    columns = [name for name in table.columns if any(one.cell.column == name for one in found)]
+    if not found:
         return None
-    numbered = [NUMBERED.fullmatch(column) for column in columns]
-    if len(columns) > 2 and all(numbered) and len({match[1] for match in numbered if match}) == 1:
-        numbers = {match[0]: float(match[2]) for match in numbered if match}
-        return _over_numbers(table, found, numbers)
+    if numbers := _numbers(columns):
+        return _over_numbers(table, found, "row", numbers)
+    if numbers := _numbers(rows):
+        return _over_numbers(table, found, "column", numbers)
     panel = (2.8 + width_of(table.rows), 1.1 + 0.32 * len(table.rows))
     figure, axes = figure_of(len(columns), columns=min(3, len(columns)), panel=panel)
     for place, column in zip(axes, columns, strict=True):
@@ -83,20 +88,36 @@ def _name(one: Measured) -> str:
     return f"{one.cell.row} ({one.diverged} of {len(one.runs)} diverged)" if one.diverged else one.cell.row
 
 
-def _over_numbers(table: PublishedTable, found: Sequence[Measured], numbers: dict[str, float]) -> Figure:
-    """Returns a picture in which each row is a curve over the ``numbers`` of the columns.
+def _numbers(names: Sequence[str]) -> dict[str, float]:
+    """Returns the numbers that the rows or columns of these names stand for, such as 0.5 for ``gamma = 0.5``: none if
+    they are fewer than three, or not all of one parameter."""
+    matches = [match for name in names if (match := NUMBERED.fullmatch(name))]
+    of_one = len(matches) == len(names) > 2 and len({match[1] for match in matches}) == 1
+    return {match[0]: float(match[2]) for match in matches} if of_one else {}
 
-    If there are more rows than a panel has lines, each panel has the first row, and all have the same axes.
+
+def _over_numbers(
+    table: PublishedTable,
+    found: Sequence[Measured],
+    of: Literal["row", "column"],
+    numbers: Mapping[str, float],
+) -> Figure:
+    """Returns a picture with a curve for each row or column of the table, as ``of`` says.
+
+    ``numbers`` has the number of each column, where rows are curves, and otherwise of each row. If there are more
+    curves than a panel has lines, each panel has the first one, and all have the same axes.
     """
-    rows = [row for row in table.rows if any(one.cell.row == row and one.runs for one in found)]
-    parts = list(parts_of(rows, rows[0]))
-    figure, axes = figure_of(len(parts), columns=1, legend_width=width_of(rows))
-    missing = any(one.runs and not math.isfinite(one.value) for one in found)
+    points: dict[str, dict[float, Measured]] = {}
+    for one in found:
+        name, number = (one.cell.row, one.cell.column) if of == "row" else (one.cell.column, one.cell.row)
+        points.setdefault(name, {})[numbers[number]] = one
+    parts = list(parts_of(list(points), next(iter(points))))
+    figure, axes = figure_of(len(parts), columns=1, legend_width=width_of(list(points)))
+    missing = any(not math.isfinite(one.value) for one in found)
     key = _key(found, "band", *(["×: diverged, or target not reached"] if missing else []))
     for place, part in zip(axes, parts, strict=True):
-        for row, line in lines_for(part).items():
-            own = {numbers[one.cell.column]: one for one in found if one.cell.row == row and one.cell.column in numbers}
-            _draw_curve(place, dict(sorted(own.items())), row, line)
+        for name, line in lines_for(part).items():
+            _draw_curve(place, dict(sorted(points[name].items())), name, line)
         if min(numbers.values()) > 0 and max(numbers.values()) > WIDE * min(numbers.values()):
             place.set_xscale("log")
         place.set_xticks(list(numbers.values()), [f"{number:g}" for number in numbers.values()])
@@ -104,22 +125,35 @@ def _over_numbers(table: PublishedTable, found: Sequence[Measured], numbers: dic
         place.set(xlabel=f"{next(iter(numbers)).split(' = ')[0]}\n{key}", ylabel=_unit(table))
         plain(place)
         place.legend(**BESIDE)
-    ends = [place.get_ylim() for place in axes]
-    for place in axes:
-        place.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    _limit_alike(axes, found, 100.0 if table.measure in PERCENT else math.inf)
     return figure
 
 
-def _draw_curve(axes: Axes, own: dict[float, Measured], row: str, line: Line) -> None:
+def _limit_alike(axes: Sequence[Axes], found: Sequence[Measured], ceiling: float) -> None:
+    """Gives all panels the same axis, which ends a little beyond what was measured and what was published."""
+    limits = [place.get_ylim() for place in axes]
+    drawn = min(low for low, _ in limits), max(high for _, high in limits)
+    values = np.array([value for one in found for value in (one.value, _published(one))])
+    values = values[np.isfinite(values)]
+    for place in axes:
+        place.set_ylim(ends_of(values, drawn, ceiling) if len(values) else drawn)
+
+
+def _published(one: Measured) -> float:
+    """Returns the published value, or NaN if it is no number."""
+    return float(one.cell.published) if isinstance(one.cell.published, (int, float)) else math.nan
+
+
+def _draw_curve(axes: Axes, own: Mapping[float, Measured], name: str, line: Line) -> None:
     points = {x: one for x, one in own.items() if math.isfinite(one.value)}
-    axes.plot(list(points), [one.value for one in points.values()], label=drawn(row), **line.options(1))
+    axes.plot(list(points), [one.value for one in points.values()], label=drawn(name), **line.options(1))
     low, high = ([one.value + sign * one.margin for one in points.values()] for sign in (-1, 1))
     axes.fill_between(list(points), low, high, color=line.colour, alpha=0.13, linewidth=0)
     for x, one in own.items():
-        if one.runs and x not in points:
+        if x not in points:
             axes.plot(x, 0.03, "x", color=line.colour, transform=axes.get_xaxis_transform())
-        if isinstance(one.cell.published, (int, float)):
-            axes.plot(x, one.cell.published, "D", fillstyle="none", color=line.colour, markersize=7.5, zorder=3)
+        if math.isfinite(_published(one)):
+            axes.plot(x, _published(one), "D", fillstyle="none", color=line.colour, markersize=7.5, zorder=3)
 
 
 def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: PublishedTable) -> None:
@@ -144,7 +178,7 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
     axes.set_ylim(-len(places) + 0.5, 0.5)
     axes.set_title(column, fontsize=10, loc="left")
     if table.measure not in PERCENT:
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
     axes.set_xlabel(f"{_unit(table)}\n{_key(found, 'bar', '● measured')}", fontsize=9)
     plain(axes)
 
@@ -157,5 +191,5 @@ def _key(found: Sequence[Measured], interval: str, *marks: str) -> str:
     """Returns what the ``marks`` of a panel are, and what its intervals (bars or bands) and hollow marks are, if there
     are any."""
     intervals = [f"{interval}: 95 % interval"] if any(one.margin > 0 for one in found) else []
-    hollow = ["◇ published"] if any(isinstance(one.cell.published, (int, float)) for one in found) else []
+    hollow = ["◇ published"] if any(math.isfinite(_published(one)) for one in found) else []
     return ", ".join([*marks, *intervals, *hollow])

@@ -69,7 +69,8 @@ def text_of(table: PublishedTable, found: Sequence[Measured], made: Mapping[str,
     for column in table.columns:
         own = {one.cell.row: one for one in found if one.cell.column == column}
         cells[column] = [_cell(table, own[row], made["seeds"]) for row in table.rows]
-    lines = [f"**{table.title}**", "", markdown(cells), f"Measured (published). {_meaning(table)}"]
+    shown = "Measured (published)." if _has_published(table) else "Measured; no such numbers are published."
+    lines = [f"**{table.title}**", "", markdown(cells), f"{shown} {_meaning(table)}"]
     if agreements := _agreements(table, found):
         lines += ["", f"Agreement of the order of the rows (Kendall's tau, 1 if it is the same): {agreements}."]
     lines += [f"\n{note}" for note in table.notes]
@@ -89,11 +90,16 @@ def _meaning(table: PublishedTable) -> str:
     return text
 
 
+def _has_published(table: PublishedTable) -> bool:
+    return any(cell.published is not None for cell in table.cells)
+
+
 def _cell(table: PublishedTable, one: Measured, seeds: int) -> str:
     published = one.cell.published
     published = "-" if published is None else f"{published:g}" if isinstance(published, float) else published
+    behind = f" ({published})" if _has_published(table) else ""
     if not one.runs:
-        return f"not run ({published})"
+        return f"not run{behind}"
     if table.measure in PERCENT:
         both = len(one.values) == 2
         values = [f"{value:.2f}" for value in (one.values if both else [one.value]) if not math.isnan(value)]
@@ -106,7 +112,7 @@ def _cell(table: PublishedTable, one: Measured, seeds: int) -> str:
         counts.append(f"{one.reached} of {len(one.runs)} reached it")
     if len(one.runs) < seeds:
         counts.append(f"{len(one.runs)} of {seeds} runs")
-    return f"{', '.join(filter(None, [text, *counts]))} ({published})"
+    return f"{', '.join(filter(None, [text, *counts]))}{behind}"
 
 
 def _agreements(table: PublishedTable, found: Sequence[Measured]) -> str:
