@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from fedray.core.batches import Batch
 from fedray.core.direct_linear import DirectLinear
 from fedray.core.loss_scale import LossScale, write_gradient
 from fedray.core.network import Draws, Network, undrawn
-from fedray.core.passes import Followed, Gradient, RuleLoss, stacked
+from fedray.core.passes import Gradient, Losses, RuleLoss, stacked
 from fedray.core.vectors import Model
 
 
@@ -23,7 +23,10 @@ class LoopNetwork(Network):
 
     @cached_property
     def _direct(self) -> DirectLinear | None:
-        found = DirectLinear(self.layout, self._trainable)
+        return self._direct_of(self._trainable)
+
+    def _direct_of(self, parameters: Sequence[Tensor]) -> DirectLinear | None:
+        found = DirectLinear(self.layout, parameters)
         return found if found.pays and self.precision == "fp32" else None
 
     def gradients(
@@ -39,12 +42,13 @@ class LoopNetwork(Network):
         for row in range(len(at.row)):
             inputs = self.inputs_of(at, batch, row)
             *_, x, y = inputs
-            if rule_loss is None and self.compiled is not None and len(y) in self.compiled:
-                found.append(self._compiled_gradient(at[row], inputs))
-            else:
-                own = [extra[row] for extra in extras]
-                with self._drawing(rng, row):
-                    found.append(self._gradient(at[row], x, y, row, rule_loss, own, scale))
+            own = [extra[row] for extra in extras]
+            eager = partial(self._gradient, at[row], x, y, row, rule_loss, own, scale)
+            with self._drawing(rng, row):
+                outputs = eager() if rule_loss else self._task_gradient(len(y), inputs, eager)
+            value, loss, buffers, *sums = outputs
+            at[row].buffers.copy_(buffers)
+            found.append((value, loss, (*sums, None)[:2] if sums else None))
         values, losses, followed = zip(*found, strict=True)
         value = values[0][None] if len(values) == 1 else torch.stack(values)
         return Gradient(value, torch.stack(losses), stacked(followed))
@@ -58,11 +62,10 @@ class LoopNetwork(Network):
         rule_loss: RuleLoss | None,
         extras: Sequence[Tensor],
         scale: LossScale | None,
-    ) -> tuple[Tensor, Tensor, Followed | None]:
-        """Returns the gradient ``[width]`` of the client in ``row``, its task loss and the sums of the followed
-        metric."""
-        value = torch.empty(at.width, device=self.device)
-        value[self.layout.parameters :] = 0
+    ) -> tuple[Tensor, ...]:
+        """Returns what :meth:`pure_gradient` returns for the client in ``row``, with a loss of the algorithm if there
+        is one. The new buffers are those of ``at``, which is updated in place."""
+        value = self._empty_gradient()
         self.load(at)
         own_loss = rule_loss is not None
         with self._direct or contextlib.nullcontext():
@@ -73,13 +76,7 @@ class LoopNetwork(Network):
             objective = losses.mean(rule_loss(outputs, losses.each, *extras))
         write_gradient(objective, self._trainable, self.layout, value, scale, row, self._direct)
         self._store_buffers(at)
-        return value, task_loss.detach(), losses.followed
-
-    def _compiled_gradient(self, at: Model, inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor, Followed | None]:
-        assert self.compiled is not None
-        value, loss, buffers, *sums = self.compiled(len(inputs[-1]), *inputs)
-        at.buffers.copy_(buffers)
-        return value, loss, (*sums, None)[:2] if sums else None  # type: ignore[return-value]
+        return value, task_loss.detach(), at.buffers, *_sums(losses)
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
         return at[row].parameters, at[row].buffers, *self._begin(batch, row)
@@ -91,12 +88,42 @@ class LoopNetwork(Network):
         The ``inputs`` are the parameters ``[width]``, the buffers ``[buffer_width]``, and x and y of the mini-batch.
         """
         w, buffers, x, y = inputs
-        buffers_by_name = {name: value.clone() for name, value in self.layout.split_buffers(buffers).items()}
+        buffers_by_name = self._copied(buffers)
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             tensors = self.layout.unflatten(w) | buffers_by_name
             losses = self._losses(self.outputs(x, tensors, features=False), y, 0)
             objective = losses.mean()
             (value,) = torch.autograd.grad(objective, w)
-        sums = [each for each in losses.followed or () if each is not None]
-        return value, objective.detach(), self.layout.join_buffers(buffers_by_name, buffers), *sums
+        return value, objective.detach(), self.layout.join_buffers(buffers_by_name, buffers), *_sums(losses)
+
+    def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns what :meth:`pure_gradient` returns. Large linear layers write the gradient of their weights where it
+        is wanted."""
+        w, buffers, x, y = inputs
+        buffers_by_name = self._copied(buffers)
+        tensors = {name: part.detach().requires_grad_() for name, part in self.layout.unflatten(w).items()}
+        trained = list(tensors.values())
+        direct, value = self._direct_of(trained), self._empty_gradient()
+        with torch.enable_grad():
+            with direct or contextlib.nullcontext():
+                outputs = self.outputs(x, tensors | buffers_by_name, features=False)
+            losses = self._losses(outputs, y, 0)
+            objective = losses.mean()
+        write_gradient(objective, trained, self.layout, value, None, 0, direct)
+        return value, objective.detach(), self.layout.join_buffers(buffers_by_name, buffers), *_sums(losses)
+
+    def _empty_gradient(self) -> Tensor:
+        """Returns a vector ``[width]`` to write a gradient into. Its padding is 0."""
+        value = torch.empty(self.layout.width, device=self.device)
+        value[self.layout.parameters :] = 0
+        return value
+
+    def _copied(self, buffers: Tensor) -> dict[str, Tensor]:
+        """Returns copies of the ``buffers [buffer_width]`` by name, for a forward pass to update."""
+        return {name: value.clone() for name, value in self.layout.split_buffers(buffers).items()}
+
+
+def _sums(losses: Losses) -> list[Tensor]:
+    """Returns the one or two sums of the followed metric, or none if no metric is followed."""
+    return [each for each in losses.followed or () if each is not None]

@@ -20,6 +20,7 @@ from fedray.core.batches import Batch
 from fedray.core.compiled import Compiled
 from fedray.core.loss_scale import LossScale
 from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget
+from fedray.core.recording import Recorded
 from fedray.core.structure import arguments, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Layout, Model
@@ -87,6 +88,9 @@ class Network:
         self._head = predicting_head(self.module)
         self._watched = False
         self.compiled: Compiled | None = None
+        replays = self.device.type == "cpu" and precision == "fp32" and not draws
+        changing = [*self._trainable, *(tensor for _, tensor in self._others)]
+        self.recorded = Recorded(self.recordable_gradient, changing) if replays else None
 
     @cached_property
     def decayed(self) -> Tensor:
@@ -274,9 +278,22 @@ class Network:
         """
         raise NotImplementedError
 
+    def _task_gradient(
+        self, shape: Any, inputs: tuple[Any, ...], eager: Callable[[], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``: compiled, replayed or as ``eager()``
+        computes it."""
+        if self.compiled is not None and shape in self.compiled:
+            return self.compiled(shape, *inputs)
+        return eager() if self.recorded is None else self.recorded(inputs, eager)
+
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns what :meth:`gradients` finds with the task loss alone, as a pure function, which can be compiled."""
         raise NotImplementedError
+
+    def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns what :meth:`pure_gradient` returns, by the operations that are to be recorded."""
+        return self.pure_gradient(*inputs)
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
         """Returns the inputs of :meth:`pure_gradient` for the mini-batch ``batch``, with the module in training mode.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,10 +40,9 @@ class StackNetwork(Network):
         scale: LossScale | None = None,
     ) -> Gradient:
         inputs, shape = self.inputs_of(at, batch, 0), tuple(batch.y.shape[:2])
-        if rule_loss is None and scale is None and self.compiled is not None and shape in self.compiled:
-            value, losses, *found = self.compiled(shape, *inputs)
-        else:
-            value, (losses, found) = self._together(rule_loss, scale, *inputs, *extras)
+        eager = partial(self._together, rule_loss, scale, *inputs, *extras)
+        own = rule_loss is not None or scale is not None
+        value, losses, *found = eager() if own else self._task_gradient(shape, inputs, eager)
         return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)  # type: ignore[arg-type]
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
@@ -56,12 +56,10 @@ class StackNetwork(Network):
         The ``inputs`` are the parameters ``[C, width]``, x and y of the mini-batches ``[C, b, ...]``, and the weights
         ``[C, b]`` of their samples.
         """
-        value, (losses, found) = self._together(None, None, *inputs)
-        return value, losses, *found
+        return self._together(None, None, *inputs)
 
-    def _together(self, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any) -> Any:
-        """Returns the gradients of all clients, and a pair of their task losses and of the sums of the followed
-        metric."""
+    def _together(self, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns what :meth:`pure_gradient` returns, with a loss of the algorithm if there is one."""
         own_loss = rule_loss is not None
 
         def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
@@ -83,13 +81,14 @@ class StackNetwork(Network):
             return torch.func.vmap(torch.func.grad(of, place, has_aux=True), randomness="error")(*inputs)
 
         if scale is None:
-            return gradient(objective, 0, *inputs)
+            value, (losses, sums) = gradient(objective, 0, *inputs)
+            return value, losses, *sums
         again = True
         while again:
-            value, found = gradient(scaled, 1, scale.factors, *inputs)
+            value, (losses, sums) = gradient(scaled, 1, scale.factors, *inputs)
             value /= scale.factors[:, None]
             again = scale.lowered(value)
-        return value, found
+        return value, losses, *sums
 
     def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
         """Returns the sums of the followed metric over the ``real`` samples of a mini-batch. vmap returns tensors only,

@@ -1,0 +1,236 @@
+"""Gradients that are written down once, and replayed from then on.
+
+A large part of a small model's local step is spent in Python: in the module, in autograd, in torch.func. All of this
+decides only which operations run on which tensors, and the answer is the same for each mini-batch of one shape. So the
+operations of one gradient are recorded, and for later mini-batches these operations run alone. They are the same
+operations in the same order, so a replayed gradient has the same bits as any other.
+
+A forward pass that looks at values, such as one with a branch that depends on them, can't be recorded. It goes on as
+ever. A module that changes its behaviour from step to step, unseen by torch, would be replayed wrongly. So replayed
+gradients are compared with those that are computed in the ordinary way, again and again, at steps which become rarer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedray.core.structure import leaves, outline
+from fedray.errors import UserError
+
+FIRST = 30
+"""The number of mini-batches of one shape after which their gradient is recorded. Recording takes as long as about 30
+gradients, and is not worth it in a process that computes few of them."""
+
+TRIED = 3
+"""The number of mini-batches for which a new recording is on trial: its results are not used yet, and it is given up if
+they are not the right ones."""
+
+MOST = 16
+"""The largest number of shapes of mini-batches for which a gradient is recorded."""
+
+CHANGED = (
+    "the model does not compute the same from the same numbers as some steps before; its forward pass must depend on "
+    "nothing but its inputs, parameters and buffers, and draw random numbers from torch alone"
+)
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+_aten = torch.ops.aten
+_SAME = (_aten.alias.default, _aten.detach.default)
+"""Operations whose result is their argument."""
+_OF_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+"""What marks the operations that can't be recorded, because they look at values or draw random numbers."""
+
+
+class Unrecordable(Exception):
+    """The operations can't be recorded."""
+
+
+@dataclass
+class _Shape:
+    """What is known about mini-batches of one shape: how many have been there since ``replay`` was found, or, as long
+    as there is none, at all."""
+
+    steps: int = 0
+    replay: Function | None = None
+    hopeless: bool = False
+
+    def give_up(self) -> None:
+        self.replay, self.hopeless = None, True
+
+
+class Recorded:
+    """Replays a pure ``function`` of tensors, or of tuples and dicts of them, whose result is a tuple of tensors.
+
+    A function can't be replayed if it uses one of the tensors ``changing`` without having it as an input.
+    """
+
+    def __init__(self, function: Function, changing: Iterable[Tensor] = ()) -> None:
+        self._function = function
+        self._changing = list(changing)
+        self._shapes: dict[Any, _Shape] = {}
+
+    def __call__(self, inputs: Sequence[Any], eager: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Returns ``function(*inputs)``, replayed or as ``eager()`` computes it, which may overwrite ``inputs``.
+
+        Raises :class:`UserError` if ``eager`` no longer does what it did when ``function`` was recorded.
+        """
+        key = tuple(map(_shape, inputs))
+        found = self._shapes.get(key)
+        if found is None:
+            found = self._shapes[key] = _Shape(hopeless=len(self._shapes) >= MOST)
+        found.steps += 1
+        if found.replay is None and not found.hopeless and found.steps > FIRST:
+            self._record(found, inputs)
+        replayed = None if found.replay is None else _run(found, inputs)
+        if replayed is None:
+            return eager()
+        if found.steps > TRIED and found.steps & (found.steps - 1) != 0:
+            return replayed
+        expected = eager()
+        if not all(map(_equal, expected, replayed)):
+            if found.steps > TRIED:
+                raise UserError(CHANGED)
+            found.give_up()
+        return expected
+
+    def _record(self, found: _Shape, inputs: Sequence[Any]) -> None:
+        try:
+            with torch.no_grad():
+                found.replay = record(self._function, inputs, self._changing)
+        except Exception:
+            # if something is wrong with the mini-batch, the ordinary way will find out
+            found.give_up()
+        found.steps = 1
+
+
+def _run(found: _Shape, inputs: Sequence[Any]) -> tuple[Tensor, ...] | None:
+    assert found.replay is not None
+    try:
+        # autograd has nothing to do here, and its part of each operation takes time
+        with torch._C._AutoDispatchBelowAutograd():
+            return found.replay(*_leaves(inputs))
+    except Exception:
+        # the ordinary way says better what is wrong with a mini-batch
+        found.give_up()
+        return None
+
+
+def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor] = ()) -> Function:
+    """Returns a function that runs the operations of ``function(*inputs)`` on the leaves of other inputs of the same
+    shapes.
+
+    Raises :class:`Unrecordable` if there is an operation that can't be recorded, or that uses one of the tensors
+    ``changing``, and whatever ``function`` raises.
+    """
+    recorder = _Recorder(_leaves(inputs), changing)
+    with recorder:
+        outputs = function(*inputs)
+    return recorder.replay(outputs)
+
+
+class _Recorder(TorchDispatchMode):
+    """A context that writes down the operations of torch, below autograd, that compute something from ``inputs``."""
+
+    def __init__(self, inputs: Sequence[Tensor], changing: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._changing = set(map(id, changing))
+        self._graph = Graph()
+        self._nodes: dict[int, Node] = {}
+        self._storages: set[int] = set()
+        self._constants: dict[str, Tensor] = {}
+        # a tensor's id is its own only while it lives
+        self._alive: list[Tensor] = []
+        for place, tensor in enumerate(inputs):
+            self._add(tensor, self._graph.placeholder(f"input_{place}"))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # otherwise torch loads its compiler here, which takes a second and 150 MB
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(tag in func.tags for tag in _OF_VALUES):
+            raise Unrecordable(str(func))
+        kwargs = kwargs or {}
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and value is not None and id(value) not in self._nodes:
+                raise Unrecordable(f"{func} changes a tensor that is not its own")
+        result = func(*args, **kwargs)
+        # a tensor made from Python's numbers must be new in each replay
+        target = _aten.clone.default if func is _aten.lift_fresh.default else func
+        node = self._graph.call_function(
+            target, map_aggregate(tuple(args), self._node), map_aggregate(dict(kwargs), self._node)
+        )
+        if isinstance(result, Tensor):
+            self._add(result, node)
+        else:
+            for place, part in enumerate(result):
+                self._add(part, self._graph.call_function(operator.getitem, (node, place)))
+        return result
+
+    def _add(self, tensor: Any, node: Node) -> None:
+        if isinstance(tensor, Tensor):
+            self._nodes[id(tensor)] = node
+            self._storages.add(tensor.untyped_storage()._cdata)
+            self._alive.append(tensor)
+
+    def _node(self, value: Any) -> Any:
+        """Returns the node of a tensor, and anything else as it is."""
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._nodes:
+            if id(value) in self._changing:
+                raise Unrecordable("it uses a parameter or buffer of the module, and not the input for it")
+            if value.untyped_storage()._cdata in self._storages:
+                raise Unrecordable("it is unknown which operation a tensor comes from")
+            name = f"constant_{len(self._constants)}"
+            self._constants[name] = value
+            self._add(value, self._graph.get_attr(name))
+        return self._nodes[id(value)]
+
+    def replay(self, outputs: Sequence[Tensor]) -> Function:
+        """Returns the function that runs what was recorded, and returns ``outputs``."""
+        self._graph.output(tuple(self._nodes[id(tensor)] for tensor in outputs))
+        self._alive.clear()
+        for node in list(self._graph.nodes):
+            _shorten(node)
+        function: Function = GraphModule(self._constants, self._graph).forward
+        return function
+
+
+def _shorten(node: Node) -> None:
+    """Takes an operation that only hands on what an earlier one has made out of its graph."""
+    same = node.args[0] if node.target in _SAME else None
+    if node.target is _aten.t.default and isinstance(node.args[0], Node) and node.args[0].target is _aten.t.default:
+        same = node.args[0].args[0]
+    if isinstance(same, Node):
+        node.replace_all_uses_with(same)
+        node.graph.erase_node(node)
+
+
+def _leaves(inputs: Sequence[Any]) -> list[Tensor]:
+    return [leaf for each in inputs for leaf in leaves(each)]
+
+
+def _shape(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.stride(), tree.dtype
+    return outline(tree), tuple(map(_shape, leaves(tree)))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
