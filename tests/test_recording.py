@@ -65,9 +65,13 @@ def is_replayed(network: Network) -> bool:
 
 def both(make: Callable[[], nn.Module], kind: Any = LoopNetwork) -> tuple[Network, Network]:
     """Returns a network whose gradients may be replayed, and an equal one where they are not."""
-    replayed, eager = kind(made(make)), kind(made(make))
-    eager.recorded = None
-    return replayed, eager
+    return replaying(make, kind), kind(made(make))
+
+
+def replaying(make: Callable[[], nn.Module], kind: Any = LoopNetwork) -> Network:
+    network: Network = kind(made(make))
+    network.replay()
+    return network
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_no_bit_depends_on_when_it_is_recorded(monkeypatch):
     found = []
     for first in (0, 1, 5):
         monkeypatch.setattr(recording, "FIRST", first)
-        found.append(trained(LoopNetwork(made(Normed)), (12,)))
+        found.append(trained(replaying(Normed), (12,)))
     assert equal(found[0], found[1])
     assert equal(found[0], found[2])
 
@@ -179,13 +183,15 @@ def test_what_cannot_be_replayed_goes_on_as_ever(make):
 
 
 def test_random_numbers_are_drawn_anew_in_each_step():
-    network = LoopNetwork(made(Noisy))
+    network = replaying(Noisy)
     at, samples = network.loaded().rows(1), data((12,), 6)
     with torch.random.fork_rng():
         found = [network.gradients(at, Batch(samples.x[None], samples.y[None], 0)).value for _ in range(STEPS)]
     assert not is_replayed(network)
     assert len({tuple(each.flatten().tolist()) for each in found}) == STEPS
-    assert LoopNetwork(made(Dropping), draws=True).recorded is None
+    dropping = LoopNetwork(made(Dropping), draws=True)
+    dropping.replay()
+    assert dropping.recorded is None
 
 
 class Scheduled(nn.Module):
@@ -209,15 +215,14 @@ def values(network: Network) -> list[Tensor]:
 
 def test_a_module_that_changes_while_the_recording_is_on_trial_is_not_replayed():
     # the recording itself is one more forward pass than the steps need
-    replayed, eager = LoopNetwork(made(lambda: Scheduled(5))), LoopNetwork(made(lambda: Scheduled(4)))
-    eager.recorded = None
+    replayed, eager = replaying(lambda: Scheduled(5)), LoopNetwork(made(lambda: Scheduled(4)))
     assert equal(values(replayed), values(eager))
     assert not is_replayed(replayed)
 
 
 def test_a_module_that_changes_later_is_an_error_in_one_line(tmp_path):
     with pytest.raises(UserError, match="does not compute the same"):
-        values(LoopNetwork(made(lambda: Scheduled(6))))
+        values(replaying(lambda: Scheduled(6)))
     samples = data((12,), 40)
     train = samples.x.numpy(), samples.y.numpy(), np.zeros(40, int)
     settings = {"data.partition.kind": "natural", "train.local_steps": 20, "train.batch_size": 6, "run.rounds": 1}
@@ -226,10 +231,13 @@ def test_a_module_that_changes_later_is_an_error_in_one_line(tmp_path):
         simulate(settings | {"run.output": str(tmp_path)}, data=train, test=train[:2], model=made(lambda: Scheduled(8)))
     assert recording.CHANGED in str(caught.value)
     assert "\n" not in str(caught.value)
+    settings |= {"engine.replay": False, "run.output": str(tmp_path / "eager")}
+    model = made(lambda: Scheduled(8))
+    assert simulate(settings, data=train, test=train[:2], model=model).summary["status"] == "completed"
 
 
 def test_a_target_that_does_not_fit_is_named_as_without_a_replay():
-    network = LoopNetwork(made(MODELS["logistic"][0]))
+    network = replaying(MODELS["logistic"][0])
     trained(network, (12,))
     assert is_replayed(network)
     samples = data((12,), 12)
@@ -250,7 +258,7 @@ def test_shapes_beyond_the_largest_number_stay_eager(monkeypatch):
 
 
 def test_a_rules_own_loss_is_never_replayed():
-    network = LoopNetwork(made(MODELS["mlp"][0]))
+    network = replaying(MODELS["mlp"][0])
     at, samples = network.loaded().rows(1), data((12,), 6)
     batch = Batch(samples.x[None], samples.y[None], 0)
     for _ in range(STEPS):

@@ -311,6 +311,9 @@ class EngineConfig(Section):
         "auto",
         description="lay 2-d convolutions out with channels last; auto: where that is faster; changes bits",
     )
+    replay: bool = Field(
+        True, description="record a gradient's operations once and repeat them: faster, the same bits; false: debugging"
+    )
     start_timeout: Real = Field(120.0, gt=0, description="seconds to wait for the cluster's resources")
     max_retries: Whole = Field(3, ge=0, description="how often in a row an actor may be lost before the run stops")
     address: str | None = Field(None, description="address of a running Ray cluster; `local` starts one here")

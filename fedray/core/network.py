@@ -88,9 +88,14 @@ class Network:
         self._head = predicting_head(self.module)
         self._watched = False
         self.compiled: Compiled | None = None
-        replays = self.device.type == "cpu" and precision == "fp32" and not draws
-        changing = [*self._trainable, *(tensor for _, tensor in self._others)]
-        self.recorded = Recorded(self.recordable_gradient, changing) if replays else None
+        self.recorded: Recorded | None = None
+
+    def replay(self) -> None:
+        """Has gradients replayed from now on. They are computed as ever on a GPU, in lower precision, and where the
+        module draws random numbers."""
+        if self.device.type == "cpu" and self.precision == "fp32" and not self.draws:
+            changing = [*self._trainable, *(tensor for _, tensor in self._others)]
+            self.recorded = Recorded(self.recordable_gradient, changing)
 
     @cached_property
     def decayed(self) -> Tensor:

@@ -38,8 +38,8 @@ MOST = 16
 """The largest number of shapes of mini-batches for which a gradient is recorded."""
 
 CHANGED = (
-    "the model does not compute the same from the same numbers as some steps before; its forward pass must depend on "
-    "nothing but its inputs, parameters and buffers, and draw random numbers from torch alone"
+    "the model does not compute the same from the same numbers as some steps before; if its forward pass is meant to "
+    "depend on something else than tensors, use engine.replay=false, which runs its Python code in every step"
 )
 
 Function = Callable[..., tuple[Tensor, ...]]

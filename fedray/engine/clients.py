@@ -56,6 +56,8 @@ class Clients:
         )
         if experiment.compile:
             self.network.compiled = Compiled(self.network.pure_gradient, self._shapes(), self._compiling)
+        if experiment.config.engine.replay:
+            self.network.replay()
         # the module's own parameters were replaced by views into one row
         return_free_memory()
         self.train = self._samples(data.x, data.y)
