@@ -16,10 +16,13 @@ from fedray import UserError, simulate
 from fedray.core import direct_linear, recording
 from fedray.core.batches import Batch
 from fedray.core.direct_linear import DirectLinear
+from fedray.core.known_code import is_known
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.network import Network
 from fedray.core.passes import UnfitTarget
 from fedray.core.stack_network import StackNetwork
+from fedray.core.task import Task
+from fedray.models.small import LeNet5
 
 STEPS = 12
 MORE = MODELS | {"normed": (Normed, (12,)), "partial": (Partial, (12,))}
@@ -175,7 +178,62 @@ class CumulativeNorm(nn.Sequential):
         super().__init__(nn.BatchNorm1d(12, momentum=None), nn.Linear(12, 10))
 
 
-@pytest.mark.parametrize("make", [Branching, Hiding, HidingStatistics, Counting, CumulativeNorm])
+class WritingInputs(nn.Module):
+    """Normalises its inputs in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.5).div_(0.5)
+        return self.last(x)
+
+
+class Clamping(nn.Module):
+    """Changes its weight in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.last.weight.clamp_(-0.1, 0.1)
+        return self.last(x)
+
+
+class Reshaping(nn.Module):
+    """Changes the shape of a tensor that others use too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.detach().unsqueeze_(1)).squeeze(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "known"),
+    [
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)), True),
+        (lambda: LeNet5((1, 28, 28), 10), True),
+        (Partial, False),
+        (lambda: nn.Sequential(Counting()), False),
+    ],
+)
+def test_by_default_known_code_alone_is_replayed(make, known):
+    assert is_known(make(), Task()) is known
+    assert not is_known(make(), Task(loss=lambda outputs, targets: outputs.sum(1)))
+    hooked = make()
+    [*hooked.parameters()][-1].register_hook(lambda gradient: gradient.clamp(-1, 1))
+    assert not is_known(hooked, Task())
+
+
+@pytest.mark.parametrize(
+    "make", [Branching, Hiding, HidingStatistics, Counting, CumulativeNorm, WritingInputs, Clamping, Reshaping]
+)
 def test_what_cannot_be_replayed_goes_on_as_ever(make):
     replayed, eager = both(make)
     assert equal(trained(replayed, (12,), clients=1), trained(eager, (12,), clients=1))
@@ -227,11 +285,12 @@ def test_a_module_that_changes_later_is_an_error_in_one_line(tmp_path):
     train = samples.x.numpy(), samples.y.numpy(), np.zeros(40, int)
     settings = {"data.partition.kind": "natural", "train.local_steps": 20, "train.batch_size": 6, "run.rounds": 1}
     settings |= {"algorithm.name": "fedavg", "engine.kind": "local", "engine.vectorize": False}
+    settings |= {"engine.replay": True}
     with pytest.raises(UserError) as caught:
         simulate(settings | {"run.output": str(tmp_path)}, data=train, test=train[:2], model=made(lambda: Scheduled(8)))
     assert recording.CHANGED in str(caught.value)
     assert "\n" not in str(caught.value)
-    settings |= {"engine.replay": False, "run.output": str(tmp_path / "eager")}
+    settings |= {"engine.replay": "auto", "run.output": str(tmp_path / "eager")}
     model = made(lambda: Scheduled(8))
     assert simulate(settings, data=train, test=train[:2], model=model).summary["status"] == "completed"
 

@@ -311,8 +311,8 @@ class EngineConfig(Section):
         "auto",
         description="lay 2-d convolutions out with channels last; auto: where that is faster; changes bits",
     )
-    replay: bool = Field(
-        True, description="record a gradient's operations once and repeat them: faster, the same bits; false: debugging"
+    replay: bool | Auto = Field(
+        "auto", description="record a gradient's operations and repeat them: faster, same bits; auto: of known layers"
     )
     start_timeout: Real = Field(120.0, gt=0, description="seconds to wait for the cluster's resources")
     max_retries: Whole = Field(3, ge=0, description="how often in a row an actor may be lost before the run stops")

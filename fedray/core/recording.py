@@ -5,9 +5,10 @@ decides only which operations run on which tensors, and the answer is the same f
 operations of one gradient are recorded, and for later mini-batches these operations run alone. They are the same
 operations in the same order, so a replayed gradient has the same bits as any other.
 
-A forward pass that looks at values, such as one with a branch that depends on them, can't be recorded. It goes on as
-ever. A module that changes its behaviour from step to step, unseen by torch, would be replayed wrongly. So replayed
-gradients are compared with those that are computed in the ordinary way, again and again, at steps which become rarer.
+A forward pass that looks at values, such as one with a branch that depends on them, can't be recorded, nor can one that
+writes into its inputs. It goes on as ever. A module that keeps state of its own, unseen by torch, would be replayed
+wrongly, so by default only known code is replayed (:mod:`fedray.core.known_code`). Replayed gradients are compared with
+those that are computed in the ordinary way, again and again, at steps which become rarer.
 """
 
 from __future__ import annotations
@@ -47,8 +48,12 @@ Function = Callable[..., tuple[Tensor, ...]]
 _aten = torch.ops.aten
 _SAME = (_aten.alias.default, _aten.detach.default)
 """Operations whose result is their argument."""
-_OF_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
-"""What marks the operations that can't be recorded, because they look at values or draw random numbers."""
+_REFUSED = (
+    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded,
+    torch.Tag.inplace_view,
+)  # fmt: skip
+"""What marks the operations that can't be recorded, because they look at values, draw random numbers, or change the
+shape of a tensor that others use too."""
 
 
 class Unrecordable(Exception):
@@ -148,6 +153,8 @@ class _Recorder(TorchDispatchMode):
         self._nodes: dict[int, Node] = {}
         self._storages: set[int] = set()
         self._constants: dict[str, Tensor] = {}
+        # the memory of inputs and constants, which must stay as it is
+        self._foreign = {tensor.untyped_storage()._cdata for tensor in inputs}
         # a tensor's id is its own only while it lives
         self._alive: list[Tensor] = []
         for place, tensor in enumerate(inputs):
@@ -161,13 +168,13 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if any(tag in func.tags for tag in _OF_VALUES):
+        if any(tag in func.tags for tag in _REFUSED):
             raise Unrecordable(str(func))
         kwargs = kwargs or {}
         for place, argument in enumerate(func._schema.arguments):
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             is_written = argument.alias_info is not None and argument.alias_info.is_write
-            if is_written and value is not None and id(value) not in self._nodes:
+            if is_written and value is not None and not self._is_own(value):
                 raise Unrecordable(f"{func} changes a tensor that is not its own")
         result = func(*args, **kwargs)
         # a tensor made from Python's numbers must be new in each replay
@@ -188,6 +195,10 @@ class _Recorder(TorchDispatchMode):
             self._storages.add(tensor.untyped_storage()._cdata)
             self._alive.append(tensor)
 
+    def _is_own(self, value: Any) -> bool:
+        """Returns whether a tensor lies in memory that the recorded operations have made."""
+        return id(value) in self._nodes and value.untyped_storage()._cdata not in self._foreign
+
     def _node(self, value: Any) -> Any:
         """Returns the node of a tensor, and anything else as it is."""
         if not isinstance(value, Tensor):
@@ -199,6 +210,7 @@ class _Recorder(TorchDispatchMode):
                 raise Unrecordable("it is unknown which operation a tensor comes from")
             name = f"constant_{len(self._constants)}"
             self._constants[name] = value
+            self._foreign.add(value.untyped_storage()._cdata)
             self._add(value, self._graph.get_attr(name))
         return self._nodes[id(value)]
 
