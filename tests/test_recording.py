@@ -214,12 +214,26 @@ class Reshaping(nn.Module):
         return self.last(x.detach().unsqueeze_(1)).squeeze(1)
 
 
+class OwnWay(nn.Conv2d):
+    """Leaves ``forward`` as it is, but not what it calls."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, weight - weight.mean(), bias)
+
+
+class Composed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(12, 4))
+
+
 @pytest.mark.parametrize(
     ("make", "known"),
     [
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)), True),
         (lambda: LeNet5((1, 28, 28), 10), True),
+        (Composed, True),
         (Partial, False),
+        (lambda: OwnWay(1, 2, 3), False),
         (lambda: nn.Sequential(Counting()), False),
     ],
 )

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedray.core.task import Task
 
-KNOWN = ("torch", "torchvision", "fedray")
+KNOWN = ("builtins", "torch", "torchvision", "fedray")
 """Packages whose modules compute the same from the same tensors, however often they are called."""
 
 
@@ -30,8 +30,14 @@ def _is_known_layer(layer: nn.Module) -> bool:
         layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks,
         *(parameter._backward_hooks for parameter in layer.parameters(recurse=False)),
     ]  # fmt: skip
-    own = "forward" in vars(layer) or type(layer).__call__ is not nn.Module.__call__
-    return not own and not any(hooks) and _is_of_known(type(layer).forward)
+    own = "forward" in vars(layer) or any(map(_adds_code, type(layer).__mro__))
+    return not own and not any(hooks)
+
+
+def _adds_code(kind: type) -> bool:
+    """Returns whether a class of the user's has more methods or properties than ``__init__``, such as a ``forward``."""
+    own = (value for name, value in vars(kind).items() if name != "__init__")
+    return not _is_of_known(kind) and any(callable(value) or hasattr(value, "__get__") for value in own)
 
 
 def _is_of_known(function: Callable[..., Any]) -> bool:
