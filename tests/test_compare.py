@@ -293,6 +293,23 @@ def test_a_damaged_file_is_named(runs, capsys, name, damage, reason):
     assert f"{name} is damaged: {reason}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (("metrics.csv", "summary.json"), "can't read the config file"),
+        (("config.yaml", "inputs.json"), "the run has not ended"),
+        (("config.yaml", "summary.json"), "can't read metrics.csv: No such file"),
+    ],
+)
+def test_a_run_of_which_files_are_gone_is_named(runs, kept, reason):
+    folder = runs / "fedavg-0.1-0"
+    for name in {"config.yaml", "inputs.json", "metrics.csv", "summary.json"}.difference(kept):
+        (folder / name).unlink()
+    (left_out,) = fedray.compare(runs).left_out
+    assert left_out.folder == folder
+    assert left_out.reason.startswith(reason)
+
+
 @pytest.mark.parametrize("rounds", [[], "many", None])
 def test_a_value_of_another_type_is_damage(runs, rounds):
     path = runs / "fedavg-0.1-0/summary.json"

@@ -24,6 +24,9 @@ SEEDS = ("run.seed", "data.seed")
 SECTIONS = ("run", "algorithm", "data", "model", "train", "engine")
 """The sections that every config.yaml has, in the order of the file."""
 
+FILES = {"config.yaml", INPUTS, "metrics.csv", "summary.json"}
+"""A folder with two of these files is a run folder, so that one is found, and named, if another one is gone."""
+
 LAST_KEY = "portable_bits"
 """A key at the end of the last section, as long as there has been one."""
 
@@ -143,7 +146,7 @@ def _below(path: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(there)
-        if "config.yaml" in files and ("metrics.csv" in files or "summary.json" in files):
+        if len(FILES.intersection(files)) >= 2:
             folders.clear()
             yield Path(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -203,7 +206,9 @@ def _rows_of(folder: Path, summary: Mapping[str, Any]) -> pd.DataFrame:
         rows = read_metrics(folder)
     except StopIteration:
         raise UserError("metrics.csv is damaged: it is empty") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"can't read metrics.csv: {error.strerror}") from None
+    except ValueError as error:
         raise UserError(f"metrics.csv is damaged: {first_sentence(error)}") from None
     lacking = [name for name in ("round", "bytes_down", "bytes_up", "flops", "wall_seconds") if name not in rows]
     if lacking:
