@@ -74,12 +74,23 @@ def test_links_stay_and_new_runs_are_added(made, tmp_path):
 
 
 def test_tensorboard_shows_them(made, tmp_path):
-    """Runs under names, and beside them the trials of a sweep under their numbers."""
+    """Runs under names, and beside them the trials of a sweep under their numbers, behind links too."""
     copy(made, tmp_path / "a", run__seed=1)
     copy(made, tmp_path / "b", run__seed=2)
-    copy(made, tmp_path / "sweeps/lr/trials/0001")
+    for number in range(40):
+        copy(made, tmp_path / f"sweeps/lr/trials/{number:04}")
     (tmp_path / "sweeps/lr/sweep.yaml").write_text("")
-    command = [sys.executable, str(Path(fedray.__path__[0]) / "run.py"), "tensorboard", str(tmp_path), "--port", "0"]
+    (tmp_path / "links").mkdir()
+    for name in ("a", "b", "sweeps"):
+        (tmp_path / "links" / name).symlink_to(tmp_path / name)
+    command = [
+        sys.executable,
+        str(Path(fedray.__path__[0]) / "run.py"),
+        "tensorboard",
+        str(tmp_path / "links"),
+        "--port",
+        "0",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -90,6 +101,7 @@ def test_tensorboard_shows_them(made, tmp_path):
         titles = [chart["title"] for category in layout["category"] for chart in category["chart"]]
         assert "test accuracy" in titles
         runs = set(json.load(urllib.request.urlopen(f"{address[0]}data/runs", timeout=60)))
+        assert "more than 40 runs" in process.stdout.readline()
         assert {"fedavg, seed 1", "fedavg, seed 2", "sweeps_lr/trials/0001"} <= runs
     finally:
         process.send_signal(signal.SIGTERM)

@@ -139,6 +139,15 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 
 def _below(path: Path) -> Iterator[Path]:
     """Yields the run folders in ``path``, in the order of their names. A run folder has no other below it."""
+    for folder, below, files in walk(path):
+        if len(FILES.intersection(files)) >= 2:
+            below.clear()
+            yield folder
+
+
+def walk(path: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yields the folder ``path`` and each one below it, behind links too, with the names of the folders and files in
+    it. Those that the caller takes out of the folders' names are not entered, nor are hidden ones."""
     seen = set()
     for place, folders, files in os.walk(path, followlinks=True):
         # a link may lead back
@@ -146,10 +155,8 @@ def _below(path: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(there)
-        if len(FILES.intersection(files)) >= 2:
-            folders.clear()
-            yield Path(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield Path(place), folders, files
 
 
 def read_run(folder: Path, *, whole: bool = False) -> Run | LeftOut:

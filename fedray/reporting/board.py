@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import io
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from fedray.comparing.grouping import group_runs
-from fedray.comparing.runs import SET_ASIDE, Run, run_folders, settings_of
+from fedray.comparing.runs import SET_ASIDE, Run, run_folders, settings_of, walk
 from fedray.errors import UserError
 from fedray.tracking.tensorboard import write_layout
 from fedray.tuning.spec import RECORD
@@ -35,20 +35,25 @@ CHARTS = {
 """The charts of the tab Custom Scalars. Each has the curves of all runs."""
 
 
+MOST_TICKED = 40
+"""The number of runs above which TensorBoard begins with none of them ticked, and empty charts."""
+
+
 @contextlib.contextmanager
-def board(folder: Path, host: str, port: int | None) -> Iterator[tuple[str, Any]]:
+def board(folder: Path, host: str, port: int | None) -> Iterator[tuple[str, int, Callable[[threading.Event], object]]]:
     """A context in which TensorBoard shows the runs in ``folder`` and below it.
 
-    It yields the address, and a function that waits until an event is set, while it looks for new runs. The folder of a
-    sweep is shown as it is, since its trials have numbers. Raises :class:`UserError` if there are no events,
-    or if the port is taken.
+    It yields the address, the number of runs, and a function that waits until an event is set, while it looks for new
+    runs. The folder of a sweep is shown as it is, since its trials have numbers. Raises :class:`UserError` if there are
+    no events, or if the port is taken.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is {'no folder' if folder.exists() else 'not there'}: give one with runs")
-    if next(folder.rglob(EVENTS), None) is None:
+    shown = sum(1 for _, _, files in walk(folder) if fnmatch.filter(files, EVENTS))
+    if not shown:
         raise UserError(f"there are no events of a run in {folder}")
     if (folder / RECORD).exists():
-        yield _launch(folder, host, port), lambda stop: stop.wait()
+        yield _launch(folder, host, port), shown, lambda stop: stop.wait()
         return
     with tempfile.TemporaryDirectory(prefix="fedray-tensorboard-") as scratch:
         write_layout(Path(scratch), CHARTS)
@@ -58,7 +63,7 @@ def board(folder: Path, host: str, port: int | None) -> Iterator[tuple[str, Any]
             while not stop.wait(LOOK_AGAIN):
                 link(folder, Path(scratch))
 
-        yield _launch(Path(scratch), host, port), wait
+        yield _launch(Path(scratch), host, port), shown, wait
 
 
 def _launch(folder: Path, host: str, port: int | None) -> str:
@@ -82,7 +87,7 @@ def link(folder: Path, into: Path) -> None:
     """
     linked = {os.readlink(path): path.name for path in into.iterdir() if path.is_symlink()}
     taken = set(linked.values())
-    sweeps = [path.parent for path in sorted(folder.rglob(RECORD))]
+    sweeps = [place for place, _, files in walk(folder) if RECORD in files]
     runs = [run for run in run_folders([folder]) if not any(sweep in run.parents for sweep in sweeps)]
     found = [(sweep, str(sweep.relative_to(folder)).replace("/", "_")) for sweep in sweeps]
     found += [(run, name) for run, name in names_of(runs).items() if next(run.glob(EVENTS), None) is not None]

@@ -35,13 +35,18 @@ def add_parser(commands: Any) -> None:
 
 
 def _tensorboard(options: argparse.Namespace) -> int:
-    from fedray.reporting.board import board
+    from fedray.reporting.board import MOST_TICKED, board
 
     # so that the links are removed then, too
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with board(options.folder, options.host, options.port) as (address, wait):
+        with board(options.folder, options.host, options.port) as (address, shown, wait):
             print(f"TensorBoard is at {address} (Ctrl-C ends it)", flush=True)
+            if shown > MOST_TICKED:
+                print(
+                    f"its charts are empty at first, as of more than {MOST_TICKED} runs it ticks none: choose some",
+                    flush=True,
+                )
             wait(threading.Event())
     except KeyboardInterrupt:
         return 0
