@@ -208,6 +208,7 @@ def test_quick_runs_are_kept_apart(mine, ray_cluster):
     (run, _) = sorted((mine / "reproduced/quick-runs").glob("paper/small/*/seed-0"))
     assert len(pd.read_csv(run / "metrics.csv")) == 2
     assert not (mine / "reproduced/runs").exists()
+    assert "a tenth of these rounds" in (mine / "reproduced/paper/accuracy-quick/table.md").read_text().splitlines()[0]
     made = json.loads((mine / "reproduced/paper/accuracy-quick/made.json").read_text())
     assert (made["command"], made["seeds"]) == ("fedray reproduce paper/accuracy --quick", 1)
 

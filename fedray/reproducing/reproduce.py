@@ -72,6 +72,8 @@ def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
     """
     table = request.table()
     failures, stopped = make_runs(request.planned(table), request.runs, say)
+    if request.quick:
+        table = replace(table, title=f"{table.title} (--quick: with a tenth of these rounds)")
     seeds = request.seeds_of(table)
     found = measured(table, request.runs, seeds)
     options = [f"--column '{each}'" for each in request.columns]
