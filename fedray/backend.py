@@ -43,17 +43,11 @@ small dense model is 0.2 to 0.5 ms faster.
 """
 
 SLOWER_LAYERS = (nn.RNNBase, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.MultiheadAttention)
-SLOWER = ("norm", "embedding", "attention", "fft")
-"""Layers, and parts of the names of operations, that torch's own kernels on a CPU mostly compute faster than compiled
-ones."""
+SLOWER = ("conv", "pool", "norm", "embedding", "attention", "fft")
+"""Layers, and parts of the names of operations, that torch's own kernels on a CPU compute faster than compiled ones.
 
-CONVOLVING = ("conv", "pool")
-MOST_FLOPS = 5e8
-"""The same is true of these operations if the forward pass of a mini-batch takes more FLOPs than this number. In stacks
-of clients they have not been measured.
-
-Compiled gradients of convolutional networks without normalisation take 0.71 to 1.09 of the time below it, in the mean
-0.89, and 1.14 to 1.37 above it (``analysis/benchmarks/compiled.py``).
+Compiled gradients of convolutional networks take BEFORE times as long as replayed ones
+(``analysis/benchmarks/compiled.py``).
 """
 
 
@@ -96,8 +90,6 @@ def is_compiled(
     config: Config,
     begun: bool | None,
     steps: float,
-    flops: float,
-    vectorize: bool,
     device: str,
     module: nn.Module,
     trace: Callable[[], GraphModule | str],
@@ -106,10 +98,9 @@ def is_compiled(
     """Returns whether gradients are compiled (``engine.compile``), and a line for the user.
 
     ``begun`` says it of the run if it has begun before, and is None if not. ``steps`` are the local steps of all
-    clients in all rounds, ``flops`` the FLOPs of the forward pass of one client's mini-batch, and ``module`` is what
-    they train, in stacks if ``vectorize``. ``trace()`` returns the operations of a gradient, or the reason why it can't
-    be compiled. ``missing()`` returns what a machine of the cluster lacks to compile, or None. Raises
-    :class:`UserError` if the user wants it, or the run has begun so, and a machine lacks that.
+    clients in all rounds, and ``module`` is what they train. ``trace()`` returns the operations of a gradient, or the
+    reason why it can't be compiled. ``missing()`` returns what a machine of the cluster lacks to compile, or None.
+    Raises :class:`UserError` if the user wants it, or the run has begun so, and a machine lacks that.
     """
     asked = config.engine.compile
     wanted = begun if asked == "auto" else asked
@@ -120,7 +111,7 @@ def is_compiled(
     key = f"engine.compile={asked if isinstance(asked, str) else str(asked).lower()}"
     if isinstance(found, str):
         return False, f"{key}: gradients are not compiled, because {found}" if wanted else None
-    if wanted is None and not _is_faster(found, not vectorize and flops <= MOST_FLOPS):
+    if wanted is None and not _is_faster(found):
         return False, None
     lacking = missing()
     if lacking is None:
@@ -154,9 +145,7 @@ def gradient_graph(
     return traced_gradient(module, task, vectorize, *data.examples(batch_size))
 
 
-def _is_faster(graph: GraphModule, convolving: bool) -> bool:
-    """Returns whether a CPU computes a gradient faster if it is compiled, by its operations. ``convolving`` says
-    whether that is so of convolutions and pooling."""
+def _is_faster(graph: GraphModule) -> bool:
+    """Returns whether a CPU computes a gradient faster if it is compiled, by its operations."""
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-    slower = SLOWER if convolving else (*SLOWER, *CONVOLVING)
-    return not any(part in name for name in names for part in slower)
+    return not any(part in name for name in names for part in SLOWER)

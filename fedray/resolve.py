@@ -99,7 +99,7 @@ def resolve(
     rounds = config.rounds
     steps = rounds * cohort_size * mean_load(data.sizes(), training).steps
     compiled, line = is_compiled(
-        config, begun.get("compile"), steps, model.facts.flops * size, vectorize, device, model.module,
+        config, begun.get("compile"), steps, device, model.module,
         partial(
             gradient_graph, config, algorithm, model.facts, model.module, task, vectorize, data, training.batch_size
         ),

@@ -14,7 +14,7 @@ from small_runs import needs_compiler
 from torch import nn
 
 from fedray import UserError, simulate
-from fedray.backend import LONG, MOST_FLOPS, is_compiled
+from fedray.backend import LONG, is_compiled
 from fedray.config import load
 from fedray.core.batches import Batch
 from fedray.core.compiled import Compiled
@@ -113,8 +113,6 @@ class TestDecision:
         graph = traced_gradient(Dense(), Task(), False, *(each[0] for each in images(1)))
         facts = {
             "steps": LONG,
-            "flops": MOST_FLOPS + 1,
-            "vectorize": False,
             "device": "cpu",
             "module": Dense(),
             "trace": lambda: graph,
@@ -128,15 +126,15 @@ class TestDecision:
         assert self.decide(steps=LONG - 1) == (False, None)
         assert self.decide(device="cuda") == (False, None)
         assert self.decide(module=Normed()) == (False, None)
-        normed = traced_gradient(Normed(), Task(), False, *(each[0] for each in images(1)))
-        assert self.decide(trace=lambda: normed, flops=1) == (False, None)
 
-    def test_so_are_those_of_small_convolutions(self):
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 5))
-        graph = traced_gradient(model, Task(), False, *(each[0] for each in images(1)))
-        assert self.decide(module=model, trace=lambda: graph, flops=MOST_FLOPS)[0]
-        assert self.decide(module=model, trace=lambda: graph, flops=1, vectorize=True) == (False, None)
-        assert self.decide(module=model, trace=lambda: graph) == (False, None)
+    @pytest.mark.parametrize("layer", [nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.BatchNorm2d(1)])
+    def test_those_of_other_layers_are_not(self, layer):
+        model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(5))
+        x, y = (each[0] for each in images(1))
+        model(x)
+        graph = traced_gradient(model, Task(), False, x, y)
+        assert self.decide(trace=lambda: graph) == (False, None)
+        assert self.decide(True, trace=lambda: graph)[0]
 
     def test_what_the_user_says_holds(self):
         assert self.decide(False) == (False, None)

@@ -1,9 +1,9 @@
-"""What compiled gradients of convolutional networks are worth: the time of one over that of a replayed gradient.
+"""What compiled gradients are worth: the time of one over that of a replayed gradient.
 
     python analysis/benchmarks/compiled.py [--seconds 6]
 
 One thread, the two in turn, one client after another, in the layout that engine.channels_last=auto gives: which models
-engine.compile=auto should compile (fedray/backend.py). Stacks and small dense models: chunks.py --compiled.
+engine.compile=auto should compile (fedray/backend.py). Stacks of clients: chunks.py --compiled.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ WARM_UP = FIRST + 4
 OWN = {
     "cnn": ((1, 28, 28), 50),
     "lenet5": ((1, 28, 28), 64),
+    "mlp": ((1, 28, 28), 64),
     "ghbm_cnn": ((3, 32, 32), 64),
     "resnet20": ((3, 32, 32), 64),
 }
-"""Models of fedray that choose their layout: the shape of their inputs, and the samples of a mini-batch."""
+"""Models of fedray: the shape of their inputs, and the samples of a mini-batch."""
 
 
 def all_cases() -> Iterator[tuple[str, Callable[[], nn.Module], tuple[int, ...], int]]:
