@@ -305,7 +305,7 @@ class EngineConfig(Section):
         "auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits"
     )
     compile: bool | Auto = Field(
-        "auto", description="compile clients' gradients; auto: those of long runs of small models; changes bits"
+        "auto", description="compile clients' gradients; auto: those of long runs of dense models; changes bits"
     )
     channels_last: bool | Auto = Field(
         "auto",
