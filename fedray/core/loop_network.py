@@ -14,7 +14,7 @@ from fedray.core.batches import Batch
 from fedray.core.direct_linear import DirectLinear
 from fedray.core.loss_scale import LossScale, write_gradient
 from fedray.core.network import Draws, Network, undrawn
-from fedray.core.passes import Gradient, Losses, RuleLoss, stacked
+from fedray.core.passes import Gradient, Losses, RuleLoss, in_rows, stacked
 from fedray.core.vectors import Model
 
 
@@ -47,11 +47,11 @@ class LoopNetwork(Network):
             with self._drawing(rng, row):
                 outputs = eager() if rule_loss else self._task_gradient(len(y), inputs, eager)
             value, loss, buffers, *sums = outputs
-            at[row].buffers.copy_(buffers)
+            if at.has_buffers:
+                at[row].buffers.copy_(buffers)
             found.append((value, loss, (*sums, None)[:2] if sums else None))
         values, losses, followed = zip(*found, strict=True)
-        value = values[0][None] if len(values) == 1 else torch.stack(values)
-        return Gradient(value, torch.stack(losses), stacked(followed))
+        return Gradient(in_rows(values), in_rows(losses), stacked(followed))
 
     def _gradient(
         self,

@@ -114,4 +114,9 @@ def stacked(followed: Sequence[Followed | None]) -> Followed | None:
     if not found:
         return None
     counts = [count for _, count in found if count is not None]
-    return torch.stack([total for total, _ in found]), torch.stack(counts) if counts else None
+    return in_rows([total for total, _ in found]), in_rows(counts) if counts else None
+
+
+def in_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns ``tensors`` of one shape as the rows of a tensor. It is a view if there is one of them alone."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))

@@ -201,6 +201,8 @@ class Layout:
 
     def join_buffers(self, tensors: Mapping[str, Tensor], like: Tensor) -> Tensor:
         """Returns the buffers among ``tensors`` as one row ``[buffer_width]``, whose padding is that of ``like``."""
+        if not self.buffer_slots:
+            return like
         flat = [slot.flat(tensors[slot.name]).to(like.dtype) for slot in self.buffer_slots]
         return torch.cat([*flat, like[self.buffers :]])
 
