@@ -18,9 +18,11 @@ from scipy import stats
 import fedray
 from fedray.cli import main
 from fedray.comparing.files import page_of, write
+from fedray.comparing.grouping import shown
 from fedray.comparing.measure import Measure
 from fedray.comparing.statistics import with_interval
-from fedray.comparing.tables import digits_of, tables_of
+from fedray.comparing.style import lines_for
+from fedray.comparing.tables import digits_of, in_units, markdown, tables_of
 from fedray.errors import UserError
 
 SETTINGS = {
@@ -543,3 +545,114 @@ def test_more_groups_than_a_panel_has_lines(made, tmp_path):
     drawn = {curve.name for panel in panels for curve in panel.curves}
     assert drawn == {group.label for group in found.environments[0].groups}
     assert write(found, tmp_path / "out")
+
+
+def other_input(folder: Path, **inputs) -> None:
+    path = folder / "inputs.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | inputs))
+
+
+def notes_of(runs: Path, **options) -> list[str]:
+    found = fedray.compare(runs, **options)
+    return [*(note for each in found.environments for note in each.notes), *found.notes]
+
+
+def test_runs_of_other_code_are_no_repetitions(runs):
+    assert "algorithm.code" not in fedray.compare(runs).table
+    for seed in range(3):
+        copy = Path(shutil.copytree(runs / f"fedavg-0.1-{seed}", runs / f"new-{seed}"))
+        other_input(copy, **{"code of the algorithm": "f" * 64})
+    table = fedray.compare(runs).table
+    own = table[(table["algorithm.name"] == "fedavg") & (table["environment"] == "alpha=0.1")]
+    assert own["runs"].tolist() == [3, 3]
+    assert "ffffffff" in own["algorithm.code"].tolist()
+
+
+def test_scores_of_other_clients_are_told(runs):
+    for seed in range(3):
+        change(runs / f"fedprox-0.1-{seed}/config.yaml", run__eval_clients=2)
+    assert "different clients were scored one by one (run.eval_clients): all in fedavg; 2 in fedprox" in notes_of(runs)
+
+
+def test_settings_that_differ_between_environments_are_told(runs, capsys):
+    for folder in runs.glob("f*-5.0-*"):
+        change(folder / "config.yaml", train__lr=0.5)
+    line = "train.lr differs: 0.05 in alpha=0.1; 0.5 in alpha=5"
+    assert fedray.compare(runs).notes == [line]
+    assert main(["compare", str(runs), "--output", str(runs.parent / "out")]) == 0
+    assert line in capsys.readouterr().out
+    assert line in (runs.parent / "out/report.html").read_text()
+    assert line in (runs.parent / "out/comparison.md").read_text()
+
+
+def test_settings_of_an_algorithm_that_differ_together_are_told(runs):
+    for folder in runs.glob("fedavg-*"):
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["algorithm"] = {"name": "slowmo", "beta": 0.5, "alpha": 1.0}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        copy = Path(shutil.copytree(folder, folder.with_name(folder.name.replace("fedavg", "other"))))
+        change(copy / "config.yaml", algorithm__beta=0.25, algorithm__alpha=0.5)
+    lines = [note for note in notes_of(runs) if "alpha differs" in note or "beta differs" in note]
+    assert len(lines) == 2
+    assert all("slowmo" in line for line in lines)
+
+
+def test_curves_of_a_part_of_the_rounds_are_told(runs):
+    cut(runs / "fedprox-0.1-0", 4)
+    line = "the curve of fedprox has 2 of its 3 evaluated rounds: those in which all its runs were evaluated"
+    assert line in notes_of(runs)
+
+
+def test_without_a_baseline_that_ended_there_is_no_target(runs):
+    for seed in range(3):
+        diverge(runs / f"fedavg-0.1-{seed}")
+    assert any(note.startswith("there is no target, because no run of the baseline") for note in notes_of(runs))
+
+
+def test_seeds_of_the_data_alone_are_told(runs):
+    for seed in range(3):
+        change(runs / f"fedprox-0.1-{seed}/config.yaml", data__seed=100 + seed)
+    (line,) = [note for note in notes_of(runs) if note.startswith("the seeds differ")]
+    assert "0 (data.seed=100) 1 (data.seed=101) 2 (data.seed=102) in fedprox" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("evaluation.parquet", lambda path: max(path.glob("part-*")).write_bytes(b"PAR1")),
+        ("metrics.csv", lambda path: path.write_text(path.read_text().replace("cohort_size", "other", 1))),
+        (
+            "summary.json",
+            lambda path: path.write_text(path.read_text().replace('"versions": {', '"versions": 3, "x": {')),
+        ),
+    ],
+)
+def test_what_is_damaged_leaves_out_the_run_alone(runs, name, damage):
+    damage(runs / "fedavg-0.1-0" / name)
+    (left_out,) = fedray.compare(runs).left_out
+    assert f"{name} is damaged" in left_out.reason
+
+
+@pytest.mark.parametrize("name", ["clients.parquet/part-*", "partition.parquet"])
+def test_a_page_of_a_damaged_run_is_refused(runs, name, capsys):
+    next((runs / "fedavg-0.1-0").glob(name)).write_bytes(b"PAR1")
+    assert main(["report", str(runs / "fedavg-0.1-0")]) == 2
+    assert f"{name.partition('/')[0]} is damaged" in capsys.readouterr().err
+
+
+def test_markdown_and_numbers_are_as_they_were_written():
+    table = pd.DataFrame({"": ["a_b<script>.py:X", "_x_ `*|[y]"], "n": [1.0, 2.0]})
+    text = markdown(table)
+    assert r"a_b\<script>.py:X" in text
+    assert r"\_x\_ \`\*\|\[y\]" in text
+    assert [in_units(value) for value in (12345.0, 0.01234567, 999.94)] == ["12,345", "0.01235", "999.9"]
+    assert shown({"train.lr": 0.0123456789}) != shown({"train.lr": 0.0123456788})
+    assert shown({"train.lr": 0.1}) == "lr=0.1"
+
+
+def test_lines_have_their_markers_at_different_points():
+    for lines, points in ((9, 12), (5, 20), (3, 200), (9, 9)):
+        places = [each.options(points)["markevery"] for each in lines_for([str(n) for n in range(lines)]).values()]
+        marked = [{*range(start, points, every)} for start, every in places]
+        assert all(marked)
+        assert sum(map(len, marked)) == len(set.union(*marked))

@@ -114,6 +114,7 @@ def test_tensorboard_shows_them(made, tmp_path):
         (["nowhere"], "nowhere is not there: give one with runs"),
         (["empty"], "there are no events of a run in empty"),
         (["one", "--port", "99999"], "TensorBoard can't be started: .*99999"),
+        (["one", "--host", "999.1.1.1"], "TensorBoard can't be started at 999.1.1.1: "),
         ([], "runs is not there"),
     ],
 )

@@ -16,7 +16,7 @@ from fedray.comparing.grouping import ALGORITHM, Group, group_runs, is_aside
 from fedray.comparing.measure import AXES, Measure
 from fedray.comparing.outcomes import AMOUNTS, Finals, correct, difference, order_of, outcome, reaching
 from fedray.comparing.runs import LeftOut, Run, find_runs
-from fedray.comparing.unequal import what_is_unequal
+from fedray.comparing.unequal import what_differs_between_environments, what_is_unequal
 from fedray.errors import UserError, near_miss
 from fedray.tracking.folder import RESULT_KEYS_OF_ENGINE
 
@@ -82,7 +82,9 @@ def compare(
     environments = [asked.of([group for group in groups if group.place == place]) for place in places]
     what = {"by": list(by), "x": x, "targets": list(targets), "baseline": baseline, "last": last}
     folders = sorted(str(Path(path).resolve()) for path in paths)
-    return Comparison(environments, measure, x, last, left_out, {"paths": folders, **what, "any_version": any_version})
+    asked_for = {"paths": folders, **what, "any_version": any_version}
+    notes = what_differs_between_environments(groups)
+    return Comparison(environments, measure, x, last, left_out, asked_for, notes)
 
 
 def _comparable(runs: Sequence[Run], any_version: bool) -> tuple[list[Run], list[LeftOut]]:
@@ -126,7 +128,7 @@ def _version(run: Run) -> tuple[tuple[int, str], ...]:
 def _measure_of(runs: Sequence[Run]) -> Measure:
     found = dict.fromkeys((run.summary.get("metric", "accuracy"), run.summary.get("mode", "max")) for run in runs)
     if len(found) > 1:
-        names = " and ".join(metric for metric, _ in found)
+        names = " and ".join(f"{metric}, {mode}" for metric, mode in found)
         raise UserError(f"these runs can't be compared: their main metrics differ ({names})")
     return Measure(*next(iter(found)))
 
@@ -201,7 +203,8 @@ class _Asked:
             notes=[
                 *what_is_unequal(groups),
                 *self._about_baseline(groups, named, baseline, to_targets, implied=not given),
-                *self._about_axis(ordered),
+                *self._about_targets(groups, targets),
+                *self._about_curves(ordered),
             ],
         )
 
@@ -228,11 +231,28 @@ class _Asked:
                 target = self.measure.shown(row["target"])
                 yield f"{baseline.label} reached {target} in {runs}, so that there are no speed-ups to it"
 
-    def _about_axis(self, groups: Sequence[Group]) -> Iterator[str]:
-        """Yields a line for each group that can't be drawn over the chosen axis."""
+    def _about_targets(self, groups: Sequence[Group], targets: Sequence[float]) -> Iterator[str]:
+        """Yields a line for each value of ``run.targets`` that is left out, and one if there is no target at all."""
+        if not self.targets:
+            wanted = {target for group in groups for run in group.runs for target in run.settings["run.targets"] or []}
+            for target in sorted(wanted.difference(targets)):
+                yield f"run.targets={target:g} is left out, because not all runs have it (--target {target:g} takes it)"
+        if not targets:
+            yield "there is no target, because no run of the baseline has ended with a number (--target gives one)"
+
+    def _about_curves(self, groups: Sequence[Group]) -> Iterator[str]:
+        """Yields a line for each group whose curve can't be drawn, or only in a part of its rounds."""
         for group in groups:
-            if any(run.rows[AXES[self.over]].isna().all() for run in group.runs if not run.diverged):
+            ended = [run for run in group.runs if not run.diverged]
+            if any(run.rows[AXES[self.over]].isna().all() for run in ended):
                 yield f"{group.label} has runs without {self.over}, so that there is no curve of it"
+                continue
+            rounds = [set(run.evaluations(self.measure)["round"]) for run in ended]
+            if rounds and (common := set.intersection(*rounds)) != (every := set.union(*rounds)):
+                yield (
+                    f"the curve of {group.label} has {len(common)} of its {len(every)} evaluated rounds: those in which"
+                    " all its runs were evaluated"
+                )
 
     def _implied_target(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """Returns the worst mean of ``rows``, which are the baseline's alone or those of all groups."""

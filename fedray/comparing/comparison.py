@@ -35,7 +35,8 @@ class Compared:
     """What a comparison found, as tables.
 
     ``over`` is what curves are drawn over. ``last`` is the number of rounds of which the column ``last`` is the mean;
-    None stands for the last ten evaluations. ``left_out`` are the run folders that could not be compared, and ``asked``
+    None stands for the last ten evaluations. ``notes`` are the settings in which environments differ though their names
+    do not say so. ``left_out`` are the run folders that could not be compared, and ``asked``
     is what :func:`~fedray.comparing.compare.compare` was called with.
     """
 
@@ -45,6 +46,7 @@ class Compared:
     last: int | None
     left_out: Sequence[LeftOut] = field(default_factory=tuple)
     asked: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = field(default_factory=tuple)
 
     @property
     def table(self) -> pd.DataFrame:

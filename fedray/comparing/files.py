@@ -15,7 +15,7 @@ from fedray.comparing.number_pictures import number_figures
 from fedray.comparing.page import Page, Picture, Section
 from fedray.comparing.panel import BAND
 from fedray.comparing.pictures import curves_figure, environment_figures
-from fedray.comparing.tables import Table, latex, markdown, tables_of
+from fedray.comparing.tables import Table, latex, markdown, plain_markdown, tables_of
 from fedray.errors import UserError
 from fedray.files import write_whole
 
@@ -24,6 +24,8 @@ MARK = "comparison.json"
 
 UNEQUAL = "To be known when these groups are compared:"
 
+BETWEEN = "To be known when these tables are compared with each other:"
+
 NOTES = (
     "Runs that differ in their seeds alone are one group. `±` is half the width of the 95 % confidence interval of the "
     "mean (Student's t) over these runs; of one run or two the values are shown.",
@@ -31,8 +33,9 @@ NOTES = (
     "Differences are those of runs with the same seeds and the same samples on each client. p is that of the paired "
     "t-test, corrected by Holm's rule for all groups of the table that have one; the intervals are not corrected.",
     "What it took to reach the target are medians over all runs. A run that did not reach it counts as infinite, and "
-    "`> R` says that the median is above R, the least that a run took which did not reach it. In brackets stands how "
-    "many times as much the baseline took.",
+    "`> R` says that the median is above R, the least that a run took which did not reach it; `diverged` says that all "
+    "runs that did not reach it diverged. In brackets stands how many times as much the baseline took.",
+    "Curves have a point for each round in which all runs of the group were evaluated that did not diverge.",
 )
 """What the tables' words mean."""
 
@@ -115,6 +118,10 @@ def lines(comparison: Compared) -> Iterator[str]:
             yield UNEQUAL
             yield from (f"  {note}" for note in environment.notes)
         yield ""
+    if comparison.notes:
+        yield BETWEEN
+        yield from (f"  {note}" for note in comparison.notes)
+        yield ""
     for each in comparison.left_out:
         yield f"left out {each.folder}: {each.reason}"
 
@@ -128,18 +135,17 @@ def _aligned(table: Table) -> Iterator[str]:
 
 
 def _markdown(table: Table) -> str:
-    return f"**{table.title}**\n\n{markdown(table.cells)}"
+    return f"**{plain_markdown(table.title)}**\n\n{markdown(table.cells)}"
 
 
 def _lines(comparison: Compared) -> Iterator[str]:
     """Yields the lines under the tables: what makes them unequal, what is left out, and what the words mean."""
-    for environment in comparison.environments:
-        if environment.notes:
-            yield f"{f'{environment.name}: ' if environment.name else ''}{UNEQUAL}\n"
-            yield "\n".join(f"* {note}" for note in environment.notes) + "\n"
-    if comparison.left_out:
-        yield "Left out:\n"
-        yield "\n".join(f"* `{each.folder}`: {each.reason}" for each in comparison.left_out) + "\n"
+    told = [(f"{each.name}: {UNEQUAL}" if each.name else UNEQUAL, each.notes) for each in comparison.environments]
+    left_out = [f"{each.folder}: {each.reason}" for each in comparison.left_out]
+    for title, notes in [*told, (BETWEEN, comparison.notes), ("Left out:", left_out)]:
+        if notes:
+            yield f"{plain_markdown(title)}\n"
+            yield "\n".join(f"* {plain_markdown(note)}" for note in notes) + "\n"
     yield " ".join(NOTES) + "\n"
 
 
@@ -149,7 +155,10 @@ def page_of(comparison: Compared) -> Page:
     sections = [_section(comparison, each) for each in comparison.environments]
     over = [Picture.of(caption, figure) for caption, figure in number_figures(comparison)]
     if over:
-        sections.append(Section("Over a number in which groups differ", pictures=over))
+        warned = BETWEEN if comparison.notes else ""
+        sections.append(
+            Section("Over a number in which groups differ", pictures=over, warnings=comparison.notes, warned=warned)
+        )
     if comparison.left_out:
         lines = [f"{each.folder}: {each.reason}" for each in comparison.left_out]
         sections.append(Section("Left out", warnings=lines, warned="These folders are in no table:"))

@@ -73,10 +73,15 @@ def shown(values: Mapping[str, Any]) -> str:
     names = [key.rpartition(".")[2] for key in values]
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):
-        text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else _text(value)
+        text = value if isinstance(value, str) else _number(value) if isinstance(value, float) else _text(value)
         is_plain = names.count(name) == 1
         parts.append(text if key in KNOWN_BY_THEIR_VALUES else f"{name if is_plain else key}={text}")
     return ", ".join(parts)
+
+
+def _number(value: float) -> str:
+    """Returns a number in few digits, but never as another one."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
@@ -107,7 +112,7 @@ def _keys_that_differ(runs: Iterable[Run]) -> list[str]:
     """Returns the keys whose values differ between any two runs that have them, in the order of :data:`FIRST`."""
     values: dict[str, set[str]] = {}
     for run in runs:
-        for key, value in run.settings.items():
+        for key, value in run.told.items():
             values.setdefault(key, set()).add(_text(value))
     differ = [key for key, each in values.items() if len(each) > 1 and not is_aside(key)]
     return sorted(differ, key=lambda key: next(place for place, begin in enumerate(FIRST) if key.startswith(begin)))
@@ -133,7 +138,8 @@ def _alike(runs: Iterable[Run], keys: Sequence[str]) -> list[list[Run]]:
     """Returns the runs that have the same values of ``keys``, together."""
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        found.setdefault(tuple(_text(run.settings.get(key)) for key in keys), []).append(run)
+        told = run.told
+        found.setdefault(tuple(_text(told.get(key)) for key in keys), []).append(run)
     return list(found.values())
 
 
@@ -142,7 +148,8 @@ def _text(value: Any) -> str:
 
 
 def _of(run: Run, keys: Iterable[str]) -> dict[str, Any]:
-    return {key: run.settings[key] for key in keys if key in run.settings}
+    told = run.told
+    return {key: told[key] for key in keys if key in told}
 
 
 def _check(by: Sequence[str], differ: Sequence[str], runs: Sequence[Run]) -> None:
@@ -151,7 +158,7 @@ def _check(by: Sequence[str], differ: Sequence[str], runs: Sequence[Run]) -> Non
             continue
         if is_aside(key):
             raise UserError(f"--by {key}: it is no part of a result, so that it never tells groups apart")
-        known = {name for run in runs for name in run.settings} | {name for name, *_ in documented_keys()}
+        known = {name for run in runs for name in run.told} | {name for name, *_ in documented_keys()}
         choice = f"; these runs differ in {', '.join(differ)}" if differ else ""
         if key not in known:
             raise UserError(f"--by {key}: there is no such key{near_miss(key, known)}{choice}")

@@ -44,7 +44,9 @@ def number_figures(comparison: Compared) -> Iterator[tuple[str, Figure]]:
                 rows = [row for each in own.values() for row in each.index]
                 bars = "; bars are 95 % intervals" if (quantity.margin[rows] > 0).any() else ""
                 crosses = f"; crosses: {quantity.words}" if quantity.lost[rows].any() else ""
-                yield f"{quantity.label} over {key}{bars}{crosses}", _draw(key, own, quantity)
+                only = ", ".join(own) if len(own) == 1 else ""
+                of = f", of {only}" if only else ""
+                yield f"{quantity.label} over {key}{of}{bars}{crosses}", _draw(key, own, quantity)
 
 
 def _quantities(comparison: Compared) -> Iterator[Quantity]:
@@ -68,7 +70,8 @@ def _quantities(comparison: Compared) -> Iterator[Quantity]:
 
 def _lines_over(key: str, others: Sequence[str], quantity: Quantity) -> dict[str, pd.DataFrame]:
     """Returns for each choice of the keys ``others``, by its name, the rows with at least two numbers of ``key``."""
-    rows = quantity.table.assign(number=pd.to_numeric(quantity.table[key], errors="coerce")).dropna(subset="number")
+    values = quantity.table[key].map(lambda value: None if isinstance(value, bool) else value)
+    rows = quantity.table.assign(number=pd.to_numeric(values, errors="coerce")).dropna(subset="number")
     names = [shown({other: row[other] for other in others if row[other] == row[other]}) for _, row in rows.iterrows()]
     lines = {str(name): own.sort_values("number") for name, own in rows.groupby(np.array(names, dtype=str), sort=False)}
     drawn = {name: quantity.value[own.index].notna() for name, own in lines.items()}

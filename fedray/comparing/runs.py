@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 
 from fedray.comparing.measure import Measure
 from fedray.config import read_file
@@ -27,8 +28,14 @@ SECTIONS = ("run", "algorithm", "data", "model", "train", "engine")
 FILES = {"config.yaml", INPUTS, "metrics.csv", "summary.json"}
 """A folder with two of these files is a run folder, so that one is found, and named, if another one is gone."""
 
+CODE = {"algorithm.code": "code of the algorithm", "model.code": "code of the model"}
+"""The names of :attr:`Run.told` for what inputs.json says of the code."""
+
 LAST_KEY = "portable_bits"
 """A key at the end of the last section, as long as there has been one."""
+
+NEEDED = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up", "flops", "round_seconds", "wall_seconds")
+"""Columns that every metrics.csv has."""
 
 SET_ASIDE = ".bak-"
 """What the name of a folder contains that ``run.resume=false`` has renamed."""
@@ -57,6 +64,12 @@ class Run:
     def versions(self) -> dict[str, Any]:
         """The versions of fedray and of libraries that made it, by name."""
         return dict(self.summary.get("versions") or {})
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The settings, and beside them ``algorithm.code`` and ``model.code``: the beginning of the digest of each
+        code, so that runs of an algorithm that was changed since are not taken for others of its seeds."""
+        return {**self.settings, **{key: self.inputs[name][:8] for key, name in CODE.items() if name in self.inputs}}
 
     @property
     def seeds(self) -> tuple[Hashable, ...]:
@@ -173,12 +186,13 @@ def read_run(folder: Path, *, whole: bool = False) -> Run | LeftOut:
         settings = with_unrecorded(recorded)
         if not (folder / "summary.json").exists():
             return LeftOut(folder, "the run has not ended")
-        summary = _read_object(folder / "summary.json", ("status",))
+        summary = _checked_summary(_read_object(folder / "summary.json", ("status", "rounds")))
         if summary["status"] == "interrupted":
             done = f"{summary['rounds']} of {settings['run.rounds']} rounds"
             return LeftOut(folder, f"the run was interrupted after {done}")
         inputs = _read_object(folder / INPUTS) if (folder / INPUTS).exists() else {}
         run = Run(folder, settings, summary, inputs, _rows_of(folder, summary))
+        _check_last_part(folder / "evaluation.parquet")
         differs = _disagreement(run)
     except UserError as error:
         return LeftOut(folder, str(error))
@@ -207,6 +221,24 @@ def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
     return found
 
 
+def _checked_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    """Returns what summary.json holds. Raises :class:`UserError` if a part of it is no object."""
+    for name in ("versions", "machine"):
+        if not isinstance(summary.get(name) or {}, dict):
+            raise UserError(f"summary.json is damaged: {name} is no object")
+    return summary
+
+
+def _check_last_part(folder: Path) -> None:
+    """Raises :class:`UserError` if the last part of a table, which is a folder of Parquet files, is not whole."""
+    parts = sorted(folder.glob("part-*.parquet"))
+    if parts:
+        try:
+            pq.read_metadata(parts[-1])
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder.name} is damaged: {first_sentence(error)}") from None
+
+
 def _rows_of(folder: Path, summary: Mapping[str, Any]) -> pd.DataFrame:
     """Reads metrics.csv, with a further column ``bytes``. Raises :class:`UserError` if it lacks columns or rounds."""
     try:
@@ -217,10 +249,10 @@ def _rows_of(folder: Path, summary: Mapping[str, Any]) -> pd.DataFrame:
         raise UserError(f"can't read metrics.csv: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"metrics.csv is damaged: {first_sentence(error)}") from None
-    lacking = [name for name in ("round", "bytes_down", "bytes_up", "flops", "wall_seconds") if name not in rows]
+    lacking = [name for name in NEEDED if name not in rows]
     if lacking:
         raise UserError(f"metrics.csv is damaged: it lacks {', '.join(lacking)}")
-    rounds = int(summary.get("rounds", len(rows)))
+    rounds = int(summary["rounds"])
     if not len(rows) or rows["round"].tolist() != [*range(1, rounds + 1)]:
         raise UserError(f"metrics.csv is damaged: it does not have each of the {rounds} rounds once")
     return rows.assign(bytes=rows["bytes_down"] + rows["bytes_up"])

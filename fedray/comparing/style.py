@@ -30,29 +30,34 @@ BESIDE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Line:
-    """The colour and the marker of one group, the same in all pictures, and its ``place`` among the lines."""
+    """The colour and the marker of one group, the same in all pictures, and its ``place`` among so many ``lines``."""
 
     colour: str
     marker: str
     place: int
+    lines: int
 
     def options(self, points: int) -> dict[str, Any]:
-        """Returns Matplotlib's options for a line of so many points; about eight of them have a marker.
+        """Returns Matplotlib's options for a line of so many points; at most about eight of them have a marker.
 
-        Lines have their markers at different points, so that one that lies under another is seen by its markers.
+        Lines have their markers at different points, as far as there are enough, so that one that lies under another is
+        seen by its markers. The first line lies above the others.
         """
-        every = max(1, points // 8)
+        every = max(1, points // 8, min(self.lines, points))
         return {
-            "color": self.colour, "marker": self.marker, "markevery": (self.place * every // MOST_LINES, every),
+            "color": self.colour, "marker": self.marker, "markevery": (self.place * every // self.lines, every),
             "markersize": 4.5, "linewidth": 1.5, "markeredgecolor": "white", "markeredgewidth": 0.5,
+            "zorder": 2.5 - self.place / 100,
         }  # fmt: skip
 
 
 def lines_for(labels: Sequence[str]) -> dict[str, Line]:
     """Returns a line for each label. No two of nine labels that follow each other are alike."""
+    distinct = list(dict.fromkeys(labels))
+    lines = min(len(distinct), MOST_LINES)
     return {
-        label: Line(COLOURS[place % MOST_LINES], MARKERS[place % MOST_LINES], place % MOST_LINES)
-        for place, label in enumerate(dict.fromkeys(labels))
+        label: Line(COLOURS[place % MOST_LINES], MARKERS[place % MOST_LINES], place % MOST_LINES, lines)
+        for place, label in enumerate(distinct)
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,6 +103,8 @@ def _runs(row: Mapping[str, Any]) -> str:
 
 
 def _values(values: Sequence[float], measure: Measure, sign: str = "") -> str:
+    if any(math.isnan(value) for value in values):
+        return "not evaluated"
     return with_interval([measure.scale * value for value in values], digits_of(values, measure), sign)
 
 
@@ -133,22 +136,23 @@ def amount(median: float, bound: float, unit: str = "") -> str:
     """Returns the cell that says what it took to reach a target.
 
     ``median`` is the median over the runs, and is infinite if too few of them reached the target. The cell then says
-    that it is above ``bound``, as in ``> 40``; or ``never`` if that is NaN, because all runs that did not reach it
+    that it is above ``bound``, as in ``> 40``; or ``diverged`` if that is NaN, because all runs that did not reach it
     diverged. If ``median`` is NaN, because there are no runs, the cell is empty.
     """
     if math.isnan(median):
         return ""
     if math.isfinite(median):
         return in_units(median, unit)
-    return "never" if math.isnan(bound) else f"> {in_units(bound, unit)}"
+    return "diverged" if math.isnan(bound) else f"> {in_units(bound, unit)}"
 
 
 def in_units(value: float, unit: str = "") -> str:
-    """Returns a number with four digits, with a prefix for its thousands if it has a ``unit``: ``191.5 MB``."""
+    """Returns a number with four digits, or all before the point, with a prefix for its thousands if it has a ``unit``:
+    ``191.5 MB``."""
     if math.isnan(value):
         return ""
     if not unit:
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     thousands = min(len(UNITS) - 1, max(0, int(math.log10(abs(value)) // 3))) if value else 0
     return f"{value / 1000**thousands:.4g} {UNITS[thousands]}{unit}"
 
@@ -159,11 +163,16 @@ def markdown(table: pd.DataFrame) -> str:
     def shown(value: Any) -> str:
         if isinstance(value, float):
             return "" if math.isnan(value) else f"{value:.4g}"
-        return "" if value is None else str(value).replace("|", "\\|")
+        return "" if value is None else plain_markdown(str(value))
 
-    lines = [[str(name).replace("|", "\\|") for name in table.columns], ["---"] * len(table.columns)]
+    lines = [[plain_markdown(str(name)) for name in table.columns], ["---"] * len(table.columns)]
     lines += [[shown(value) for value in row] for row in table.itertuples(index=False)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def plain_markdown(text: str) -> str:
+    """Returns a text of which Markdown takes no character for markup, as in ``a_b<script>.py:X``."""
+    return re.sub(r"[\\`*|<\[\]]|(?<!\w)_|_(?!\w)", lambda found: f"\\{found[0]}", text)
 
 
 def latex(table: Table) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedray.algorithms import find_algorithm
-from fedray.comparing.grouping import Group
+from fedray.comparing.grouping import ALGORITHM, Group
 from fedray.comparing.runs import Run
 from fedray.errors import UserError
 
@@ -65,11 +65,15 @@ FACTS = (
     Fact(
         "the cohorts differ in size",
         lambda run: int(run.rows["cohort_size"].max()),
-        ("train.cohort_size", "train.participation", "data.clients"),
+        ("train.cohort_size", "train.participation"),
     ),
     Fact(
         "evaluations lie apart by different numbers of rounds (run.eval_every)",
         lambda run: run.settings.get("run.eval_every"),
+    ),
+    Fact(
+        "different clients were scored one by one (run.eval_clients)",
+        lambda run: str(run.settings.get("run.eval_clients")),
     ),
     Fact("the test sets differ", lambda run: run.inputs.get("test data", "unknown")[:8], ("data.source",)),
     Fact("the training data differ", lambda run: run.inputs.get("training data", "unknown")[:8], ("data.source",)),
@@ -84,7 +88,11 @@ FACTS = (
 
 
 def _processes(run: Run) -> list[dict[str, Any]]:
-    return list(run.summary.get("machine", {}).get("processes", []))
+    return list((run.summary.get("machine") or {}).get("processes", []))
+
+
+SAID_BY_ANOTHER = ("model.code",)
+"""Keys of which no line is needed, because models are told by their names."""
 
 
 def what_is_unequal(groups: Sequence[Group]) -> list[str]:
@@ -103,14 +111,34 @@ def what_is_unequal(groups: Sequence[Group]) -> list[str]:
 
 
 def _settings(groups: Sequence[Group]) -> list[str]:
-    """Tells the further settings in which groups differ, as another learning rate of each algorithm."""
-    told = {key for fact in FACTS for key in fact.keys}
-    keys = dict.fromkeys(key for group in groups for key in group.further)
+    """Tells the further settings in which groups differ, as another learning rate of each algorithm. Settings of an
+    algorithm are compared between groups of this algorithm."""
+    told = {*(key for fact in FACTS for key in fact.keys), *SAID_BY_ANOTHER}
     lines = []
-    for key in keys:
-        values = {group.label: _text(group.further[key]) for group in groups if key in group.further}
-        if len(set(values.values())) > 1 and key not in told and not key.startswith("algorithm."):
-            lines.append(f"{key} differs: {_by_value(values)}")
+    for key in dict.fromkeys(key for group in groups for key in group.further if key not in told):
+        alike: dict[Any, dict[str, str]] = {}
+        for group in groups:
+            if key in group.further:
+                kind = group.runs[0].settings.get(ALGORITHM) if key.startswith("algorithm.") else None
+                alike.setdefault(kind, {})[group.label] = _text(group.further[key])
+        differ = [values for values in alike.values() if len(set(values.values())) > 1]
+        lines += [f"{key} differs: {_by_value(values)}" for values in differ]
+    return lines
+
+
+def what_differs_between_environments(groups: Sequence[Group]) -> list[str]:
+    """Returns a line for each setting that is the same within each environment, and differs between environments whose
+    names do not say so: pictures over a number show them side by side."""
+    lines = []
+    for key in dict.fromkeys(key for group in groups for key in group.further):
+        values: dict[str, set[str]] = {}
+        for group in groups:
+            if key in group.further:
+                values.setdefault(group.place, set()).add(_text(group.further[key]))
+        is_one_each = all(len(each) == 1 for each in values.values())
+        found = {place: next(iter(each)) for place, each in values.items()}
+        if is_one_each and len(set(found.values())) > 1 and not key.startswith(("algorithm.", *SAID_BY_ANOTHER)):
+            lines.append(f"{key} differs: {_by_value(found)}")
     return lines
 
 
@@ -152,6 +180,10 @@ def _seeds(groups: Sequence[Group]) -> list[str]:
     if len({frozenset(run.seeds for run in group.runs) for group in groups}) < 2:
         return []
     names = {
-        group.label: " ".join(str(seeds[0]) for seeds in sorted({run.seeds for run in group.runs})) for group in groups
+        group.label: " ".join(_seed(*seeds) for seeds in sorted({run.seeds for run in group.runs})) for group in groups
     }
     return [f"the seeds differ: {_by_value(names)}"]
+
+
+def _seed(seed: Any, of_data: Any) -> str:
+    return str(seed) if of_data in (seed, None) else f"{seed} (data.seed={of_data})"

@@ -71,12 +71,15 @@ def _launch(folder: Path, host: str, port: int | None) -> str:
 
     board = program.TensorBoard()
     board.configure(logdir=str(folder), host=host, port=port)
+    # it also tells there that it reads events in the fast way
+    told = io.StringIO()
     try:
-        # where it tells that it reads events in the fast way
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(told):
             return str(board.launch())
     except (program.TensorBoardServerException, OverflowError) as error:
         raise UserError(f"TensorBoard can't be started: {error}") from None
+    except SystemExit:
+        raise UserError(f"TensorBoard can't be started at {host}: {' '.join(told.getvalue().split())}") from None
 
 
 def link(folder: Path, into: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,12 +18,12 @@ from fedray.comparing.clients import SHARES
 from fedray.comparing.measure import Measure
 from fedray.comparing.page import Page, Picture, Section
 from fedray.comparing.runs import LeftOut, Run, read_run
-from fedray.comparing.style import BESIDE, MOST_LINES, dress, figure_of, lines_for, plain, width_of
+from fedray.comparing.style import BESIDE, MOST_LINES, drawn, dress, figure_of, lines_for, plain, width_of
 from fedray.comparing.tables import Table, digits_of, in_units
 from fedray.config.section import in_message
 from fedray.data.holdings import Holdings
 from fedray.data.plot import draw_holdings
-from fedray.errors import UserError
+from fedray.errors import UserError, first_sentence
 
 TOLD = (
     "data.source", "data.clients", "data.partition.kind", "data.partition.alpha", "model.name",
@@ -51,8 +52,8 @@ def run_page(folder: Path) -> Page:
         "Time of a round": _times(run),
     }
     sections = [Section("What it reached", tables=list(_tables(run, measure)))]
-    for title, drawn in parts.items():
-        pictures = [Picture.of(caption, figure) for caption, figure in drawn]
+    for title, figures in parts.items():
+        pictures = [Picture.of(caption, figure) for caption, figure in figures]
         if pictures:
             sections.append(Section(title, pictures=pictures))
     lead = [
@@ -61,6 +62,15 @@ def run_page(folder: Path) -> Page:
         str(folder.resolve()),
     ]
     return Page(f"Run {folder.resolve().name}", lead, sections)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """A context in which a damaged file or folder is told as the user's."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is damaged: {first_sentence(error)}") from None
 
 
 def _tables(run: Run, measure: Measure) -> Iterator[Table]:
@@ -112,7 +122,8 @@ def _curves(run: Run, measure: Measure) -> Drawn:
 def _holdings(run: Run) -> Drawn:
     path = run.folder / "partition.parquet"
     if path.exists():
-        held = Holdings.read(path)
+        with _reading(path):
+            held = Holdings.read(path)
         clients = int((held.counts.sum(1) > 0).sum())
         yield f"training samples of each class of {clients:,} clients", draw_holdings(held)
 
@@ -121,14 +132,15 @@ def _clients(run: Run, measure: Measure) -> Drawn:
     """Yields the distribution of each scored model over the clients of the last evaluation, and who took part."""
     folder = run.folder / "evaluation.parquet"
     if folder.is_dir() and any(folder.glob("part-*.parquet")):
-        rows = pq.read_table(max(folder.glob("part-*.parquet"))).to_pandas()
+        with _reading(folder):
+            rows = pq.read_table(max(folder.glob("part-*.parquet"))).to_pandas()
         rows = rows[rows["round"] == rows["round"].max()]
         models = [name for name in map(str, rows) if name.endswith(f"_{measure.metric}") and rows[name].notna().any()]
         if models:
             figure, (axes,) = figure_of(1, legend_width=width_of(models))
             for name, line in lines_for(models[:MOST_LINES]).items():
                 values = measure.scale * np.quantile(rows[name].dropna().to_numpy(), SHARES)
-                axes.plot(100 * SHARES, values, label=name, **line.options(len(SHARES)))
+                axes.plot(100 * SHARES, values, label=drawn(name), **line.options(len(SHARES)))
             axes.set(
                 xlabel="clients that are no better, %", ylabel=f"{measure.words} on a client's test share{measure.unit}"
             )
@@ -137,7 +149,8 @@ def _clients(run: Run, measure: Measure) -> Drawn:
             yield f"clients sorted by their {measure.words}, in round {rows['round'].iloc[0]}", figure
     folder = run.folder / "clients.parquet"
     if folder.is_dir() and any(folder.glob("part-*.parquet")):
-        rows = pq.read_table(folder, columns=["client"]).to_pandas()
+        with _reading(folder):
+            rows = pq.read_table(folder, columns=["client"]).to_pandas()
         counts = rows["client"].value_counts().to_numpy()
         figure, (axes,) = figure_of(1)
         axes.bar(*np.unique(counts, return_counts=True), width=0.9, color="#0072b2")
@@ -169,7 +182,8 @@ def _drift(run: Run) -> Drawn:
         yield f"{', '.join(columns)} over rounds (run.diagnostics)", _lines({n: run.rows for n in columns}, ylabel)
     path = run.folder / "layers.parquet"
     if path.is_dir() and any(path.glob("part-*.parquet")):
-        rows = pq.read_table(path).to_pandas()
+        with _reading(path):
+            rows = pq.read_table(path).to_pandas()
         rows["change"] = rows["update_norm"] / rows["norm"].where(rows["norm"] > 0)
         most = rows.groupby("layer", sort=False)["change"].mean().nlargest(LAYERS).index
         shown = {layer: rows[rows["layer"] == layer].rename(columns={"change": layer}) for layer in map(str, most)}
@@ -183,7 +197,7 @@ def _lines(rows: Mapping[str, pd.DataFrame], ylabel: str) -> Figure:
     figure, (axes,) = figure_of(1, legend_width=width_of(list(rows)))
     for name, line in lines_for(list(rows)).items():
         own = rows[name].dropna(subset=name)
-        axes.plot(own["round"], own[name], label=name, **line.options(len(own)))
+        axes.plot(own["round"], own[name], label=drawn(name), **line.options(len(own)))
     dress(axes, "rounds", ylabel, "")
     axes.set_xlim(left=0)
     axes.legend(**BESIDE)
@@ -199,7 +213,9 @@ def _times(run: Run) -> Drawn:
     path = run.folder / "profile.csv"
     if path.exists():
         figure, (axes,) = figure_of(1, legend_width=1.4)
-        _stack(axes, pd.read_csv(path))
+        with _reading(path):
+            profile = pd.read_csv(path)
+        _stack(axes, profile)
         yield "where the time of a round went, as means over parts of the run (--profile)", figure
 
 
