@@ -41,13 +41,12 @@ class Line:
         """Returns Matplotlib's options for a line of so many points; at most about eight of them have a marker.
 
         Lines have their markers at different points, as far as there are enough, so that one that lies under another is
-        seen by its markers. The first line lies above the others.
+        seen by its markers.
         """
         every = max(1, points // 8, min(self.lines, points))
         return {
             "color": self.colour, "marker": self.marker, "markevery": (self.place * every // self.lines, every),
             "markersize": 4.5, "linewidth": 1.5, "markeredgecolor": "white", "markeredgewidth": 0.5,
-            "zorder": 2.5 - self.place / 100,
         }  # fmt: skip
 
 
