@@ -10,7 +10,7 @@ import pandas as pd
 from PIL import Image
 
 from fedray.comparing.page import PIXELS_PER_INCH, Page, Picture, Section
-from fedray.comparing.tables import Table
+from fedray.comparing.tables import Table, in_units
 from fedray.tuning.report import rank_trials, trial_table, write_report
 from fedray.tuning.spec import SweepSpec
 from fedray.tuning.suite import Suite
@@ -25,6 +25,9 @@ CAPTIONS = {
     "pareto": "the trials of which no other is better in all objectives",
 }
 """What the pictures in a sweep's report show, by the beginning of their names."""
+
+UNITS_OF = {"bytes": "B", "flops": "FLOP"}
+"""The units of columns."""
 
 MOST_TRIALS = 50
 """The most trials that the page lists; trials.csv has all."""
@@ -69,14 +72,13 @@ def _of_sweep(spec: SweepSpec) -> Section:
 
 
 def _texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table as texts: four digits of each number, and empty cells where there is no value."""
+    """Returns a table as texts: four digits of each number or all before the point, bytes and FLOPs in their units, and
+    empty cells where there is no value."""
 
-    def text(value: object) -> str:
-        if isinstance(value, float):
-            return "" if pd.isna(value) else f"{value:.4g}"
-        return "" if value is None else str(value)
+    def text(value: object, unit: str) -> str:
+        return in_units(float(value), unit) if isinstance(value, float) else "" if value is None else str(value)
 
-    return table.map(text)
+    return table.apply(lambda column: column.map(lambda value: text(value, UNITS_OF.get(str(column.name), ""))))
 
 
 def _caption(path: Path) -> str:
