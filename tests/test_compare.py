@@ -606,7 +606,7 @@ def test_curves_of_a_part_of_the_rounds_are_told(runs):
 def test_without_a_baseline_that_ended_there_is_no_target(runs):
     for seed in range(3):
         diverge(runs / f"fedavg-0.1-{seed}")
-    assert any(note.startswith("there is no target, because no run of the baseline") for note in notes_of(runs))
+    assert any(note.startswith("there is no target, because none of the runs has ended") for note in notes_of(runs))
 
 
 def test_seeds_of_the_data_alone_are_told(runs):

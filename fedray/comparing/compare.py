@@ -234,11 +234,13 @@ class _Asked:
     def _about_targets(self, groups: Sequence[Group], targets: Sequence[float]) -> Iterator[str]:
         """Yields a line for each value of ``run.targets`` that is left out, and one if there is no target at all."""
         if not self.targets:
-            wanted = {target for group in groups for run in group.runs for target in run.settings["run.targets"] or []}
+            wanted = {
+                target for group in groups for run in group.runs for target in run.settings.get("run.targets") or []
+            }
             for target in sorted(wanted.difference(targets)):
                 yield f"run.targets={target:g} is left out, because not all runs have it (--target {target:g} takes it)"
         if not targets:
-            yield "there is no target, because no run of the baseline has ended with a number (--target gives one)"
+            yield "there is no target, because none of the runs has ended that would give it (--target sets one)"
 
     def _about_curves(self, groups: Sequence[Group]) -> Iterator[str]:
         """Yields a line for each group whose curve can't be drawn, or only in a part of its rounds."""
