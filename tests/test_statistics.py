@@ -151,14 +151,16 @@ def test_medians_in_which_never_counts_as_more_than_anything(reached, never):
 def run(folder: Path, accuracies: list[float], status: str = "completed", alone: float = 0.5) -> Path:
     """A run folder as far as the table reads it: one evaluation a round, 10 iterations and 2 MB each."""
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps({"status": status}))
+    (folder / "summary.json").write_text(json.dumps({"status": status, "rounds": len(accuracies)}))
     (folder / "config.yaml").write_text(f"run: {{seed: {folder.name.partition('-')[2]}, rounds: {len(accuracies)}}}")
-    columns = ("round", "iterations", "bytes_down", "bytes_up", "flops", "wall_seconds", "test_accuracy")
+    amounts = ("iterations", "bytes_down", "bytes_up", "flops", "round_seconds", "wall_seconds")
+    columns = ("round", "cohort_size", *amounts, "test_accuracy")
     with (folder / "metrics.csv").open("w") as file:
         writer = csv.writer(file)
         writer.writerow([*columns, "representation_accuracy"])
         for number, accuracy in enumerate(accuracies, 1):
-            writer.writerow([number, 10 * number, 10**6 * number, 10**6 * number, 1e9, 1.0, accuracy, alone])
+            spent = [10 * number, 10**6 * number, 10**6 * number, 1e9, 1.0, 1.0]
+            writer.writerow([number, 4, *spent, accuracy, alone])
     return folder
 
 
