@@ -215,7 +215,7 @@ def test_of_all_runs_diverged_nothing_is_claimed(tmp_path):
     people = shown([all_lost, good], "lost", 0.15)
     assert list(people.index) == ["good", "lost"]
     assert people.loc["lost", "test accuracy, % (± 95 % interval)"] == "(0 of 3, 3 diverged)"
-    assert people.loc["lost", "rounds to it (median)"] == "never"
+    assert people.loc["lost", "rounds to it (median)"] == "diverged"
     assert people.loc["good", "rounds to it (median)"] == "2"
 
 
