@@ -34,8 +34,8 @@ MEANINGS = {
     "final": "{Accuracy} at the end in percent, {seeds}.",
     "last": "{Accuracy} in percent, as the mean of the last rounds, {seeds}.",
     "gflops": "GFLOPs of a client, by the paper's accounting, in the median of the rounds until the target. {bound}",
-    "gib": "GiB of a run, by the paper's accounting: those of all its rounds, divided by how many times fewer rounds than "
-    "FedAvg it needs to FedAvg's final accuracy. What does not reach that accuracy counts with all of its rounds.",
+    "gib": "GiB by the paper's accounting: those of all rounds of a run, times its rounds to FedAvg's final accuracy, "
+    "divided by FedAvg's rounds to it. A run that does not reach it counts in full.",
     "gib_sent": "GiB that all clients sent and received until FedAvg's final accuracy, as medians over seeds. {bound}",
     "at_round": "{Accuracy} after the round that is named, in percent, {seeds}.",
 }
