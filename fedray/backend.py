@@ -1,5 +1,5 @@
-"""Decides how clients' gradients are computed: in batched stacks (``engine.vectorize``), and compiled
-(``engine.compile``)."""
+"""Decides how clients' gradients are computed: in batched stacks (``engine.vectorize``), compiled (``engine.compile``)
+and replayed (``engine.replay``)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config, EngineConfig
+from fedray.core.known_code import unknown_code
 from fedray.core.task import Task
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
@@ -35,6 +36,9 @@ of its time starting operations, which a stack starts only once; a step of a lar
 analysis/benchmarks/chunks.py."""
 
 
+EXPLAINED = "fedray/engine/README.md#replayed-gradients"
+"""Where the user reads what replayed gradients are."""
+
 LONG = 100_000
 """The fewest local steps of all clients together, in all rounds, for which it is worth its while to compile by itself.
 
@@ -50,6 +54,10 @@ Compiled gradients of small convolutional networks of torch's layers take 0.87 t
 the mean 0.95, and those of fedray's own LeNet-5, CNNs and ResNet-20 1.15 to 1.41
 (``analysis/benchmarks/compiled.py``). In whole rounds the gain of the first is gone.
 """
+
+PYTHON_FLOPS = 1e9
+"""With more forward FLOPs than this in a mini-batch, the Python code of a local step takes no time worth speaking of. A
+round of pfl-research's simple_cnn with mini-batches of 10 (0.34e9) takes 1.08 times as long with this code."""
 
 
 def in_stacks(
@@ -144,6 +152,30 @@ def gradient_graph(
     if model.draws:
         return "the model draws random numbers"
     return traced_gradient(module, task, vectorize, *data.examples(batch_size))
+
+
+def is_replayed(
+    config: Config, algorithm: Algorithm, device: str, module: nn.Module, task: Task, model: ModelFacts, size: int
+) -> tuple[bool, str | None]:
+    """Returns whether gradients are replayed (``engine.replay``), and a line for the user. ``size`` is the number of
+    samples in the largest mini-batch."""
+    asked = config.engine.replay
+    obstacle = None
+    if device != "cpu":
+        obstacle = "they are computed on a GPU"
+    elif config.train.precision != "fp32":
+        obstacle = f"train.precision={config.train.precision} is not float32"
+    elif model.draws:
+        obstacle = "the model draws random numbers"
+    elif algorithm.needs_head != "nothing":
+        obstacle = f"the loss of {config.algorithm.name} is the algorithm's own"
+    if obstacle is not None or asked is False:
+        return False, f"engine.replay=true: gradients are not replayed, because {obstacle}" if asked is True else None
+    unknown = None if asked is True else unknown_code(module, task)
+    if unknown is None:
+        return True, None
+    line = f"engine.replay=auto: gradients are not replayed, because {unknown}; true may be faster ({EXPLAINED})"
+    return False, line if model.flops * size <= PYTHON_FLOPS else None
 
 
 def _is_faster(graph: GraphModule) -> bool:

@@ -80,6 +80,7 @@ class Experiment:
     vectorize: bool
     chunk: int | None
     compile: bool = False
+    replay: bool = False
     notes: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fedray.algorithms import Algorithm, find_algorithm
-from fedray.backend import gradient_graph, in_stacks, is_compiled
+from fedray.backend import gradient_graph, in_stacks, is_compiled, is_replayed
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
@@ -98,7 +98,8 @@ def resolve(
     channels_last, model = _laid_out(config, model, data, begun.get("channels_last"), not vectorize and device == "cpu")
     rounds = config.rounds
     steps = rounds * cohort_size * mean_load(data.sizes(), training).steps
-    compiled, line = is_compiled(
+    replayed, replay_line = is_replayed(config, algorithm, device, model.module, task, model.facts, size)
+    compiled, compile_line = is_compiled(
         config, begun.get("compile"), steps, device, model.module,
         partial(
             gradient_graph, config, algorithm, model.facts, model.module, task, vectorize, data, training.batch_size
@@ -139,7 +140,7 @@ def resolve(
         *transform_notes,
         *read,
         *placed,
-        *([line] if line else []),
+        *filter(None, (compile_line, replay_line)),
         *(f"warning: {line}" for line in advice),
         *model.notes,
         *model.facts.notes,
@@ -148,7 +149,8 @@ def resolve(
     run_by = measured(algorithm, wanted if isinstance(wanted, str) else "") if wanted else algorithm
     experiment = Experiment(
         resolved, run_by, model.make, task, model.facts, training, rounds, cohort_size, weighting, device, vectorize,
-        chunk, compiled, notes, asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
+        chunk, compiled, replayed, notes,
+        asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
     )  # fmt: skip
     maker = find_model(model.name) if own.model is None else own.model
     code: dict[str, Any] = {"code of the algorithm": type(algorithm)}

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from client_stacks import data
-from small_modules import MODELS, Dropping, Normed, Partial, made
+from small_modules import MODELS, Normed, Partial, made
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
+from fedray.config import load
 from fedray.core import direct_linear, recording
 from fedray.core.batches import Batch
 from fedray.core.direct_linear import DirectLinear
-from fedray.core.known_code import is_known
+from fedray.core.known_code import unknown_code
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.network import Network
 from fedray.core.passes import UnfitTarget
 from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Task
+from fedray.experiment import Own
 from fedray.models.small import LeNet5
+from fedray.resolve import resolve
+from fedray.testing.contracts import SETTINGS, small_source
 
 STEPS = 12
 MORE = MODELS | {"normed": (Normed, (12,)), "partial": (Partial, (12,))}
@@ -227,22 +232,73 @@ class Composed(nn.Sequential):
 
 
 @pytest.mark.parametrize(
-    ("make", "known"),
+    ("make", "unknown"),
     [
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)), True),
-        (lambda: LeNet5((1, 28, 28), 10), True),
-        (Composed, True),
-        (Partial, False),
-        (lambda: OwnWay(1, 2, 3), False),
-        (lambda: nn.Sequential(Counting()), False),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)), None),
+        (lambda: LeNet5((1, 28, 28), 10), None),
+        (Composed, None),
+        (Partial, "Partial has code of its own"),
+        (lambda: OwnWay(1, 2, 3), "OwnWay has code of its own"),
+        (lambda: nn.Sequential(Counting()), "Counting has code of its own"),
     ],
 )
-def test_by_default_known_code_alone_is_replayed(make, known):
-    assert is_known(make(), Task()) is known
-    assert not is_known(make(), Task(loss=lambda outputs, targets: outputs.sum(1)))
+def test_by_default_known_code_alone_is_replayed(make, unknown):
+    assert unknown_code(make(), Task()) == unknown
+    own_loss = Task(loss=lambda outputs, targets: outputs.sum(1))
+    assert unknown_code(make(), own_loss) == (unknown or "the loss is a function of your own")
     hooked = make()
     [*hooked.parameters()][-1].register_hook(lambda gradient: gradient.clamp(-1, 1))
-    assert not is_known(hooked, Task())
+    assert unknown_code(hooked, Task()) is not None
+
+
+def decided(tmp_path: Path, model: Any = None, **changed: Any) -> tuple[bool, list[str]]:
+    """Returns whether the gradients of a small run are replayed, and what the user reads about that."""
+    keys = {key: value for key, value in SETTINGS.items() if model is None or not key.startswith("model.")}
+    keys |= {"algorithm.name": "fedavg", "run.output": str(tmp_path), **changed}
+    experiment, _ = resolve(load(keys), Own(source=small_source(), model=model))
+    return experiment.replay, [line for line in experiment.notes if "replay" in line]
+
+
+class Ours(nn.Sequential):
+    """A class of the user's which adds a forward pass to layers of torch."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(12, width), nn.Linear(width, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class OursDropping(Ours):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+def test_the_user_is_told_what_is_not_replayed_although_it_would_be_faster(tmp_path):
+    assert decided(tmp_path) == (True, [])
+    assert decided(tmp_path, **{"engine.replay": False}) == (False, [])
+    assert decided(tmp_path, Ours, **{"engine.replay": True}) == (True, [])
+    replayed, (line,) = decided(tmp_path, Ours)
+    assert not replayed
+    assert line.startswith("engine.replay=auto: gradients are not replayed, because Ours has code of its own; true may")
+
+
+def test_nobody_is_told_of_a_model_whose_python_code_takes_no_time(tmp_path):
+    assert decided(tmp_path, lambda: Ours(10**7)) == (False, [])
+
+
+@pytest.mark.parametrize(
+    ("model", "changed", "reason"),
+    [
+        (OursDropping, {}, "the model draws random numbers"),
+        (None, {"train.precision": "bf16"}, "train.precision=bf16 is not float32"),
+        (None, {"algorithm.name": "moon"}, "the loss of moon is the algorithm's own"),
+    ],
+)
+def test_the_user_is_told_if_nothing_is_replayed_that_was_to_be(tmp_path, model, changed, reason):
+    wanted = f"engine.replay=true: gradients are not replayed, because {reason}"
+    assert decided(tmp_path, model, **changed, **{"engine.replay": True}) == (False, [wanted])
+    assert decided(tmp_path, model, **changed) == (False, [])
 
 
 @pytest.mark.parametrize(
@@ -261,9 +317,6 @@ def test_random_numbers_are_drawn_anew_in_each_step():
         found = [network.gradients(at, Batch(samples.x[None], samples.y[None], 0)).value for _ in range(STEPS)]
     assert not is_replayed(network)
     assert len({tuple(each.flatten().tolist()) for each in found}) == STEPS
-    dropping = LoopNetwork(made(Dropping), draws=True)
-    dropping.replay()
-    assert dropping.recorded is None
 
 
 class Scheduled(nn.Module):

@@ -1,4 +1,4 @@
-"""Tells whether a model and its loss consist of known code alone, which keeps no state that torch does not know."""
+"""Finds code in a model or its loss that may keep state of which torch does not know."""
 
 from __future__ import annotations
 
@@ -14,24 +14,31 @@ KNOWN = ("builtins", "torch", "torchvision", "fedray")
 """Packages whose modules compute the same from the same tensors, however often they are called."""
 
 
-def is_known(module: nn.Module, task: Task) -> bool:
-    """Returns whether all that a gradient of ``module`` runs is code of :data:`KNOWN` packages, without hooks.
+def unknown_code(module: nn.Module, task: Task) -> str | None:
+    """Returns what a gradient of ``module`` runs that is not code of :data:`KNOWN` packages, or is a hook, as a clause;
+    None if there is no such code.
 
     The forward pass of a user's own class may count its calls, draw numbers of Python's, or keep statistics of its own,
     which can't be seen from outside. A user's ``nn.Sequential`` of torch's layers is known.
     """
-    followed = None if task.followed is None else task.metrics[task.followed].values
-    functions = [task.loss, *(() if followed is None else (followed,))]
-    return all(map(_is_known_layer, module.modules())) and all(map(_is_of_known, functions))
+    for layer in module.modules():
+        name = type(layer).__name__
+        if any(_hooks(layer)):
+            return f"a layer {name} has a hook"
+        if "forward" in vars(layer) or any(map(_adds_code, type(layer).__mro__)):
+            return f"{name} has code of its own"
+    if not _is_of_known(task.loss):
+        return "the loss is a function of your own"
+    if task.followed is not None and not _is_of_known(task.metrics[task.followed].values):
+        return f"the metric {task.followed} is a function of your own"
+    return None
 
 
-def _is_known_layer(layer: nn.Module) -> bool:
-    hooks: list[Any] = [
+def _hooks(layer: nn.Module) -> list[Any]:
+    return [
         layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks,
         *(parameter._backward_hooks for parameter in layer.parameters(recurse=False)),
     ]  # fmt: skip
-    own = "forward" in vars(layer) or any(map(_adds_code, type(layer).__mro__))
-    return not own and not any(hooks)
 
 
 def _adds_code(kind: type) -> bool:

@@ -91,11 +91,9 @@ class Network:
         self.recorded: Recorded | None = None
 
     def replay(self) -> None:
-        """Has gradients replayed from now on. They are computed as ever on a GPU, in lower precision, and where the
-        module draws random numbers."""
-        if self.device.type == "cpu" and self.precision == "fp32" and not self.draws:
-            changing = [*self._trainable, *(tensor for _, tensor in self._others)]
-            self.recorded = Recorded(self.recordable_gradient, changing)
+        """Has gradients replayed from now on."""
+        changing = [*self._trainable, *(tensor for _, tensor in self._others)]
+        self.recorded = Recorded(self.recordable_gradient, changing)
 
     @cached_property
     def decayed(self) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedray.core.client import ClientPhase, Stack, stacks
 from fedray.core.clock import Clock
 from fedray.core.compiled import Compiled
-from fedray.core.known_code import is_known
 from fedray.core.local_training import LocalTraining
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.network import Network
@@ -57,8 +56,7 @@ class Clients:
         )
         if experiment.compile:
             self.network.compiled = Compiled(self.network.pure_gradient, self._shapes(), self._compiling)
-        replay = experiment.config.engine.replay
-        if is_known(self.network.module, experiment.task) if replay == "auto" else replay:
+        if experiment.replay:
             self.network.replay()
         # the module's own parameters were replaced by views into one row
         return_free_memory()
