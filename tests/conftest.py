@@ -105,6 +105,20 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run folders that are compared: two algorithms at two alphas over three seeds."""
+    from compared_runs import two_algorithms
+
+    return two_algorithms(tmp_path_factory.mktemp("compared"))
+
+
+@pytest.fixture
+def runs(compared: Path, tmp_path: Path) -> Path:
+    """A copy of ``compared`` that a test may change."""
+    return Path(shutil.copytree(compared, tmp_path / "runs"))
+
+
+@pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """A Ray of this test session's own, with room for small fractions of two processors."""
     import ray
