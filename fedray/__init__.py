@@ -10,6 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from fedray.loading import load_torch
+
 if TYPE_CHECKING:
     from fedray.comparing.compare import Comparison, compare
     from fedray.core.transform import each_sample
@@ -37,13 +39,11 @@ __version__ = "0.1.0"
 
 
 def _look_for_own_modules_last() -> None:
-    """Moves the folders of the user's own modules to the end of the import path, in a process that Ray has started.
+    """Moves the folders of the user's own modules to the end of the import path of a Ray process.
 
     Ray puts the driver's working directory first. A file there with the name of a module of Python or of a library,
     such as profile.py, would be imported instead of that module.
     """
-    if "RAY_RAYLET_PID" not in os.environ:
-        return
     here = os.getcwd()
     if sys.path[:1] == [here]:
         sys.path.append(sys.path.pop(0))
@@ -51,7 +51,10 @@ def _look_for_own_modules_last() -> None:
     sys.path.extend(entry for entry in further if entry and entry not in sys.path)
 
 
-_look_for_own_modules_last()
+if "RAY_RAYLET_PID" in os.environ:
+    # Ray has started this process, and whatever it does with fedray needs torch
+    _look_for_own_modules_last()
+    load_torch()
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedray.config import Config, load, run_name
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
+from fedray.loading import collector_paused
 from fedray.tracking.progress import Display, figure
 
 if TYPE_CHECKING:
@@ -203,7 +204,8 @@ def _prepared(
 ) -> tuple[Experiment, LocalEngine | RayEngine]:
     """Returns the experiment, and the engine that runs it. Nothing but the engine holds the data, so that it can let go
     of them."""
-    from fedray.resolve import resolve
+    with collector_paused():
+        from fedray.resolve import resolve
 
     with display.reading() as map_all:
         experiment, data = resolve(settings, own(), _surroundings(settings, start), map_all)

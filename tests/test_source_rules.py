@@ -13,7 +13,7 @@ import fedray
 PACKAGE = Path(fedray.__file__).parent
 
 LAYERS = [
-    ("errors", "files"),
+    ("errors", "files", "loading"),
     ("importing", "own_modules"),
     ("config", "code_digest"),
     ("core",),

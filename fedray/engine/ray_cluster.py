@@ -57,6 +57,8 @@ def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
         say("starting Ray on this machine ...")
         # the client actors are the work: Ray would start them at a lower priority than whatever else runs here
         os.environ.setdefault("RAY_worker_niceness", "0")
+        # they would wait without work: an actor of ours gets a process with environment variables of its own
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         os.environ.setdefault("RAY_max_direct_call_object_size", str(INLINE_BYTES))
         try:
             ray.init(address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir, **quiet)
