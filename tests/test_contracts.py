@@ -29,6 +29,7 @@ class TestFedNAG(AlgorithmContract):
 
 class TestPFedMo(AlgorithmContract):
     algorithm = "pfedmo"
+    actors = (3,)
     hyper = {"pi": 0.7, "probe_batch": 32}
     zero = {"pi": 0.0, "gamma": 0.0}
 

@@ -29,7 +29,7 @@ from fedray.tracking.folder import read_metrics
 
 FOUR = ("fedavg", "scaffold", "fedsiam_da", "pfedmo")
 """No state, vectors of state, whole models and two phases, training of the server's own."""
-KILLED_WITH = {"scaffold": (3,), "fedsiam_da": (1,), "pfedmo": (2,)}
+KILLED_WITH = {"scaffold": (3,), "pfedmo": (2,)}
 """Numbers of client actors with which an algorithm's actors are killed every time; the other numbers, and the other
 algorithms, are slow."""
 KILLED_AND_RESUMED = (*FOUR, "ghbm")
@@ -80,7 +80,8 @@ def test_actors_killed_in_the_middle_of_rounds(algorithm: str, actors: int, tmp_
 
 
 @needs_compiler
-@pytest.mark.parametrize("algorithm", every(["scaffold"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", known_algorithms())
 def test_actors_with_compiled_gradients_killed(algorithm: str, tmp_path: Path, ray_cluster: None) -> None:
     """A new actor finds on the disk what was compiled, and computes the same bits with it."""
     config = {**slow_rounds(algorithm), "engine.compile": True}

@@ -65,7 +65,7 @@ def test_a_failed_trial_is_recorded_and_the_others_go_on(ray_cluster, tmp_path):
 
 def test_a_trial_whose_process_is_killed_goes_on(ray_cluster, tmp_path):
     """It goes on from its last checkpoint in another process, to the same bits; the other trials notice nothing."""
-    slow = described(train__local_epochs=8, run__rounds=30, run__checkpoint_every=1)
+    slow = described(train__local_epochs=8, run__rounds=16, run__checkpoint_every=1)
     whole = go(tmp_path / "whole", "tune.trials=3", "tune.max_concurrent_trials=2", sweep=slow)
     killed: list[int] = []
 
@@ -73,7 +73,7 @@ def test_a_trial_whose_process_is_killed_goes_on(ray_cluster, tmp_path):
         def progress(self) -> None:
             for sweep in self.sweeps:
                 trial = sweep.running.get(1)
-                if trial is not None and trial.step >= 8 and not killed:
+                if trial is not None and trial.step >= 5 and not killed:
                     log = (sweep.folder / "trials/0001/seed-0/log.txt").read_text()
                     killed.append(int(re.findall(r"server: pid (\d+)", log)[-1]))
                     os.kill(killed[0], signal.SIGKILL)
@@ -108,9 +108,9 @@ def test_a_process_that_dies_between_two_trials(ray_cluster, tmp_path):
                 self.killed += 1
 
     view = Killing(quiet=True)
-    result = go(tmp_path, "tune.trials=5", "tune.max_concurrent_trials=1", view=view)
+    result = go(tmp_path, "tune.trials=3", "tune.max_concurrent_trials=1", view=view)
     assert view.killed == 2
-    assert states(result.folder) == ["complete"] * 5
+    assert states(result.folder) == ["complete"] * 3
 
 
 @pytest.mark.slow
@@ -133,16 +133,12 @@ class Deadly(Touchy):
 
 def test_trials_with_client_actors_of_their_own_side_by_side(ray_cluster, tmp_path):
     """Two trials of two client actors each run at once on 4 processors, and give the bits of the local engine."""
-    nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=4", "tune.max_concurrent_trials=2")
+    nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=2", "tune.max_concurrent_trials=2")
     result = go(tmp_path / "nested", *nested)
-    assert states(result.folder) == ["complete"] * 4
-    local = go(tmp_path / "local", "tune.trials=4", "tune.max_concurrent_trials=2")
-    same = 0
-    for number in range(4):
-        if trials(result.folder)[number].params == trials(local.folder)[number].params:
-            same_model(result.folder, local.folder, number)
-            same += 1
-    assert same >= 2
+    assert states(result.folder) == ["complete"] * 2
+    local = go(tmp_path / "local", "tune.trials=2", "tune.max_concurrent_trials=2")
+    for number in range(2):
+        same_model(result.folder, local.folder, number)
     log = (result.folder / "trials/0000/seed-0/log.txt").read_text()
     assert len(re.findall(r"client actor: pid", log)) == 2
 
@@ -158,7 +154,7 @@ def test_four_trials_at_once_with_client_actors_twenty_times(ray_cluster, tmp_pa
 
 def test_a_client_actor_of_a_trial_is_killed(ray_cluster, tmp_path):
     """Another actor takes its place within the trial's own resources, as there are no others."""
-    slow = described(train__local_epochs=8, run__rounds=20, run__checkpoint_every=1)
+    slow = described(train__local_epochs=8, run__rounds=12, run__checkpoint_every=1)
     nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=2", "tune.max_concurrent_trials=2")
     killed: list[int] = []
 
@@ -166,7 +162,7 @@ def test_a_client_actor_of_a_trial_is_killed(ray_cluster, tmp_path):
         def progress(self) -> None:
             for sweep in self.sweeps:
                 for number, trial in sweep.running.items():
-                    if trial.step >= 6 and number == 0 and not killed:
+                    if trial.step >= 4 and number == 0 and not killed:
                         log = (sweep.folder / "trials/0000/seed-0/log.txt").read_text()
                         killed.append(int(re.findall(r"client actor: pid (\d+)", log)[-1]))
                         os.kill(killed[0], signal.SIGKILL)
@@ -213,9 +209,9 @@ def test_fewer_at_once_than_asked_for_are_announced(ray_cluster, tmp_path):
     said: list[str] = []
     view = View(quiet=True)
     view.say = said.append  # type: ignore[method-assign]
-    go(tmp_path, "tune.max_concurrent_trials=9", "tune.trials=5", "engine.cpus_per_actor=2", view=view)
+    go(tmp_path, "tune.max_concurrent_trials=9", "tune.trials=3", "engine.cpus_per_actor=2", view=view)
     assert "2 trials at once, not 9: a trial takes 2 CPU; the cluster has 4 CPU (4 free), 0 GPU (0 free)" in said
-    assert len(trials(tmp_path / "s")) == 5
+    assert len(trials(tmp_path / "s")) == 3
 
 
 def test_samples_are_put_into_the_store_once(ray_cluster):
