@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedray.config import ModelConfig, unknown_key
 from fedray.core import seeds
+from fedray.core.places import Places
 from fedray.core.seeds import Purpose
-from fedray.core.structure import map_leaves
-from fedray.core.vectors import tensors_of
+from fedray.core.structure import arguments, map_leaves
 from fedray.errors import UserError, first_sentence, near_miss
 from fedray.importing import as_user_error
 from fedray.models import build, find_model, options_of
@@ -62,6 +63,7 @@ def maker_of(section: ModelConfig, given: Any, example: Any, classes: int, head:
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise UserError(f"{name}: " + unknown_key(unknown[0], known, "model."))
         make = SeededMaker(chosen, name, shape, classes, options, seed)
+    make = ReadyMaker(make, name, example, seed)
     if section.norm is not None:
         make = NormMaker(make, name, section.norm, section.norm_groups)
     found = find_head(head)
@@ -90,7 +92,7 @@ class CopyMaker:
         with as_user_error("model=... can't be copied"):
             module = copy.deepcopy(self.module)
         if client is not None:
-            with seeds.torch_rng(self.seed, Purpose.CLIENT_INIT, client):
+            with seeds.every_rng(self.seed, Purpose.CLIENT_INIT, client):
                 for layer in module.modules():
                     reset = getattr(layer, "reset_parameters", None)
                     own = list(layer.parameters(recurse=False))
@@ -117,7 +119,7 @@ class SeededMaker:
 
     def __call__(self, client: int | None = None) -> nn.Module:
         where = (Purpose.INIT,) if client is None else (Purpose.CLIENT_INIT, client)
-        with seeds.torch_rng(self.seed, *where):
+        with seeds.every_rng(self.seed, *where):
             return build(self.model, self.name, self.shape, self.classes, self.options)
 
 
@@ -130,6 +132,27 @@ class AroundMaker:
     @property
     def code(self) -> Sequence[Any]:
         return self.make.code
+
+
+@dataclass(frozen=True)
+class ReadyMaker(AroundMaker):
+    """A maker of a model whose lazy layers (``nn.LazyLinear``) have weights, from a pass over ``example [b, ...]``."""
+
+    name: str
+    example: Any
+    seed: int
+
+    def __call__(self, client: int | None = None) -> nn.Module:
+        module = self.make(client)
+        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            args, named = arguments(self.example)
+            where = (Purpose.INIT, 1) if client is None else (Purpose.CLIENT_INIT, client, 1)
+            module.eval()
+            lazy = as_user_error(f"model {self.name} has lazy layers, and can't take inputs of the data")
+            with lazy, seeds.every_rng(self.seed, *where), torch.no_grad():
+                module(*args, **named)
+            module.train()
+        return module
 
 
 @dataclass(frozen=True)
@@ -164,7 +187,7 @@ class HeadMaker:
 
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)
-        draws = seeds.torch_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
+        draws = seeds.every_rng(self.seed, Purpose.HEAD_INIT, *(() if client is None else (client + 1,)))
         with draws, as_user_error(f"model.head={self.kind}, model.proj_dim={self.width}: the head can't be made"):
             add_head(module, self.head, self.kind, self.width, self.name, self.example)
         return module
@@ -248,12 +271,14 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
         raise UserError(f"{key}: {path} is damaged, or is not {form} ({first_sentence(error)})") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"{key}: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
-    own = tensors_of(module)
-    wanted = {name: tensor.shape for name, tensor in own.items()}
+    places = Places(module)
+    own = places.tensors
+    tensors = _by_first_name(tensors, places, path, key)
+    wanted = {name: tensor.shape for name, tensor in own.items() if name in tensors or name not in places.not_saved}
     heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
     of_head = [name for name in wanted if name.startswith(tuple(heads))]
     kept = [] if classes is None or tensors.keys() & set(of_head) else of_head
-    last = [] if classes is None else _classifier(module, classes)
+    last = [] if classes is None else [places.aliases.get(name, name) for name in _classifier(module, classes)]
     kept += [name for name in last if name in tensors and _other_length(tensors[name], wanted[name])]
     wanted = {name: shape for name, shape in wanted.items() if name not in kept}
     for name, shape in wanted.items():
@@ -267,13 +292,26 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
             )
         if not torch.isfinite(tensors[name].to(own[name].dtype)).all():
             raise UserError(f"{key}: {name} in {path} has numbers that are not finite")
-    further = [name for name in tensors if name not in module.state_dict()]
+    further = [name for name in tensors if name not in own]
     unused = [] if classes is None else [name for name in further if _is_replaced(name, module, heads)]
     for name in further:
         if name not in unused:
             raise UserError(f"{key}: {path} has a tensor {name!r}, which the model does not have")
-    module.load_state_dict({name: tensors[name] for name in wanted}, strict=False)
+    places.load({name: tensors[name] for name in wanted})
     return Loaded(kept, unused)
+
+
+def _by_first_name(tensors: Mapping[str, Tensor], places: Places, path: Path, key: str) -> dict[str, Tensor]:
+    """Returns the tensors of a file by the first names of the module's. Raises :class:`UserError` if a tensor that the
+    module has under several names is there with different values."""
+    found: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        first = places.aliases.get(name, name)
+        if first in found and not torch.equal(found[first], tensor):
+            raise UserError(f"{key}: {names[first]} and {name} differ in {path}, but are one tensor in the model")
+        found[first], names[first] = tensor, name
+    return found
 
 
 SAFE = ".safetensors"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from fedray.backend import gradient_graph, in_stacks, is_compiled, is_replayed
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
-from fedray.core.task import Loss, Task
+from fedray.core.task import Task
 from fedray.data.access import MapAll, with_access
 from fedray.data.columns import Columns
 from fedray.data.contents import content_key, data_digests
@@ -34,10 +33,11 @@ from fedray.inputs import inputs_of
 from fedray.local_training import local_training, own_transform
 from fedray.making import ChannelsLastMaker, Maker, WeightsMaker, maker_of
 from fedray.models import find_model
+from fedray.models.behaviour import require_no_hidden_state
 from fedray.models.channels_last import in_channels_last
 from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
-from fedray.models.inspection import ModelFacts, inspect_model
+from fedray.models.inspection import ModelFacts, inspect_model, prepare
 from fedray.models.precision import precision_obstacle
 from fedray.placement import Surroundings, place
 from fedray.tracking.costs import mean_load
@@ -178,19 +178,18 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
     x, y = data.examples(2)
     name, make = maker_of(config.model, own.model, x, data.classes, head, config.run.seed)
     module = make()
+    of_types = prepare(module, name)
     loss = own.loss if own.loss is not None else getattr(module, "task_loss", None)
-    metrics = {name: _per_sample(metric) for name, metric in own.metrics.items()}
-    task, notes = fit_task(
-        config.task, data.task, name, module, x, y, data.classes, None if loss is None else _per_sample(loss), metrics
-    )
+    task, notes = fit_task(config.task, data.task, name, module, x, y, data.classes, loss, own.metrics)
     facts = inspect_model(module, x, name)
+    require_no_hidden_state(module, task, x, y, facts.behaviour, name)
     if algorithm.needs_classes and task.kind not in ("classification", "tokens"):
         raise UserError(
             f"algorithm.name={config.algorithm.name} compares what models say of classes, which task.kind={task.kind} "
             "does not have"
         )
     of_weights = make.notes() if isinstance(make, WeightsMaker) else ()
-    return _Model(name, make, module, task, facts, (*notes, *of_weights))
+    return _Model(name, make, module, task, facts, (*of_types, *notes, *of_weights))
 
 
 def _laid_out(
@@ -365,17 +364,6 @@ def _head(config: Config, algorithm: Algorithm) -> str:
             f"model.head={asked}: {config.algorithm.name} needs a head with a {need}, such as {DEFAULT[need]}; use auto"
         )
     return asked
-
-
-def _per_sample(loss: Any) -> Loss:
-    """Returns ``loss`` as a function that returns each sample's loss.
-
-    torch's loss modules average unless they are told not to.
-    """
-    if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
-        loss = copy.deepcopy(loss)
-        loss.reduction = "none"  # type: ignore[assignment]
-    return loss
 
 
 def _check_precision(precision: str, device: str, model: _Model, data: FederatedData) -> None:

@@ -101,8 +101,10 @@ class RunResult:
         """Returns the final model, in evaluation mode."""
         from safetensors.torch import load_file
 
+        from fedray.core.places import Places
+
         module = self.module()
-        module.load_state_dict(load_file(self.folder / "model.safetensors"), strict=False)
+        Places(module).load(load_file(self.folder / "model.safetensors"))
         return module.eval()
 
 

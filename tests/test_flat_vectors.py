@@ -59,7 +59,7 @@ def test_buffers_come_after_the_parameters_and_frozen_parameters_are_in_no_row()
     model = layout.pack(module)
     assert model.row.shape == (layout.row_width,)
     assert layout.parameters == 12 * 7 + 7 + 7 + 7
-    assert layout.buffers == 7 + 7 + 1 + 3 + 2 + 2
+    assert layout.buffers == 7 + 7 + 2 + 2 + 3 * (1 + 3)
     state = module.state_dict()
     named = layout.named(model)
     assert frozen(module).keys() == {"last.weight", "last.bias"}

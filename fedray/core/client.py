@@ -125,7 +125,11 @@ class ClientPhase:
         """Returns the shared model or vector ``name`` once for each of the C clients, as the start of local
         training."""
         shared = self.shared[name]
-        return shared.rows(self.size) if isinstance(shared, Model) else shared.expand(self.size, -1)
+        if not isinstance(shared, Model):
+            return shared.expand(self.size, -1)
+        rows = shared.rows(self.size)
+        # no client may write into what all have received
+        return rows.clone() if self.objective.network.writes and not rows.has_buffers else rows
 
     def initial_models(self, own: bool) -> Model:
         """Returns the initial model x^1 for each of the C clients. With ``own`` each client gets a model drawn for

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
+from torch.fx import GraphModule
+from torch.jit import ScriptModule
 
 from fedray.core.task import Task
 
@@ -21,17 +24,47 @@ def unknown_code(module: nn.Module, task: Task) -> str | None:
     The forward pass of a user's own class may count its calls, draw numbers of Python's, or keep statistics of its own,
     which can't be seen from outside. A user's ``nn.Sequential`` of torch's layers is known.
     """
-    for layer in module.modules():
-        name = type(layer).__name__
-        if any(_hooks(layer)):
-            return f"a layer {name} has a hook"
-        if "forward" in vars(layer) or any(map(_adds_code, type(layer).__mro__)):
-            return f"{name} has code of its own"
+    if unknown := unknown_layer(module):
+        return unknown
     if not _is_of_known(task.loss):
         return "the loss is a function of your own"
     if task.followed is not None and not _is_of_known(task.metrics[task.followed].values):
         return f"the metric {task.followed} is a function of your own"
     return None
+
+
+def unknown_layer(module: nn.Module) -> str | None:
+    """Does the same for the forward pass of ``module`` alone."""
+    if global_hooks():
+        return "this process has hooks for all modules"
+    for layer in module.modules():
+        name = type(layer).__name__
+        if any(_hooks(layer)):
+            return f"a layer {name} has a hook"
+        if isinstance(layer, (GraphModule, ScriptModule)) or any(map(_adds_code, type(layer).__mro__)):
+            return f"{name} has code of its own"
+        for key, value in vars(layer).items():
+            if callable(value) and (hasattr(type(layer), key) or not _is_of_known(value)):
+                return f"a layer {name} has a {key} of its own"
+    return None
+
+
+def may_write(module: nn.Module) -> bool:
+    """Returns whether a forward pass of ``module`` may write into its parameters: one of unknown code may, and that of
+    an embedding whose vectors are kept short."""
+    limited = (getattr(layer, "max_norm", None) is not None for layer in module.modules())
+    return any(limited) or unknown_layer(module) is not None
+
+
+def global_hooks() -> bool:
+    """Returns whether hooks are registered that torch calls for every module of this process."""
+    of_all = nn.modules.module
+    return any(
+        (
+            of_all._global_forward_hooks, of_all._global_forward_pre_hooks, of_all._global_backward_hooks,
+            of_all._global_backward_pre_hooks,
+        )
+    )  # fmt: skip
 
 
 def _hooks(layer: nn.Module) -> list[Any]:
@@ -50,4 +83,8 @@ def _adds_code(kind: type) -> bool:
 def _is_of_known(function: Callable[..., Any]) -> bool:
     while isinstance(function, partial):
         function = function.func
-    return str(getattr(function, "__module__", "")).partition(".")[0] in KNOWN
+    home = getattr(function, "__module__", None)
+    if home is None:
+        # some of torch's functions do not say where they are from
+        return getattr(torch, getattr(function, "__name__", ""), None) is function
+    return str(home).partition(".")[0] in KNOWN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -75,7 +75,7 @@ class LoopNetwork(Network):
         if rule_loss is not None:
             objective = losses.mean(rule_loss(outputs, losses.each, *extras))
         write_gradient(objective, self._trainable, self.layout, value, scale, row, self._direct)
-        self._store_buffers(at)
+        self._store(at)
         return value, task_loss.detach(), at.buffers, *_sums(losses)
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
@@ -88,40 +88,41 @@ class LoopNetwork(Network):
         The ``inputs`` are the parameters ``[width]``, the buffers ``[buffer_width]``, and x and y of the mini-batch.
         """
         w, buffers, x, y = inputs
-        buffers_by_name = self._copied(buffers)
+        copies = self._copies(buffers)
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            tensors = self.layout.unflatten(w) | buffers_by_name
-            losses = self._losses(self.outputs(x, tensors, features=False), y, 0)
+            held = self.layout.unflatten(w) | copies
+            losses = self._losses(self.outputs(x, held, features=False), y, 0)
             objective = losses.mean()
             (value,) = torch.autograd.grad(objective, w)
-        return value, objective.detach(), self.layout.join_buffers(buffers_by_name, buffers), *_sums(losses)
+        return value, objective.detach(), self._joined(held, copies, buffers), *_sums(losses)
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns what :meth:`pure_gradient` returns. Large linear layers write the gradient of their weights where it
         is wanted."""
         w, buffers, x, y = inputs
-        buffers_by_name = self._copied(buffers)
+        copies = self._copies(buffers)
         tensors = {name: part.detach().requires_grad_() for name, part in self.layout.unflatten(w).items()}
-        trained = list(tensors.values())
+        held, trained = tensors | copies, list(tensors.values())
         direct, value = self._direct_of(trained), self._empty_gradient()
         with torch.enable_grad():
             with direct or contextlib.nullcontext():
-                outputs = self.outputs(x, tensors | buffers_by_name, features=False)
+                outputs = self.outputs(x, held, features=False)
             losses = self._losses(outputs, y, 0)
             objective = losses.mean()
         write_gradient(objective, trained, self.layout, value, None, 0, direct)
-        return value, objective.detach(), self.layout.join_buffers(buffers_by_name, buffers), *_sums(losses)
+        return value, objective.detach(), self._joined(held, copies, buffers), *_sums(losses)
+
+    def _joined(self, held: dict[str, Tensor], names: Iterable[str], buffers: Tensor) -> Tensor:
+        """Returns the buffers of these ``names`` that a module held after its forward pass, as a row like
+        ``buffers``."""
+        return self.layout.join_buffers({name: held[name].detach() for name in names}, buffers)
 
     def _empty_gradient(self) -> Tensor:
         """Returns a vector ``[width]`` to write a gradient into. Its padding is 0."""
-        value = torch.empty(self.layout.width, device=self.device)
+        value = torch.empty(self.layout.width, device=self.device, dtype=self.dtype)
         value[self.layout.parameters :] = 0
         return value
-
-    def _copied(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns copies of the ``buffers [buffer_width]`` by name, for a forward pass to update."""
-        return {name: value.clone() for name, value in self.layout.split_buffers(buffers).items()}
 
 
 def _sums(losses: Losses) -> list[Tensor]:

@@ -8,7 +8,7 @@ kinds of networks, :class:`~fedray.core.loop_network.LoopNetwork` and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,12 +19,15 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedray.core.batches import Batch
 from fedray.core.compiled import Compiled
 from fedray.core.loss_scale import LossScale
+from fedray.core.norms import is_frozen, single_value_norms
 from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget
+from fedray.core.places import Places, same_bits, with_parameters_of
 from fedray.core.recording import Recorded
+from fedray.core.seeds import Purpose, every_rng, torch_rng
 from fedray.core.structure import arguments, map_leaves
 from fedray.core.task import Task
-from fedray.core.vectors import Layout, Model
-from fedray.errors import first_line
+from fedray.core.vectors import Layout, Model, frozen
+from fedray.errors import UserError, first_line
 
 
 class Predicting(nn.Module):
@@ -58,7 +61,13 @@ CLASSIFICATION = Task()
 
 
 class Network:
-    """A module whose parameters are views into one flat row, so that a model is loaded by one copy, or by none."""
+    """A module whose parameters are views into one flat row, so that a model is loaded by one copy, or by none.
+
+    ``changing`` are the names of the buffers that forward passes change, None if it may be all. ``writes`` says whether
+    a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. What it writes in training belongs
+    to the client's model; in evaluation it lasts for that pass. ``rng(seed, purpose, ...)`` is the context of a pass if
+    it ``draws`` random numbers.
+    """
 
     def __init__(
         self,
@@ -67,24 +76,32 @@ class Network:
         device: torch.device | str = "cpu",
         precision: str = "fp32",
         draws: bool = False,
+        changing: Collection[str] | None = None,
+        writes: bool = False,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.module = module.to(device=device, dtype=torch.float32)
-        self.layout = Layout(self.module)
-        self.task = task
+        self.module = with_parameters_of(module.to(device=device), dtype)
+        self.layout = Layout(self.module, changing)
         self.device = torch.device(device)
+        self.task = task.on(self.device)
         self.precision = precision
         self.draws = draws
-        tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        self._trainable = [tensors[slot.name] for slot in self.layout.slots]
-        # whole-number buffers can't be views into a float vector: they are copied in and out
-        self._others = [(slot, tensors[slot.name]) for slot in self.layout.buffer_slots]
+        self.rng: Callable[..., contextlib.AbstractContextManager[None]] = torch_rng
+        self.writes = writes
+        self.dtype = dtype
+        self.places = Places(self.module)
+        self._trainable = [self.places.parameters[slot.name] for slot in self.layout.slots]
+        self._buffers = {slot.name: self.places.buffers[slot.name] for b in self.layout.blocks for slot in b.slots}
+        self._pristine = {name: b.clone() for name, b in self.layout.constants.items()} if writes else {}
+        self._copied = writes or self.layout.width <= COPIED
         self._bind(self.loaded().parameters)
         self._predicting = False
         self._mode: tuple[bool, bool] | None = None
         self._features: Any = None
         self._prediction: Any = None
         self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
-        self._frozen_norms = [m for m in self.module.modules() if isinstance(m, _NormBase) and _is_frozen(m)]
+        self._frozen_norms = [m for m in self.module.modules() if isinstance(m, _NormBase) and is_frozen(m)]
+        self._single: list[nn.Module] | None = None
         self._head = predicting_head(self.module)
         self._watched = False
         self.compiled: Compiled | None = None
@@ -92,8 +109,7 @@ class Network:
 
     def replay(self) -> None:
         """Has gradients replayed from now on."""
-        changing = [*self._trainable, *(tensor for _, tensor in self._others)]
-        self.recorded = Recorded(self.recordable_gradient, changing)
+        self.recorded = Recorded(self.recordable_gradient, [*self._trainable, *self._buffers.values()])
 
     @cached_property
     def decayed(self) -> Tensor:
@@ -117,13 +133,24 @@ class Network:
             tensor.data = slot.view(parameters)
 
     def unload(self) -> None:
-        """Lets go of the memory of the model that is loaded, if the module only refers to it."""
-        if self.layout.width > COPIED:
-            self._bind(torch.zeros(1, device=self.device).expand(self.layout.width))
+        """Lets go of the memory of the model that is loaded, if the module only refers to it.
+
+        Raises :class:`UserError` if code that is not known has changed a buffer that is not among the changing ones.
+        """
+        for name, value in self._pristine.items():
+            now = self.places.now(name)
+            if not isinstance(now, Tensor) or not same_bits(now, value):
+                raise UserError(
+                    f"the forward pass of the model has changed its buffer {name}, but did not when it was tried "
+                    "before the first round: let it write into the buffer in every pass (self.x.copy_(self.x)), "
+                    "so that the buffer is known to change"
+                )
+        if not self._copied:
+            self._bind(torch.zeros(1, device=self.device, dtype=self.dtype).expand(self.layout.width))
 
     def loaded(self) -> Model:
         """Returns a copy of the model that is loaded. As long as none was loaded, it is the module's own."""
-        return self.layout.model(self.layout.pack(self.module).row.to(self.device))
+        return self.layout.model(self.layout.pack(self.module, self.dtype).row.to(self.device))
 
     def _watch(self) -> None:
         """Has the layers record their inputs from now on. This costs a few percent of a small model's step."""
@@ -142,52 +169,84 @@ class Network:
     def outputs(
         self, x: Any, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
     ) -> Outputs:
-        """Runs the forward pass of the inputs ``x [b, ...]`` with the loaded model, or with ``tensors``. ``features``
-        and ``predict`` ask for these outputs beside the logits."""
+        """Runs the forward pass of the inputs ``x [b, ...]`` with the loaded model, or with ``tensors``, which have its
+        new buffers afterwards. ``features`` and ``predict`` ask for these outputs beside the logits."""
         if features and not self._watched:
             self._watch()
         self._predicting = predict
         with self._autocast():
             args, named = arguments(x)
-            if tensors is None:
+            with contextlib.nullcontext() if tensors is None else self.places.holding(tensors):
                 logits = self.module(*args, **named)
-            else:
-                logits = torch.func.functional_call(self.module, tensors, args, named)
-        z, prediction = (None if found is None else found.float() for found in (self._features, self._prediction))
+        z, prediction = (
+            None if found is None else found.to(self.dtype) for found in (self._features, self._prediction)
+        )
         self._features = self._prediction = None
-        return Outputs(map_leaves(_in_single_precision, logits), z, prediction)  # type: ignore[arg-type]
+        return Outputs(map_leaves(self._in_dtype, logits), z, prediction)  # type: ignore[arg-type]
+
+    def _in_dtype(self, output: Any) -> Any:
+        return output.to(self.dtype) if isinstance(output, Tensor) and output.is_floating_point() else output
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
-    def mode(self, training: bool, normalise: bool = True) -> None:
-        """Puts the module into training or evaluation mode. ``normalise`` says whether normalisation layers use the
-        batch's own statistics. Normalisation layers that are frozen stay in evaluation mode, so that their running
-        statistics do not change."""
+    def mode(self, training: bool, resting: Sequence[nn.Module] = ()) -> None:
+        """Puts the module into training or evaluation mode. The layers ``resting``, and normalisation layers that are
+        frozen, stay in evaluation mode, so that they use their running statistics and do not change them."""
         # walking through a module takes as long as a small layer
-        if self._mode != (training, normalise):
-            self._mode = training, normalise
+        if self._mode != (training, bool(resting)):
+            self._mode = training, bool(resting)
             self.module.train(training)
-            resting = self._frozen_norms if normalise else [*self._norms, *self._frozen_norms]
-            for norm in resting if training else ():
-                norm.eval()
+            for layer in [*resting, *self._frozen_norms] if training else ():
+                layer.eval()
 
     def load(self, model: Model) -> None:
         """Loads the parameters and buffers of a single model into the module."""
-        if self.layout.width > COPIED:
-            self._bind(model.parameters.contiguous())
-        else:
+        if self._copied:
             self._bound.copy_(model.parameters)
-        for slot, tensor in self._others:
-            value = slot.view(model.buffers)
-            tensor.copy_(value if slot.dtype.is_floating_point else value.round())
+        else:
+            self._bind(model.parameters.contiguous())
+        for name, value in self.layout.split_buffers(model.buffers).items():
+            self.places.put(name, self._buffers[name])
+            self._buffers[name].copy_(value)
 
-    def _store_buffers(self, model: Model) -> None:
-        """Copies the module's buffers into ``model``."""
-        for slot, tensor in self._others:
-            slot.view(model.buffers).copy_(tensor)
+    def saved(self, model: Model) -> dict[str, Tensor]:
+        """Returns the tensors of ``model`` as a file keeps them: all that the module's ``state_dict()`` has, where a
+        tensor may have several names, and those buffers beside it that forward passes change."""
+        places, layout = self.places, self.layout
+        named = {**frozen(self.module), **layout.named(model)}
+        named = {name: t for name, t in named.items() if name not in places.not_saved or name not in layout.constants}
+        others = {name: named[first].clone() for name, first in places.aliases.items() if first in named}
+        return named | others
+
+    def _store(self, model: Model) -> None:
+        """Copies into ``model`` what the forward pass may have changed in the module: its buffers, and its parameters
+        if it ``writes``."""
+        if self._buffers:
+            self.layout.write_buffers(model.buffers, self._present_buffers())
+        if not self.writes:
+            return
+        self.places.require(self.places.parameters)
+        for slot, parameter in zip(self.layout.slots, self._trainable, strict=True):
+            place = slot.view(self._bound)
+            if not _lies_in(parameter, place):
+                place.copy_(parameter.detach())
+                parameter.data = place
+        model.parameters.copy_(self._bound)
+
+    def _present_buffers(self) -> dict[str, Tensor]:
+        """Returns the changing buffers as the module has them now."""
+        found = {name: self.places.now(name) for name in self._buffers}
+        for name, tensor in found.items():
+            if not isinstance(tensor, Tensor) or tensor.shape != self._buffers[name].shape:
+                now = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise UserError(
+                    f"the forward pass changes the shape of the model's buffer {name} from "
+                    f"{list(self._buffers[name].shape)} to {now}: it must stay, as clients' buffers are averaged"
+                )
+        return {name: tensor.detach() for name, tensor in found.items()}
 
     @torch.no_grad()
     def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:
@@ -203,15 +262,30 @@ class Network:
         logits = map_leaves(lambda *rows: torch.stack(rows), *(result.logits for result in results))
         return Outputs(logits, features)
 
+    def _copies(self, buffers: Tensor) -> dict[str, Tensor]:
+        """Returns copies of the ``buffers [buffer_width]`` by name, for a forward pass to update."""
+        return {name: value.clone() for name, value in self.layout.split_buffers(buffers).items()}
+
     def _drawing(self, rng: Draws, row: int) -> contextlib.AbstractContextManager[None]:
         return rng(row) if self.draws else contextlib.nullcontext()
 
     def _begin(self, batch: Batch, row: int) -> tuple[Any, Tensor]:
         """Returns the real samples of one client's batch, with the module in training mode."""
         x, y = batch.of(row)
-        # a single sample has no variance to normalise by: running statistics are used
-        self.mode(training=True, normalise=len(y) > 1)
+        self.training_mode(x, len(y))
         return x, y
+
+    def training_mode(self, x: Any, size: int) -> None:
+        """Puts the module into training mode for a batch ``x`` of ``size`` samples. If there is one sample, layers that
+        have a single value per channel to normalise use their running statistics. BatchNorm2d mostly has many."""
+        if size > 1 or not self._norms:
+            return self.mode(training=True)
+        if self._single is None:
+            self._mode = None
+            with every_rng(0, Purpose.DROPOUT):
+                predict = self._head is not None
+                self._single = single_value_norms(self.module, lambda: self.outputs(x, None, predict, predict))
+        return self.mode(training=True, resting=self._single)
 
     def _losses(self, outputs: Outputs, y: Tensor, row: int) -> Losses:
         """Returns the losses of the batch of the client in ``row``, from the outputs of its forward pass."""
@@ -253,15 +327,19 @@ class Network:
         for row in range(len(at.row)):
             x, y = self._begin(batch, row)
             # .data has a version count of its own: updating the buffers in the same row must not spoil the gradient
-            own = at.row[row].data
-            tensors = {slot.name: slot.view(own).detach().requires_grad_() for slot in self.layout.slots}
+            own = self.layout.model(at.row[row].data)
+            trained = {slot.name: slot.view(own.row).detach().requires_grad_() for slot in self.layout.slots}
             # copies, as what autograd has seen must not change under it
-            buffers = {name: value.clone() for name, value in self.layout.named_buffers(at[row]).items()}
+            buffers = self._copies(own.buffers)
+            held = trained | buffers
             with self._drawing(rng, row):
-                outputs = self.outputs(x, tensors | buffers, predict=True)
-            for slot in self.layout.buffer_slots:
-                slot.view(at[row].buffers).copy_(buffers[slot.name])
-            found.add(tensors, outputs, self._losses(outputs, y, row))
+                outputs = self.outputs(x, held, predict=True)
+            self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
+            for slot in self.layout.slots if self.writes else ():
+                place = slot.view(at.row[row])
+                if not _lies_in(trained[slot.name], place):
+                    place.copy_(trained[slot.name].detach())
+            found.add(trained, outputs, self._losses(outputs, y, row))
         return found
 
     def gradients(
@@ -304,11 +382,6 @@ class Network:
         raise NotImplementedError
 
 
-def _is_frozen(layer: nn.Module) -> bool:
-    """Returns whether ``layer`` has parameters of its own, and none of them is trained."""
-    own = list(layer.parameters(recurse=False))
-    return bool(own) and not any(parameter.requires_grad for parameter in own)
-
-
-def _in_single_precision(output: Any) -> Any:
-    return output.float() if isinstance(output, Tensor) and output.is_floating_point() else output
+def _lies_in(parameter: Tensor, place: Tensor) -> bool:
+    """Returns whether ``parameter`` is in the memory ``place``. ``parameter.data = ...`` takes it elsewhere."""
+    return parameter.data_ptr() == place.data_ptr() and parameter.stride() == place.stride()

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedray.core import seeds
 from fedray.core.batches import Batch
 from fedray.core.clock import Clock
 from fedray.core.local_data import LocalData
@@ -86,12 +85,12 @@ class Objective:
 
     def full_gradient(self, at: Model) -> Tensor:
         """Returns the gradient ``[C, width]`` of each client's mean loss over all its samples, which are not augmented,
-        at the C models ``at``. Their buffers do not change."""
+        at the C models ``at``, which stay as they are."""
         rows = []
         for row, own in enumerate(self.data.indices):
             total = torch.zeros(at.width, dtype=torch.float64, device=at.row.device)
             model = at[row : row + 1]
-            if model.has_buffers:
+            if model.has_buffers or self.network.writes:
                 model = model.clone()
             parts = np.array_split(own, -(-len(own) // PART))
             for number, (part, share) in enumerate(zip(parts, self._shares(own, parts), strict=True)):
@@ -109,7 +108,7 @@ class Objective:
         weights = self.network.task.weights(self.data.samples.targets(own))
         if weights is None:
             return [len(part) / len(own) for part in parts]
-        whole = max(1.0, float(weights.sum()))
+        whole = float(weights.sum()) or 1.0
         return [float(each.sum()) / whole for each in weights.split([len(part) for part in parts])]
 
     def forward(self, at: Model, x: Any) -> Outputs:
@@ -159,4 +158,4 @@ class Objective:
         """Returns the random numbers that a module draws (dropout) in a step, for the clients from position ``first``
         of the stack on."""
         seed, round, ids = self.data.training.seed, self.data.round, self.data.ids
-        return lambda row: seeds.torch_rng(seed, Purpose.DROPOUT, round, ids[first + row], step)
+        return lambda row: self.network.rng(seed, Purpose.DROPOUT, round, ids[first + row], step)

@@ -6,15 +6,15 @@ operations of one gradient are recorded, and for later mini-batches these operat
 operations in the same order, so a replayed gradient has the same bits as any other.
 
 A forward pass that looks at values, such as one with a branch that depends on them, can't be recorded, nor can one that
-writes into its inputs. It goes on as ever. A module that keeps state of its own, unseen by torch, would be replayed
-wrongly, so by default only known code is replayed (:mod:`fedray.core.known_code`). Replayed gradients are compared with
-those that are computed in the ordinary way, again and again, at steps which become rarer.
+writes into its inputs. Its Python code runs in every step. A module that keeps state of its own, unseen by torch, would
+be replayed wrongly, so by default only known code is replayed (:mod:`fedray.core.known_code`). Replayed gradients are
+compared with those that are computed in the ordinary way, again and again, at steps which become rarer.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,16 @@ def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor]
     return recorder.replay(outputs)
 
 
+def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yields the arguments into which the operation ``func(*args, **kwargs)`` writes."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                if each is not None:
+                    yield each
+
+
 class _Recorder(TorchDispatchMode):
     """A context that writes down the operations of torch, below autograd, that compute something from ``inputs``."""
 
@@ -171,11 +181,8 @@ class _Recorder(TorchDispatchMode):
         if any(tag in func.tags for tag in _REFUSED):
             raise Unrecordable(str(func))
         kwargs = kwargs or {}
-        for place, argument in enumerate(func._schema.arguments):
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            is_written = argument.alias_info is not None and argument.alias_info.is_write
-            if is_written and value is not None and not self._is_own(value):
-                raise Unrecordable(f"{func} changes a tensor that is not its own")
+        if not all(map(self._is_own, written(func, args, kwargs))):
+            raise Unrecordable(f"{func} changes a tensor that is not its own")
         result = func(*args, **kwargs)
         # a tensor made from Python's numbers must be new in each replay
         target = _aten.clone.default if func is _aten.lift_fresh.default else func

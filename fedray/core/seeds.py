@@ -7,10 +7,11 @@ the lowest word, so different coordinates give streams that do not overlap for 2
 
 from __future__ import annotations
 
+import pickle
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -101,6 +102,27 @@ def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
         if devices:
             torch.cuda.manual_seed_all(drawn)
         yield
+
+
+def every_rng(seed: int, purpose: Purpose, *coordinates: int) -> AbstractContextManager[None]:
+    """Does what :func:`torch_rng` does, and the same with the global generators of Python and numpy, from which some
+    models draw. torch's numbers are those of :func:`torch_rng`."""
+    return global_generators(torch_seed(seed, purpose, *coordinates))
+
+
+def drawn_by(run: Callable[[], Any]) -> set[str]:
+    """Calls ``run()``, and returns which of the global generators it has used: those of ``torch``, ``python`` and
+    ``numpy``."""
+    import torch
+
+    def states() -> dict[str, bytes]:
+        numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+        found = {"torch": torch.random.get_rng_state().tolist(), "python": random.getstate(), "numpy": numpy}
+        return {name: pickle.dumps(state) for name, state in found.items()}
+
+    before = states()
+    run()
+    return {name for name, state in states().items() if state != before[name]}
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from fedray.core.batches import Batch
 from fedray.core.loss_scale import LossScale
 from fedray.core.network import Draws, Network, undrawn
 from fedray.core.passes import Gradient, Outputs, RuleLoss
+from fedray.core.task import LEAST_WEIGHT
 from fedray.core.vectors import Model
 
 
@@ -68,7 +69,7 @@ class StackNetwork(Network):
             own = self.task.weights(y)
             if own is not None:
                 real = own * (weight > 0)
-                weight = real / real.sum().clamp(min=1)
+                weight = real / real.sum().clamp(min=LEAST_WEIGHT)
             if rule_loss is not None:
                 each = rule_loss(outputs, task, *extra)
             return (each * weight).sum(), ((task * weight).sum(), self._sums(outputs.logits, y, weight > 0))

@@ -11,18 +11,26 @@ There are four kinds of tasks with a loss and metrics of their own, and the kind
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 Loss = Callable[..., Any]
 """``loss(outputs, targets)``: one value for each sample, ``[b]``, or for each entry of the targets, ``[b, ...]``."""
+
+
+Counting = Callable[[Tensor], Tensor]
+"""``counting(targets)``: how much each entry of the targets counts in the mean of a loss, shaped as they are."""
+
+LEAST_WEIGHT = 1e-30
+"""Stands for the sum of weights that are all 0, so that the mean is 0 and not NaN."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -95,7 +103,8 @@ class Task:
     where all count; ``loss_per_entry`` says whether the loss gives a value for each token. ``class_axis`` is the axis
     of the logits ``[b, ...]`` that has the classes. ``smoothing`` is that of labels in training: each target has the
     weight 1 - smoothing, and all classes share the rest (C. Szegedy et al.: Rethinking the Inception Architecture for
-    Computer Vision. CVPR 2016, section 7).
+    Computer Vision. CVPR 2016, section 7). ``counting`` is how much targets count in the mean of the loss, whose values
+    have that as a factor already, as those of torch's losses with class weights; None if all count the same.
     """
 
     kind: str = "classification"
@@ -108,15 +117,26 @@ class Task:
     loss_per_entry: bool = False
     class_axis: int = -1
     smoothing: float = 0.0
+    counting: Counting | None = None
 
     @property
     def functions(self) -> list[Loss]:
         """The loss and the functions of the metrics, which may be the user's own."""
         return [self.loss, *(metric.values for metric in self.metrics.values())]
 
+    def on(self, device: torch.device) -> Task:
+        """Returns the task with a loss whose tensors, such as class weights, are on ``device``."""
+        if device.type == "cpu" or not isinstance(self.loss, nn.Module):
+            return self
+        return replace(self, loss=copy.deepcopy(self.loss).to(device))
+
     def losses(self, outputs: Any, targets: Tensor) -> Tensor:
         """Returns the loss of each sample, ``[b]``: the mean over its tokens, if there is a loss for each token."""
-        total, count = self._totals(self.loss(outputs, targets), targets)
+        found = self.loss(outputs, targets)
+        if self.counting is not None:
+            weights = sums_of_samples(self.counting(targets))
+            return sums_of_samples(found) / torch.where(weights > 0, weights, 1)
+        total, count = self._totals(found, targets)
         return total if count is None else total / count.clamp(min=1)
 
     def training_losses(self, outputs: Any, targets: Tensor) -> Tensor:
@@ -133,7 +153,10 @@ class Task:
         return total if count is None else total / count.clamp(min=1)
 
     def weights(self, targets: Tensor) -> Tensor | None:
-        """Returns what each sample's loss counts in a mean, float32 ``[b]``: its tokens. None if all count the same."""
+        """Returns what each sample's loss counts in a mean, float32 ``[b]``: its tokens, or the weight of its class.
+        None if all count the same."""
+        if self.counting is not None:
+            return sums_of_samples(self.counting(targets))
         if not self.loss_per_entry or self.ignored is None:
             return None
         return (targets != self.ignored).flatten(1).sum(1).float()
@@ -167,7 +190,12 @@ class Task:
 
 def mean_loss(each: Tensor, weights: Tensor | None) -> Tensor:
     """Returns the mean of the losses ``[b]`` of a batch, in which a sample counts as ``weights`` says."""
-    return each.mean() if weights is None else (each * weights).sum() / weights.sum().clamp(min=1)
+    return each.mean() if weights is None else (each * weights).sum() / weights.sum().clamp(min=LEAST_WEIGHT)
+
+
+def sums_of_samples(values: Tensor) -> Tensor:
+    """Returns the sums ``[b]`` over each sample's entries of ``values [b, ...]``."""
+    return values if values.dim() == 1 else values.flatten(1).sum(1, dtype=torch.float32)
 
 
 def exponential(mean: float) -> float:

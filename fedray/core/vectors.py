@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -11,6 +11,10 @@ from typing import TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
+from fedray.core import numbers
+from fedray.core.places import Places
+from fedray.core.unit_vectors import unit_vectors
+
 ROW = 16
 """Rows are padded to a multiple of 16 floats (64 bytes), because kernels round differently on rows that are aligned
 differently."""
@@ -18,7 +22,7 @@ differently."""
 
 @dataclass(frozen=True)
 class Slot:
-    """Says where one named tensor lies in a row.
+    """Says where one named tensor lies in a row, or in a block of buffers.
 
     ``order`` lists the tensor's dimensions from the outermost in memory to the innermost. It keeps a module's memory
     format, such as channels last, which decides what kernels are run.
@@ -27,7 +31,6 @@ class Slot:
     name: str
     shape: torch.Size
     start: int
-    dtype: torch.dtype
     order: tuple[int, ...]
 
     @property
@@ -144,17 +147,77 @@ Vector: TypeAlias = Model | Tensor
 """A model, or a plain tensor."""
 
 
+@dataclass(frozen=True)
+class Block:
+    """The buffers of one type, which lie together in a row from ``start`` on, counted from the first buffer. A buffer's
+    slot says where its entries are among the ``count`` entries of the block. ``units`` are the names of vectors of
+    length 1.
+
+    The mean of such vectors is shorter, so they are given their length when they are read.
+    """
+
+    dtype: torch.dtype
+    slots: tuple[Slot, ...]
+    start: int
+    count: int
+    units: frozenset[str] = frozenset()
+
+    @property
+    def parts(self) -> int:
+        """How many numbers of the row an entry takes."""
+        return numbers.parts_of(self.dtype)
+
+    @property
+    def place(self) -> slice:
+        """Where the block's numbers lie, counted from the first buffer."""
+        return slice(self.start, self.start + self.parts * self.count)
+
+    def read(self, buffers: Tensor) -> dict[str, Tensor]:
+        """Returns the tensors in ``buffers [buffer_width]`` by name. Those of float32 are views, but for the units."""
+        entries = numbers.join(buffers[self.place].view(self.parts, self.count), self.dtype)
+        found = {slot.name: slot.view(entries) for slot in self.slots}
+        return found | {name: nn.functional.normalize(found[name], dim=0, eps=1e-12) for name in self.units}
+
+    def numbers_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Returns the numbers ``[parts * count]`` of the block's buffers among ``tensors``."""
+        entries = torch.cat([slot.flat(tensors[slot.name].to(self.dtype)) for slot in self.slots])
+        return numbers.split(entries).reshape(-1)
+
+    def write(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Writes the block's buffers among ``tensors`` into ``buffers [buffer_width]``."""
+        if self.dtype is torch.float32:
+            entries = buffers[self.place]
+            for slot in self.slots:
+                slot.view(entries).copy_(tensors[slot.name])
+        else:
+            buffers[self.place] = self.numbers_of(tensors)
+
+    def rounded(self, total: Tensor) -> Tensor:
+        """Returns the block's numbers, given sums ``total [parts * count]`` of them in float64."""
+        if not self.dtype.is_floating_point or self.parts == 1:
+            return total.float()
+        return numbers.split(total.view(self.parts, self.count).sum(0)).reshape(-1)
+
+
 class Layout:
     """Says how a module's tensors lie in the row of a :class:`Model`: the trainable parameters first, then the buffers.
 
     ``parameters`` is the number of trainable parameters. They take ``width`` numbers of the row, the last of which may
-    be padding, which is zero. ``buffers`` and ``buffer_width`` are the same for buffers. A buffer of whole numbers is
-    kept as floats and rounded when it is loaded. Frozen parameters never change, so they are not in the row.
+    be padding, which is zero. ``buffers`` and ``buffer_width`` are the same for buffers, which keep their types: see
+    :mod:`fedray.core.numbers`.
+
+    What never changes is not in the row: frozen parameters, and the ``constants``, which are the buffers that are not
+    ``changing``. All buffers are changing unless it is said which.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.slots, self.parameters = _lay_out((n, p) for n, p in module.named_parameters() if p.requires_grad)
-        self.buffer_slots, self.buffers = _lay_out(module.named_buffers())
+    def __init__(self, module: nn.Module, changing: Collection[str] | None = None) -> None:
+        places = Places(module)
+        trainable = ((name, p) for name, p in places.parameters.items() if p.requires_grad)
+        self.slots, self.parameters = _lay_out(trainable)
+        self._buffer_names = list(places.buffers)
+        in_row = {name: b for name, b in places.buffers.items() if changing is None or name in changing}
+        self.constants = {name: b for name, b in places.buffers.items() if name not in in_row}
+        self.blocks, self.buffers = _blocks(in_row, unit_vectors(module))
         self.width = -(-self.parameters // ROW) * ROW
         self.buffer_width = -(-self.buffers // ROW) * ROW
         self.sizes = [slot.size for slot in self.slots] + [self.width - self.parameters]
@@ -171,40 +234,44 @@ class Layout:
     @cached_property
     def whole_numbers(self) -> list[slice]:
         """Where buffers of whole numbers lie in a row. They are counts, which have no average."""
-        places = [(self.width + s.start, s.size) for s in self.buffer_slots if not s.dtype.is_floating_point]
-        return [slice(start, start + size) for start, size in places]
+        whole = [block.place for block in self.blocks if not (block.dtype.is_floating_point or block.dtype.is_complex)]
+        return [slice(self.width + place.start, self.width + place.stop) for place in whole]
 
-    def pack(self, module: nn.Module) -> Model:
+    def pack(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> Model:
         """Returns a copy of the parameters and buffers of ``module``, on the CPU."""
-        row, tensors = torch.zeros(self.row_width), tensors_of(module)
-        for slots, vector in ((self.slots, row), (self.buffer_slots, row[self.width :])):
-            for slot in slots:
-                slot.view(vector).copy_(tensors[slot.name].detach())
+        row, tensors = torch.zeros(self.row_width, dtype=dtype), tensors_of(module)
+        for slot in self.slots:
+            slot.view(row).copy_(tensors[slot.name].detach())
+        self.write_buffers(row[self.width :], {name: tensor.detach() for name, tensor in tensors.items()})
         return Model(row, self.width)
 
     def named(self, model: Model) -> dict[str, Tensor]:
-        """Returns the tensors of a single model by name. They are views, except for those of whole numbers."""
-        return {slot.name: slot.view(model.row) for slot in self.slots} | self.named_buffers(model)
-
-    def named_buffers(self, model: Model) -> dict[str, Tensor]:
-        """Does the same for the buffers alone."""
-        return self.split_buffers(model.buffers)
+        """Returns the tensors of a single model by name, with its constant buffers. Those of float32 are views."""
+        buffers = {**self.constants, **self.split_buffers(model.buffers)}
+        return {slot.name: slot.view(model.row) for slot in self.slots} | {n: buffers[n] for n in self._buffer_names}
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the tensors in ``buffers [buffer_width]`` by name. They are views, except for those of whole
-        numbers."""
-        named = {}
-        for slot in self.buffer_slots:
-            value = slot.view(buffers)
-            named[slot.name] = value if slot.dtype.is_floating_point else value.round().to(slot.dtype)
-        return named
+        """Returns the tensors in ``buffers [buffer_width]`` by name, without constants. Those of float32 are views."""
+        return {name: tensor for block in self.blocks for name, tensor in block.read(buffers).items()}
+
+    def write_buffers(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Writes the buffers among ``tensors`` into ``buffers [buffer_width]``."""
+        for block in self.blocks:
+            block.write(buffers, tensors)
 
     def join_buffers(self, tensors: Mapping[str, Tensor], like: Tensor) -> Tensor:
         """Returns the buffers among ``tensors`` as one row ``[buffer_width]``, whose padding is that of ``like``."""
-        if not self.buffer_slots:
+        if not self.blocks:
             return like
-        flat = [slot.flat(tensors[slot.name]).to(like.dtype) for slot in self.buffer_slots]
-        return torch.cat([*flat, like[self.buffers :]])
+        return torch.cat([*(block.numbers_of(tensors) for block in self.blocks), like[self.buffers :]])
+
+    def rounded(self, total: Tensor) -> Model:
+        """Returns the model whose row is ``total [row_width]``, a sum in float64."""
+        row = total.float()
+        for block in self.blocks:
+            place = slice(self.width + block.place.start, self.width + block.place.stop)
+            row[place] = block.rounded(total[place])
+        return Model(row, self.width)
 
     def gather(self, pieces: Sequence[Tensor | None], out: Tensor, written: Container[int] = ()) -> None:
         """Writes gradients of the parameters, in the module's order, into ``out [width]``. None stands for a parameter
@@ -212,6 +279,9 @@ class Layout:
         flat: list[Tensor] = []
         start = stop = 0
         for number, (slot, piece) in enumerate(zip(self.slots, pieces, strict=True)):
+            if piece is not None and piece.layout is not torch.strided:
+                # that of nn.Embedding(sparse=True)
+                piece = piece.to_dense()
             if number not in written:
                 flat.append(out.new_zeros(slot.size) if piece is None else slot.flat(piece))
                 stop = slot.start + slot.size
@@ -237,7 +307,7 @@ def frozen(module: nn.Module) -> dict[str, Tensor]:
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Returns the parameters and buffers of ``module`` by name. Each tensor is there once."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return Places(module).tensors
 
 
 def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
@@ -246,9 +316,24 @@ def _lay_out(tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
         dimensions = tuple(range(tensor.dim()))
         dense = tensor.is_contiguous() or tensor.permute(_memory_order(tensor)).is_contiguous()
         order = _memory_order(tensor) if dense else dimensions
-        slots.append(Slot(name, tensor.shape, start, tensor.dtype, order))
+        slots.append(Slot(name, tensor.shape, start, order))
         start += tensor.numel()
     return slots, start
+
+
+def _blocks(buffers: Mapping[str, Tensor], units: Collection[str]) -> tuple[list[Block], int]:
+    """Returns the blocks of ``buffers``, those of float32 first, and how many numbers they have."""
+    by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {torch.float32: []}
+    for name, tensor in buffers.items():
+        by_dtype.setdefault(tensor.dtype, []).append((name, tensor))
+    blocks: list[Block] = []
+    start = 0
+    for dtype, own in by_dtype.items():
+        slots, count = _lay_out(own)
+        if slots:
+            blocks.append(Block(dtype, tuple(slots), start, count, frozenset(units) & {name for name, _ in own}))
+            start = blocks[-1].place.stop
+    return blocks, start
 
 
 def _memory_order(tensor: Tensor) -> tuple[int, ...]:

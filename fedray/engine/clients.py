@@ -16,9 +16,10 @@ from fedray.core.local_training import LocalTraining
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.network import Network
 from fedray.core.samples import ReadSamples, Samples
+from fedray.core.seeds import every_rng
 from fedray.core.stack_network import StackNetwork
 from fedray.core.structure import leaves, map_leaves
-from fedray.core.vectors import Layout, Model, Vector
+from fedray.core.vectors import Model, Vector
 from fedray.data.federated import FederatedData
 from fedray.data.lazy import LazyItems
 from fedray.data.mapped import is_mapped
@@ -51,9 +52,13 @@ class Clients:
         on_gpu = self.device.type == "cuda" and experiment.config.engine.profile
         self.clock = Clock(torch.cuda.synchronize) if on_gpu else Clock()
         kind = StackNetwork if experiment.vectorize else LoopNetwork
+        behaviour = experiment.facts.behaviour
         self.network: Network = kind(
-            experiment.build_model(), experiment.task, self.device, experiment.precision, experiment.draws
-        )
+            experiment.build_model(), experiment.task, self.device, experiment.precision, experiment.draws,
+            behaviour.changing, behaviour.writes,
+        )  # fmt: skip
+        if behaviour.draws - {"torch"}:
+            self.network.rng = every_rng
         if experiment.compile:
             self.network.compiled = Compiled(self.network.pure_gradient, self._shapes(), self._compiling)
         if experiment.replay:
@@ -155,6 +160,5 @@ class Clients:
 
     def _initial(self, client: int | None) -> Model:
         """Returns the initial model of the run, or one drawn for a client."""
-        module = self.experiment.build_model(client)
-        layout = Layout(module)
-        return layout.model(layout.pack(module).row.to(self.device))
+        layout = self.network.layout
+        return layout.model(layout.pack(self.experiment.build_model(client)).row.to(self.device))

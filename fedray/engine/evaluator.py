@@ -17,7 +17,7 @@ from fedray.core.clock import Clock
 from fedray.core.objective import NO_STEP
 from fedray.core.optimizer import Carry
 from fedray.core.samples import Samples
-from fedray.core.seeds import SERVER, Purpose, torch_rng
+from fedray.core.seeds import SERVER, Purpose
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreResult, ScoreTask
@@ -69,20 +69,19 @@ class Evaluator:
         return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
 
     def draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
-        """A context that seeds torch's random numbers for a module that draws even in evaluation mode."""
+        """A context that seeds the random numbers of a module that draws even in evaluation mode."""
         if not self.experiment.draws:
             return contextlib.nullcontext()
-        return torch_rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
+        return self.network.rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
     def _evaluate(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
         """Returns the two sums of the loss and of each metric over some samples, and those of each sample for the main
         metric, ``[n, 2]``."""
-        self.network.load(model)
         task = self.experiment.task
         found = {name: [0.0, 0.0] for name in ("loss", *task.metrics)}
         each = np.ones((len(indices), 2))
-        for rows, outputs, y in self.passes(samples, indices):
+        for rows, outputs, y in self.passes(model, samples, indices):
             for name, sums in found.items():
                 total, count = task.sums(name, outputs, y)
                 sums[0] += float(total.double().sum())
@@ -93,13 +92,19 @@ class Evaluator:
                         each[rows, 1] = count.double().cpu().numpy()
         return {name: (total, count) for name, (total, count) in found.items()}, each
 
-    def passes(self, samples: Samples, indices: NDArray[np.int64]) -> Iterator[tuple[slice, Any, Tensor]]:
-        """Runs the loaded model over some samples, and yields for each batch its rows, its outputs and its targets."""
-        self.network.mode(training=False)
+    def passes(self, model: Model, samples: Samples, indices: NDArray[np.int64]) -> Iterator[tuple[slice, Any, Tensor]]:
+        """Runs ``model`` over some samples, and yields for each batch its rows, its outputs and its targets."""
+        network = self.network
+        network.load(model)
+        network.mode(training=False)
+        changes = network.writes or network.layout.buffers
         for start in range(0, len(indices), self.size):
+            if start and changes:
+                # a batch must not depend on which others are evaluated by this process
+                network.load(model)
             rows = slice(start, min(start + self.size, len(indices)))
             x, y = samples.gather(indices[rows])
-            yield rows, self.network.outputs(x, features=False).logits, y
+            yield rows, network.outputs(x, features=False).logits, y
 
     def score(self, task: ScoreTask) -> ScoreResult:
         """Evaluates each client's own models on its own test share."""

@@ -55,7 +55,7 @@ def activations(network: Network, x: Any) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    network.mode(training=True, normalise=len(leaves(x)[0]) > 1)
+    network.training_mode(x, len(leaves(x)[0]))
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         logits = network.outputs(x, features=False).logits
     del logits

@@ -11,7 +11,6 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from fedray.core.vectors import frozen
 from fedray.data.federated import FederatedData
 from fedray.engine.best import Best
 from fedray.engine.checkpoint import Checkpoint, flat_sha256
@@ -167,7 +166,7 @@ class Run:
         """Writes the evaluated model into the run folder, with all tensors of the user's module."""
         network = self.worker.clients.network
         model = self.experiment.algorithm.eval_model(self.state.server)
-        named = {**frozen(network.module), **network.layout.named(model)}
+        named = network.saved(model)
         with replacement_of(self.recorder.folder.path / name) as staging:
             save_file({name: tensor.cpu().contiguous() for name, tensor in named.items()}, staging)
 

@@ -68,4 +68,4 @@ class CohortSums:
             for place in self.layout.whole_numbers if is_model else ():
                 scaled[place] = total[place]
             total = scaled
-        return self.layout.model(total.float()) if is_model else total.float()
+        return self.layout.rounded(total) if is_model else total.float()

@@ -184,11 +184,11 @@ def _run(clients: Clients, samples: Samples, indices: NDArray[np.int64]) -> _Fou
     evaluator, task = Evaluator(clients), clients.experiment.task
     sums = {name: np.ones((len(indices), 2)) for name in ("loss", *task.metrics)}
     pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    classes = clients.data.classes
+    classes, model = clients.data.classes, clients.network.loaded()
     for start in range(0, len(indices), EVAL_BLOCK):
         block = slice(start, start + EVAL_BLOCK)
         with evaluator.draws(0, SERVER, start):
-            for rows, outputs, y in evaluator.passes(samples, indices[block]):
+            for rows, outputs, y in evaluator.passes(model, samples, indices[block]):
                 for name, each in sums.items():
                     total, count = task.sums(name, outputs, y)
                     each[block][rows, 0] = total.double().cpu().numpy()

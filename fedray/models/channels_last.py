@@ -14,7 +14,7 @@ from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.structure import arguments, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.errors import UserError, first_sentence
-from fedray.models.inspection import without_traces
+from fedray.models.behaviour import without_traces
 
 CONVOLUTIONS = nn.Conv2d | nn.ConvTranspose2d
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from fedray.config import TaskConfig
 from fedray.core.seeds import Purpose, stream
 from fedray.core.structure import arguments, leaves, map_leaves
-from fedray.core.task import Loss, Metric, Task, task_of
+from fedray.core.task import Counting, Loss, Metric, Task, sums_of_samples, task_of
 from fedray.errors import UserError, near_miss
 from fedray.importing import as_user_error
-from fedray.models.inspection import without_traces
+from fedray.models.behaviour import without_traces
+from fedray.models.reduction import notes_on_parameters, require_same_mean, without_reduction
 
 TRIALS, LARGEST, SIZES = 3, 250, (2, 7, 50, 120)
 """A loss or a metric is tried on ``TRIALS`` batches of ``LARGEST`` samples, and on their first ``SIZES`` samples."""
@@ -57,8 +59,12 @@ def fit_task(
     task = task_of(kind, _axis(kind, outputs, y), section.ignore_index)
     trial = _Trial(task, outputs, y, classes)
     if loss is not None:
+        given = loss
+        loss, counting = without_reduction(given, "the loss", y)
         per_entry = trial.check("the loss", loss, "use reduction='none'")
-        task = replace(task, loss=loss, loss_per_entry=per_entry)
+        task = replace(task, loss=loss, loss_per_entry=per_entry, counting=counting)
+        trial.check_mean("the loss", given, task)
+        notes += notes_on_parameters(given)
         if trial.depends_on_batch("the loss", loss):
             notes.append(
                 "warning: the loss of a sample depends on the other samples of its batch, so test_loss depends on the "
@@ -130,7 +136,8 @@ def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mappi
     one of fedray's own figures.
     """
     known = dict(task.metrics)
-    for name, metric in metrics.items():
+    for name, given in metrics.items():
+        metric, counting = without_reduction(given, f"metric {name!r}", trial.y)
         if name in known or name in ("loss", "accuracy"):
             raise UserError(f"metric {name!r} has the name of a figure of fedray's own: choose another")
         trial.check(f"metric {name!r}", metric, "fedray takes the mean over the test set itself")
@@ -139,7 +146,7 @@ def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mappi
                 f"metric {name!r} gives a sample another value when there are other samples in its batch, so its mean "
                 "would depend on the size of evaluation batches: let it look at each sample alone"
             )
-        known[name] = Metric(metric, section.mode)
+        known[name] = Metric(_weighed(metric, counting), section.mode)
     main = section.metric or task.main
     if main not in known and main != "loss":
         raise UserError(f"task.metric: there is no metric {main!r}{near_miss(main, ['loss', *known])}")
@@ -151,6 +158,15 @@ def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mappi
     if of_main == "auto":
         raise UserError(f"task.mode: say whether more of your metric {main!r} is better: max or min")
     return replace(task, metrics=known, main=main, mode=of_main)
+
+
+def _weighed(each: Loss, counting: Counting | None) -> Loss:
+    """Returns the function of a metric that is the mean of ``each``, in which targets count as ``counting`` says."""
+    return each if counting is None else partial(_two_sums, each=each, counting=counting)
+
+
+def _two_sums(outputs: Any, targets: Tensor, each: Loss, counting: Counting) -> tuple[Tensor, Tensor]:
+    return sums_of_samples(each(outputs, targets)), sums_of_samples(counting(targets))
 
 
 class _Trial:
@@ -196,6 +212,14 @@ class _Trial:
                     f"{what} must give one value per sample, [b], not a tensor of shape {list(values.shape)}: {advice}"
                 )
         return per_entry
+
+    def check_mean(self, what: str, loss: Any, task: Task) -> None:
+        """Raises :class:`UserError` if the mean that a module of torch's takes by itself is not that of ``task``."""
+        for size in SIZES[:2]:
+            outputs, targets = self.batch(size)
+            with as_user_error(f"{what} failed on outputs of {_shapes(outputs)} and targets [{size}]"):
+                each, weights = task.losses(outputs, targets), task.weights(targets)
+                require_same_mean(what, loss, outputs, targets, each, weights)
 
     def depends_on_batch(self, what: str, function: Loss) -> bool:
         """Returns whether a sample's value of ``function`` changes with the rest of its batch.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedray.core.network import predicting_head
-from fedray.core.seeds import Purpose, torch_rng
+from fedray.core.places import shared_memory, with_parameters_of
+from fedray.core.unit_vectors import unit_vectors
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.importing import as_user_error
+from fedray.models.behaviour import Behaviour, behaviour_of, without_traces
 from fedray.models.flops import count_forward_pass, forward_flops
 
 NAMED = 3
@@ -28,26 +30,33 @@ class ModelFacts:
     * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in buffers of floats.
     * ``flops``: FLOPs of one sample's forward pass in training mode, without the head's predictor;
       ``prediction_flops``: those of the predictor.
-    * ``draws``: whether the forward pass draws random numbers, as dropout does.
+    * ``behaviour``: what the forward pass does beside that. ``draws`` says whether it draws random numbers, as dropout
+      does.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
     """
 
     parameters: int
     buffers: int
     flops: float
-    draws: bool
+    behaviour: Behaviour = field(default_factory=Behaviour)
     prediction_flops: float = 0.0
     uncounted: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def draws(self) -> bool:
+        return bool(self.behaviour.draws)
 
     @property
     def notes(self) -> list[str]:
         """The lines that the user should know about the model."""
         if not self.uncounted:
-            return []
+            return list(self.warnings)
         more = f" and {len(self.uncounted) - NAMED} more" if len(self.uncounted) > NAMED else ""
         return [
+            *self.warnings,
             f"warning: FLOPs of the model's {', '.join(self.uncounted[:NAMED])}{more} are not counted: costs and "
-            "engine.vectorize=auto take them for zero"
+            "engine.vectorize=auto take them for zero",
         ]
 
 
@@ -58,37 +67,72 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
     The module's buffers stay as they are. b must be at least 2, because some normalisation layers need two samples.
     ``name`` stands for the model in messages. Raises :class:`UserError` if nothing of it can be trained.
     """
-    layout = Layout(module)
-    if not layout.parameters:
-        raise UserError(f"model {name} has no trainable parameters")
+    prepare(module, name)
     with without_traces(module):
-        before = torch.random.get_rng_state()
         with as_user_error(f"model {name} failed in training mode"):
-            _, count = count_forward_pass(module.train(), example)
-        draws = not torch.equal(before, torch.random.get_rng_state())
+            module.train()
+            _, count = count_forward_pass(module, example)
         head = predicting_head(module)
         predicted = 0.0 if head is None else forward_flops(head.predictor, torch.zeros(2, head.classifier.in_features))
+    with as_user_error(f"model {name} failed"):
+        behaviour = behaviour_of(module, example)
     return ModelFacts(
-        parameters=layout.parameters,
+        parameters=Layout(module).parameters,
         buffers=sum(buffer.numel() for buffer in module.buffers() if buffer.is_floating_point()),
         flops=count.flops,
-        draws=draws,
+        behaviour=behaviour,
         prediction_flops=predicted,
         uncounted=count.uncounted,
+        warnings=tuple(_warnings(module, name, behaviour)),
     )
 
 
-@contextlib.contextmanager
-def without_traces(module: nn.Module) -> Iterator[None]:
-    """A context in which trial passes are repeatable, and after which they have left no trace.
+def prepare(module: nn.Module, name: str) -> list[str]:
+    """Gives the parameters of ``module``, which is called ``name``, the type float32, and returns a line for the user
+    if they had others. Raises :class:`UserError` if there is nothing to train in it, or a parameter of a kind that
+    can't be."""
+    parameters = dict(module.named_parameters())
+    if not any(parameter.requires_grad and parameter.numel() for parameter in parameters.values()):
+        raise UserError(f"model {name} has no trainable parameters")
+    for key, parameter in parameters.items():
+        if parameter.is_complex():
+            raise UserError(
+                f"model {name}: its parameter {key} is of complex numbers; keep it as real ones "
+                "(nn.Parameter(torch.view_as_real(...))), and use torch.view_as_complex(...) in the forward pass"
+            )
+        if parameter.layout is not torch.strided or type(parameter.data) is not torch.Tensor:
+            kind = type(parameter.data).__name__ if parameter.layout is torch.strided else str(parameter.layout)
+            raise UserError(f"model {name}: its parameter {key} is not a plain dense tensor, but {kind}")
+    if pair := shared_memory(module):
+        raise UserError(
+            f"model {name}: its {pair[0]} and {pair[1]} are two tensors in the same memory, of which a change of one "
+            "changes the other; to tie parameters, let both layers have the same nn.Parameter, and otherwise .clone() "
+            "one of them"
+        )
+    others = {str(p.dtype).removeprefix("torch.") for p in parameters.values() if p.dtype != torch.float32}
+    with_parameters_of(module, torch.float32)
+    if not others:
+        return []
+    return [
+        f"warning: model {name} has parameters of {' and '.join(sorted(others))}, which are trained as float32 "
+        "(train.precision sets how gradients are computed)"
+    ]
 
-    In it no gradients are taken, and torch's generator always draws the same, because some models skip layers at
-    random. After it the module's buffers and the generator are as they were.
-    """
-    with torch_rng(0, Purpose.DROPOUT), torch.no_grad():
-        before = {name: value.clone() for name, value in module.named_buffers()}
-        try:
-            yield
-        finally:
-            for name, value in module.named_buffers():
-                value.copy_(before[name])
+
+def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[str]:
+    """Yields what the user should know about buffers whose means may mean nothing."""
+    usual = unit_vectors(module)
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, _NormBase):
+            usual |= {f"{prefix}.{key}" if prefix else key for key in layer._buffers}
+    for kind, meaning in ((True, "the mean of the clients'"), (False, "that of the first client of the cohort")):
+        odd = [
+            key for key, buffer in module.named_buffers()
+            if key in behaviour.changing - usual and (buffer.is_floating_point() or buffer.is_complex()) == kind
+        ]  # fmt: skip
+        if odd:
+            yield (
+                f"warning: the forward pass of model {name} changes {', '.join(odd[:NAMED])}"
+                f"{f' and {len(odd) - NAMED} more buffers' if len(odd) > NAMED else ''}: after a round the server has "
+                f"{meaning}"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -16,8 +17,9 @@ from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.stack_network import StackNetwork
 from fedray.core.structure import map_leaves
 from fedray.core.task import Task
-from fedray.core.vectors import Layout, Model
+from fedray.core.vectors import Model
 from fedray.errors import first_sentence
+from fedray.models.behaviour import behaviour_of
 
 CLIENTS = 4
 """The clients of the trial. One has a whole batch, the others have smaller ones that are padded.
@@ -26,14 +28,17 @@ Their sizes are no multiples of usual numbers, because some models (ghost batch 
 within groups of, say, 16.
 """
 
+KINDS: tuple[type[Network], ...] = (StackNetwork, LoopNetwork)
+
 LARGEST = 256
 """The number of samples in the largest batch that is tried."""
 
 TOLERANCE = 1e-3
 """The largest difference of two gradients, relative to their length, that counts as rounding.
 
-Rounding may take a ReLU's input to the other side of zero, which changes gradients by 1e-4. Where samples depend on
-their neighbours, padding changes gradients by 1e-1.
+Rounding of float32 may take a ReLU's input to the other side of zero, which changes gradients by 1e-4, and in deep
+networks by more. So they are compared in float64, of which the same can hardly happen, and the answer is that of every
+processor. Where samples depend on their neighbours, padding changes gradients by 1e-1.
 """
 
 
@@ -58,22 +63,22 @@ def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor) -> str |
     """
     if hooked := hooked_parameter(module):
         return hooked
-    if Layout(module).buffers:
-        return "it has buffers, such as BatchNorm's running statistics"
+    found = behaviour_of(module, map_leaves(lambda each: each[:2], x))
+    if found.changing:
+        return "its forward pass changes buffers, such as BatchNorm's running statistics"
+    if found.written:
+        return f"its forward pass writes into its parameter {found.written[0]}"
     clients, size = CLIENTS, len(y) // CLIENTS
     real = [size, *(max(1, each) for each in (size - 1, size * 2 // 3 - 1, size // 2 - 3))]
     inputs, targets = (map_leaves(lambda each: each.view(clients, size, *each.shape[1:]), part) for part in (x, y))
     batch = Batch(inputs, targets, 0, real)
-    stack, loop = (kind(copy.deepcopy(module), task) for kind in (StackNetwork, LoopNetwork))
-    at = _models_near_the_initial_one(stack, clients)
-    # the generator is restored even if a pass fails
-    with torch_rng(0, Purpose.DROPOUT):
-        try:
-            together = stack.gradients(at, batch).value
-            stack.forward(at, batch.x)
-            alone = loop.gradients(at, batch).value
-        except Exception as error:
-            return f"torch.func.vmap fails, {type(error).__name__}: {first_sentence(error)}"
+    try:
+        together, alone = _gradients(module, task, batch, torch.float32)
+    except Exception as error:
+        return f"torch.func.vmap fails, {type(error).__name__}: {first_sentence(error)}"
+    # some modules convert to float32 themselves
+    with contextlib.suppress(Exception):
+        together, alone = _gradients(module, task, batch, torch.float64)
     if not torch.isfinite(alone).all():
         return "its gradients near the initial weights are not finite, so that a stack can't be compared with them"
     off = (together - alone).norm(dim=1) / alone.norm(dim=1).clamp(min=1e-12)
@@ -83,6 +88,24 @@ def stacking_obstacle(module: nn.Module, task: Task, x: Any, y: Tensor) -> str |
         "its samples depend on the others of their batch, so that the padding of smaller clients' batches changes "
         f"gradients by up to {100 * float(off.max()):.3g} %"
     )
+
+
+def _gradients(module: nn.Module, task: Task, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns the gradients ``[C, width]`` of the clients of ``batch``, computed in ``dtype``: by a stack, and one by
+    one."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    batch = Batch(map_leaves(cast, batch.x), cast(batch.y), batch.step, batch.counts)
+    copies = (copy.deepcopy(module).to(dtype) for _ in range(2))
+    stack, loop = (kind(each, task, changing=(), dtype=dtype) for kind, each in zip(KINDS, copies, strict=True))
+    at = _models_near_the_initial_one(stack, len(batch.y))
+    # the generator is restored even if a pass fails
+    with torch_rng(0, Purpose.DROPOUT):
+        together = stack.gradients(at, batch).value
+        stack.forward(at, batch.x)
+        return together, loop.gradients(at, batch).value
 
 
 def hooked_parameter(module: nn.Module) -> str | None:
@@ -99,5 +122,5 @@ def _models_near_the_initial_one(network: Network, clients: int) -> Model:
     would hide mistakes in the layers that feed it.
     """
     noise = stream(0, Purpose.INIT).standard_normal((2, clients, network.layout.width), dtype=np.float32)
-    scale, shift = torch.from_numpy(noise)
+    scale, shift = torch.from_numpy(noise).to(network.dtype)
     return network.layout.model(network.loaded().row * (1 + 0.1 * scale) + 0.02 * shift)

@@ -1,0 +1,50 @@
+"""Which layers of batch normalisation use their running statistics in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedray.errors import UserError
+
+
+def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
+    """Returns the layers of batch normalisation that have a single value per channel in the forward pass ``run()`` of a
+    batch of one sample, where torch raises an error in training mode.
+
+    The pass is run in evaluation mode. Raises :class:`UserError` if one of the layers has no running statistics
+    to use instead.
+    """
+    found: dict[nn.Module, str] = {}
+
+    def look(name: str, layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+        if inputs[0].numel() == inputs[0].shape[1]:
+            found[layer] = name
+            if not layer.track_running_stats:
+                raise UserError(
+                    f"the layer {name} ({type(layer).__name__}) has one value per channel in a mini-batch of a single "
+                    "sample, and no running statistics to use instead (track_running_stats=False): let no client have "
+                    "such mini-batches (data.partition.min_samples, train.batch_size), or use another norm (model.norm)"
+                )
+
+    norms = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, _BatchNorm))
+    hooks = [layer.register_forward_pre_hook(partial(look, name)) for name, layer in norms]
+    try:
+        module.eval()
+        with torch.no_grad():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(found)
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    """Returns whether ``layer`` has parameters of its own, and none of them is trained."""
+    own = list(layer.parameters(recurse=False))
+    return bool(own) and not any(parameter.requires_grad for parameter in own)

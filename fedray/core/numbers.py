@@ -1,0 +1,63 @@
+"""Numbers of any type as float32 numbers, of which the rows of models consist, and back.
+
+A float32 has 24 bits, so that a longer number takes several of them, its *parts*: a whole number of 64 bits is three
+parts of 22 bits, and a float64 is the sum of three float32. All parts are exact, and they are linear: the mean of two
+numbers has the mean of their parts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SINGLE = (torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16)
+"""The types whose numbers are float32 numbers too."""
+
+_BITS = 22
+
+
+def parts_of(dtype: torch.dtype) -> int:
+    """Returns how many float32 numbers a number of this type takes."""
+    if dtype.is_complex:
+        return 2 * parts_of(dtype.to_real())
+    return 1 if dtype in SINGLE else 3
+
+
+def split(values: Tensor) -> Tensor:
+    """Returns the parts ``[parts, n]`` of ``values [n]``."""
+    if values.is_complex():
+        return torch.cat([split(part) for part in torch.view_as_real(values).unbind(1)])
+    if values.dtype in SINGLE:
+        return values.to(torch.float32)[None]
+    if values.is_floating_point():
+        parts, rest = [], values
+        for _ in range(3):
+            part = rest.to(torch.float32)
+            # nothing is left of an infinite number, or of NaN
+            rest = torch.where(part.isfinite(), rest - part, 0)
+            parts.append(part)
+        return torch.stack(parts)
+    whole = values.to(torch.int64)
+    low = (1 << _BITS) - 1
+    return torch.stack([whole >> 2 * _BITS, whole >> _BITS & low, whole & low]).to(torch.float32)
+
+
+def join(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the numbers ``[n]`` of type ``dtype`` with these ``parts [parts, n]``. Where a number must be whole and
+    is not, being a mean, it is rounded."""
+    if dtype.is_complex:
+        return torch.complex(*(join(part, dtype.to_real()) for part in parts.chunk(2)))
+    if dtype in SINGLE:
+        if dtype is torch.float32:
+            return parts[0]
+        return (parts[0] if dtype.is_floating_point else parts[0].round()).to(dtype)
+    wide = parts.to(torch.float64)
+    if dtype.is_floating_point:
+        return (wide[0] + wide[1] + wide[2]).to(dtype)
+    high = wide[0].floor()
+    middle = wide[1] + (wide[0] - high) * 2**_BITS
+    low = wide[2] + (middle - middle.floor()) * 2**_BITS
+    whole = (
+        (high.to(torch.int64) << 2 * _BITS) + (middle.floor().to(torch.int64) << _BITS) + low.round().to(torch.int64)
+    )
+    return whole.to(dtype)

@@ -1,0 +1,144 @@
+"""Where the parameters and buffers of a module are, by name, so that others can be put in their place.
+
+A layer may be used twice, and two layers may share a parameter. Such a tensor has several names and may have several
+places, which are entries of a layer's dict. Its first name, under which ``named_parameters()`` has it, stands for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedray.errors import UserError
+
+Place = tuple[dict[str, Any], str]
+"""A layer's dict of parameters or buffers, and the key of one of them."""
+
+
+class Places:
+    """The places of the tensors of ``module``.
+
+    ``parameters`` and ``buffers`` are its tensors by their first names. ``aliases`` maps every other name to the first
+    one. ``not_saved`` are the first names of buffers that ``state_dict()`` leaves out (``persistent=False``).
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.buffers: dict[str, Tensor] = {}
+        self.aliases: dict[str, str] = {}
+        self.not_saved: set[str] = set()
+        self._places: dict[str, list[Place]] = {}
+        first: dict[int, str] = {}
+        seen: set[tuple[int, str]] = set()
+        for prefix, layer in module.named_modules(remove_duplicate=False):
+            kinds: list[tuple[dict[str, Any], dict[str, Any]]] = [
+                (layer._parameters, self.parameters), (layer._buffers, self.buffers),
+            ]  # fmt: skip
+            for own, found in kinds:
+                for key, tensor in own.items():
+                    if tensor is None:
+                        continue
+                    name = f"{prefix}.{key}" if prefix else key
+                    canonical = first.setdefault(id(tensor), name)
+                    if canonical == name:
+                        found[name] = tensor
+                    else:
+                        self.aliases[name] = canonical
+                    if (id(own), key) not in seen:
+                        seen.add((id(own), key))
+                        self._places.setdefault(canonical, []).append((own, key))
+                    if own is layer._buffers and key in layer._non_persistent_buffers_set:
+                        self.not_saved.add(canonical)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters and buffers by their first names. Each tensor is there once."""
+        return {**self.parameters, **self.buffers}
+
+    def now(self, name: str) -> Any:
+        """Returns what is now in the place of the tensor ``name``. A forward pass may have put another one there."""
+        own, key = self._places[name][0]
+        return own.get(key)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Puts ``tensor`` into all places of the one called ``name``."""
+        for own, key in self._places[name]:
+            own[key] = tensor
+
+    @contextlib.contextmanager
+    def holding(self, tensors: dict[str, Tensor]) -> Iterator[None]:
+        """A context in which the module has ``tensors`` in place of its own ones of these names.
+
+        If a forward pass puts another tensor in the place of a buffer, as ``self.count = self.count + 1`` does, it is
+        in ``tensors`` afterwards. :class:`UserError` is raised if it does so with a parameter.
+        """
+        before = [(place, place[0][place[1]]) for name in tensors for place in self._places[name]]
+        try:
+            for name, tensor in tensors.items():
+                self.put(name, tensor)
+            yield
+            self.require(tensors)
+            for name in tensors:
+                if name in self.buffers:
+                    tensors[name] = self.now(name)
+        finally:
+            for (own, key), tensor in before:
+                own[key] = tensor
+
+    def require(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises :class:`UserError` if those of ``tensors`` that are parameters are not in their places any more."""
+        for name in self.parameters:
+            if name in tensors and any(own.get(key) is not tensors[name] for own, key in self._places[name]):
+                raise UserError(
+                    f"the forward pass of the model puts another tensor in the place of its parameter {name}, which "
+                    "would not be trained: let it write into the parameter (self.weight.data.copy_(...)), or compute "
+                    "with a tensor of another name"
+                )
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Copies ``values`` into the module's tensors; names may be first names or aliases."""
+        tensors = self.tensors
+        with torch.no_grad():
+            for name, value in values.items():
+                tensors[self.aliases.get(name, name)].copy_(value)
+
+
+def shared_memory(module: nn.Module) -> tuple[str, str] | None:
+    """Returns the names of two tensors of ``module`` that are different objects and lie in the same memory, or None.
+
+    Such tensors would be trained apart, although a write into one of them changes the other.
+    """
+    pieces: list[tuple[int, int, int, str]] = []
+    for name, tensor in Places(module).tensors.items():
+        if tensor.numel() and tensor.layout is torch.strided and tensor.device.type != "meta":
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            pieces.append((tensor.untyped_storage().data_ptr(), start, start + extent * tensor.element_size(), name))
+    pieces.sort()
+    for (storage, _, stop, one), (other_storage, start, _, other) in pairwise(pieces):
+        if storage == other_storage and start < stop:
+            return one, other
+    return None
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Returns whether two tensors are the same. A NaN is the same as another."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def with_parameters_of(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Gives the parameters of ``module``, but for complex ones, the type ``dtype``, and returns the module. The buffers
+    of a layer follow its parameters if they had the same type; others stay as they are."""
+    for layer in module.modules():
+        own = [p for p in layer._parameters.values() if p is not None and p.is_floating_point()]
+        former = {parameter.dtype for parameter in own} - {dtype}
+        for tensor in (*own, *(b for b in layer._buffers.values() if b is not None and b.dtype in former)):
+            tensor.data = tensor.data.to(dtype)
+    return module
