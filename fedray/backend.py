@@ -69,8 +69,9 @@ def in_stacks(
     data: FederatedData,
     size: int,
     cohort_size: int,
-) -> tuple[bool, int | None]:
-    """Returns whether clients are trained in batched stacks (``engine.vectorize``), and ``engine.chunk``.
+) -> tuple[bool, int | None, str | None]:
+    """Returns whether clients are trained in batched stacks (``engine.vectorize``), ``engine.chunk``, and a line for
+    the user if they are not although that would be faster.
 
     With stacks, the second value is the most clients of one. Without them it is the most clients that are sent to a
     worker together; it is None if the configuration does not set it, and the engine then chooses the number.
@@ -82,17 +83,21 @@ def in_stacks(
     def obstacle() -> str | None:
         return stacking_obstacle(module, task, *data.examples(samples_of_trial(size)))
 
+    line: str | None = None
     largest = min(VMAP_CHUNK, (cohort_size + 1) // 2)
     chunk = largest if engine.chunk == "auto" else engine.chunk
     vectorize = engine.vectorize
     if vectorize == "auto":
         pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and flops * size <= VMAP_FLOPS * chunk)
-        vectorize = pays and obstacle() is None
+        reason = obstacle() if pays else None
+        if reason is not None:
+            line = f"engine.vectorize=auto: clients are trained one after another, which is slower, because {reason}"
+        vectorize = pays and reason is None
     elif vectorize and (reason := obstacle()):
         raise UserError(f"engine.vectorize=true: this model can't be batched over clients: {reason}; use auto")
     if not vectorize:
-        return False, None if engine.chunk == "auto" else engine.chunk
-    return True, chunk
+        return False, None if engine.chunk == "auto" else engine.chunk, line
+    return True, chunk, None
 
 
 def is_compiled(

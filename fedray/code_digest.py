@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 from fedray.own_modules import is_library, library_digest, possible_modules, sha256_of, source_digest
 
@@ -136,6 +138,10 @@ class _Walk:
         yield from sorted(_Walk(self.apart_from, self).of(each) for each in things)
 
     def _tensor(self, tensor: torch.Tensor) -> Iterator[str | bytes]:
+        yield from (self.of(hook) for hook in (tensor._backward_hooks or {}).values())
+        if is_lazy(tensor):
+            yield f"{tensor.dtype} without a shape"
+            return
         yield f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout} {tensor.requires_grad}"
         if id(tensor) not in self.apart_from:
             dense = tensor.detach().cpu().to_dense() if tensor.layout != torch.strided else tensor.detach().cpu()
@@ -225,8 +231,8 @@ class _Walk:
             elif name.endswith("_hooks") or "_hooks_" in name:
                 # the keys of hooks are numbers that differ between processes
                 yield from (self.of(hook) for hook in value.values()) if isinstance(value, dict) else ()
-            elif name != "training":
-                # `training` only says how the module was last used
+            elif name != "training" and not isinstance(value, RemovableHandle):
+                # `training` only says how the module was last used, and the number of a hook's handle nothing
                 yield name
                 yield self.of(value)
 

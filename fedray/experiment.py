@@ -10,6 +10,7 @@ from torch import nn
 
 from fedray.algorithms import Algorithm
 from fedray.config import Config, flat
+from fedray.core.copying import Portable
 from fedray.core.local_training import LocalTraining
 from fedray.core.schedule import Schedule
 from fedray.core.task import Loss, Task
@@ -35,6 +36,14 @@ class Own:
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     transform: Transform | None = None
     preloaded: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        model = Portable(self.model) if isinstance(self.model, nn.Module) else self.model
+        return {**vars(self), "model": model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        model = state["model"]
+        self.__dict__.update(state, model=model.module if isinstance(model, Portable) else model)
 
     @property
     def given(self) -> list[str]:

@@ -5,7 +5,6 @@ It also puts a head in the place of the model's last layer, and loads initial we
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from fedray.config import ModelConfig, unknown_key
 from fedray.core import seeds
+from fedray.core.copying import Portable, require_copyable
 from fedray.core.places import Places
 from fedray.core.seeds import Purpose
 from fedray.core.structure import arguments, map_leaves
@@ -54,7 +54,8 @@ def maker_of(section: ModelConfig, given: Any, example: Any, classes: int, head:
     if isinstance(given, nn.Module):
         if options:
             raise UserError(f"model.{next(iter(options))}: the model was given as an object, which takes no options")
-        name, make = type(given).__name__, CopyMaker(given, seed)
+        require_copyable(given)
+        name, make = type(given).__name__, CopyMaker(Portable(given), seed)
     else:
         chosen = find_model(section.name) if given is None else given
         name = section.name if given is None else getattr(chosen, "__name__", "model")
@@ -81,16 +82,16 @@ class CopyMaker:
     For a client, the layers that are trained and have a method ``reset_parameters`` draw their weights anew.
     """
 
-    module: nn.Module
+    original: Portable
     seed: int
 
     @property
     def code(self) -> Sequence[Any]:
-        return list({type(layer) for layer in self.module.modules()})
+        return list({type(layer) for layer in self.original.module.modules()})
 
     def __call__(self, client: int | None = None) -> nn.Module:
         with as_user_error("model=... can't be copied"):
-            module = copy.deepcopy(self.module)
+            module = self.original.copy()
         if client is not None:
             with seeds.every_rng(self.seed, Purpose.CLIENT_INIT, client):
                 for layer in module.modules():
@@ -286,11 +287,12 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
             raise UserError(f"{key}: {path} has no tensor {name!r}{near_miss(name, tensors)}")
         if tensors[name].shape != shape:
             raise UserError(f"{key}: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model")
-        if tensors[name].is_complex() or tensors[name].is_floating_point() != own[name].is_floating_point():
+        if _kind(tensors[name]) != _kind(own[name]):
             raise UserError(
                 f"{key}: {name} in {path} is of {tensors[name].dtype}, but of {own[name].dtype} in the model"
             )
-        if not torch.isfinite(tensors[name].to(own[name].dtype)).all():
+        # a buffer may be a mask
+        if name in places.parameters and not torch.isfinite(tensors[name].to(own[name].dtype)).all():
             raise UserError(f"{key}: {name} in {path} has numbers that are not finite")
     further = [name for name in tensors if name not in own]
     unused = [] if classes is None else [name for name in further if _is_replaced(name, module, heads)]
@@ -299,6 +301,10 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
             raise UserError(f"{key}: {path} has a tensor {name!r}, which the model does not have")
     places.load({name: tensors[name] for name in wanted})
     return Loaded(kept, unused)
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex()
 
 
 def _by_first_name(tensors: Mapping[str, Tensor], places: Places, path: Path, key: str) -> dict[str, Tensor]:

@@ -14,9 +14,12 @@ from torch import nn
 from fedray.algorithms import Algorithm, find_algorithm
 from fedray.backend import gradient_graph, in_stacks, is_compiled, is_replayed
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
+from fedray.core.batches import has_single
+from fedray.core.local_training import LocalTraining
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
 from fedray.core.task import Task
+from fedray.core.torch_state import neutral
 from fedray.data.access import MapAll, with_access
 from fedray.data.columns import Columns
 from fedray.data.contents import content_key, data_digests
@@ -33,7 +36,7 @@ from fedray.inputs import inputs_of
 from fedray.local_training import local_training, own_transform
 from fedray.making import ChannelsLastMaker, Maker, WeightsMaker, maker_of
 from fedray.models import find_model
-from fedray.models.behaviour import require_no_hidden_state
+from fedray.models.behaviour import notes_on_single_samples, require_no_hidden_state
 from fedray.models.channels_last import in_channels_last
 from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
@@ -55,6 +58,7 @@ class _Data(NamedTuple):
     notes: tuple[str, ...]
 
 
+@neutral()
 def resolve_data(config: Config, own: Own | None = None, map_all: MapAll = map_arrays) -> _Data:
     """Returns the data that ``config`` describes, spread over the clients, with samples where ``data.access`` says.
 
@@ -67,6 +71,7 @@ def resolve_data(config: Config, own: Own | None = None, map_all: MapAll = map_a
     return _Data(source, data, digests, access, (*notes, *lines))
 
 
+@neutral()
 def resolve(
     config: Config, own: Own | None = None, around: Surroundings | None = None, map_all: MapAll = map_arrays
 ) -> tuple[Experiment, FederatedData]:
@@ -92,7 +97,9 @@ def resolve(
     device, engine, placed = place(config.engine, folder, around.device)
     size = training.batch_size or int(data.sizes().max())
     _check_precision(config.train.precision, device, model, data)
-    vectorize, chunk = in_stacks(config.engine, device, model.module, task, model.facts.flops, data, size, cohort_size)
+    vectorize, chunk, stack_line = in_stacks(
+        config.engine, device, model.module, task, model.facts.flops, data, size, cohort_size
+    )
     begun = around.begun(folder)
     # in stacks and on GPUs it has not been measured to be faster
     channels_last, model = _laid_out(config, model, data, begun.get("channels_last"), not vectorize and device == "cpu")
@@ -140,10 +147,11 @@ def resolve(
         *transform_notes,
         *read,
         *placed,
-        *filter(None, (compile_line, replay_line)),
+        *filter(None, (stack_line, compile_line, replay_line)),
         *(f"warning: {line}" for line in advice),
         *model.notes,
         *model.facts.notes,
+        *notes_on_single_samples(model.module, data.examples(1)[0], _with_single_samples(data, training)),
     )
     wanted = config.run.diagnostics
     run_by = measured(algorithm, wanted if isinstance(wanted, str) else "") if wanted else algorithm
@@ -364,6 +372,14 @@ def _head(config: Config, algorithm: Algorithm) -> str:
             f"model.head={asked}: {config.algorithm.name} needs a head with a {need}, such as {DEFAULT[need]}; use auto"
         )
     return asked
+
+
+def _with_single_samples(data: FederatedData, training: LocalTraining) -> list[int]:
+    """Returns the clients that have mini-batches of one sample."""
+    batch_size, epochs = training.batch_size, training.local_epochs
+    return [
+        client for client, size in enumerate(data.sizes().tolist()) if size and has_single(size, batch_size, epochs)
+    ]
 
 
 def _check_precision(precision: str, device: str, model: _Model, data: FederatedData) -> None:

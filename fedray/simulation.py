@@ -102,10 +102,13 @@ class RunResult:
         from safetensors.torch import load_file
 
         from fedray.core.places import Places
+        from fedray.core.torch_state import neutral
 
-        module = self.module()
-        Places(module).load(load_file(self.folder / "model.safetensors"))
-        return module.eval()
+        with neutral():
+            module = self.module()
+            Places(module).load(load_file(self.folder / "model.safetensors"))
+        module.eval()
+        return module
 
 
 def simulate(
@@ -207,9 +210,10 @@ def _prepared(
     """Returns the experiment, and the engine that runs it. Nothing but the engine holds the data, so that it can let go
     of them."""
     with collector_paused():
+        from fedray.core.torch_state import neutral
         from fedray.resolve import resolve
 
-    with display.reading() as map_all:
+    with neutral(), display.reading() as map_all:
         experiment, data = resolve(settings, own(), _surroundings(settings, start), map_all)
     if experiment.config.engine.kind == "local":
         from fedray.engine.local_engine import LocalEngine

@@ -350,15 +350,17 @@ def test_a_module_that_changes_later_is_an_error_in_one_line(tmp_path):
         values(replaying(lambda: Scheduled(6)))
     samples = data((12,), 40)
     train = samples.x.numpy(), samples.y.numpy(), np.zeros(40, int)
-    settings = {"data.partition.kind": "natural", "train.local_steps": 20, "train.batch_size": 6, "run.rounds": 1}
+    settings = {"data.partition.kind": "natural", "train.local_steps": 200, "train.batch_size": 6, "run.rounds": 1}
     settings |= {"algorithm.name": "fedavg", "engine.kind": "local", "engine.vectorize": False}
     settings |= {"engine.replay": True}
+    # the passes with which it is tried before the first round do not find it
+    model = made(lambda: Scheduled(10))
     with pytest.raises(UserError) as caught:
-        simulate(settings | {"run.output": str(tmp_path)}, data=train, test=train[:2], model=made(lambda: Scheduled(8)))
+        simulate(settings | {"run.output": str(tmp_path)}, data=train, test=train[:2], model=model)
     assert recording.CHANGED in str(caught.value)
     assert "\n" not in str(caught.value)
     settings |= {"engine.replay": "auto", "run.output": str(tmp_path / "eager")}
-    model = made(lambda: Scheduled(8))
+    model = made(lambda: Scheduled(10))
     assert simulate(settings, data=train, test=train[:2], model=model).summary["status"] == "completed"
 
 

@@ -54,6 +54,12 @@ def steps_of(samples: int, batch_size: int | None, local_steps: int | None, loca
     return local_epochs * -(-samples // (batch_size or max(samples, 1)))
 
 
+def has_single(samples: int, batch_size: int | None, local_epochs: int | None) -> bool:
+    """Returns whether a client with ``samples`` samples has mini-batches of one sample."""
+    size = min(batch_size or samples, samples)
+    return size == 1 or (local_epochs is not None and samples % max(size, 1) == 1)
+
+
 def schedule(
     seed: int,
     purpose: Purpose,

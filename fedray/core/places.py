@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedray.errors import UserError
 
@@ -115,7 +116,7 @@ def shared_memory(module: nn.Module) -> tuple[str, str] | None:
     """
     pieces: list[tuple[int, int, int, str]] = []
     for name, tensor in Places(module).tensors.items():
-        if tensor.numel() and tensor.layout is torch.strided and tensor.device.type != "meta":
+        if not is_lazy(tensor) and tensor.numel() and tensor.layout is torch.strided and tensor.device.type != "meta":
             extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             start = tensor.data_ptr()
             pieces.append((tensor.untyped_storage().data_ptr(), start, start + extent * tensor.element_size(), name))

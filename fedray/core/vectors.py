@@ -176,7 +176,7 @@ class Block:
         """Returns the tensors in ``buffers [buffer_width]`` by name. Those of float32 are views, but for the units."""
         entries = numbers.join(buffers[self.place].view(self.parts, self.count), self.dtype)
         found = {slot.name: slot.view(entries) for slot in self.slots}
-        return found | {name: nn.functional.normalize(found[name], dim=0, eps=1e-12) for name in self.units}
+        return found | {name: _of_length_1(found[name]) for name in self.units}
 
     def numbers_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns the numbers ``[parts * count]`` of the block's buffers among ``tensors``."""
@@ -197,6 +197,12 @@ class Block:
         if not self.dtype.is_floating_point or self.parts == 1:
             return total.float()
         return numbers.split(total.view(self.parts, self.count).sum(0)).reshape(-1)
+
+
+def _of_length_1(vector: Tensor) -> Tensor:
+    """Returns ``vector [n]`` divided by its length, or as it is where that is 1 but for rounding."""
+    length = vector.norm()
+    return vector / torch.where((length - 1).abs() < 1e-5, 1, length.clamp(min=1e-12))
 
 
 class Layout:

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
+from fedray.core.torch_state import neutral
 from fedray.engine.determinism import CUBLAS, deterministic
 from fedray.errors import UserError
 
@@ -64,7 +65,7 @@ def computing_process(threads: int, portable: bool) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with deterministic():
+        with neutral(), deterministic():
             yield
     finally:
         torch.set_num_threads(before)

@@ -102,6 +102,7 @@ def _evaluate(
     with computing_process(engine.threads, engine.portable_bits):
         clients = Clients(experiment, data, StateFolder(Path()), experiment.device)
         _load_model(clients, request, source)
+        sha = flat_sha256(clients.network.layout.named(clients.network.loaded()))
         samples, indices, shares = _samples_of(split, clients)
         if not len(indices):
             hint = ": data.validation_samples sets some aside" if split == "validation" else ""
@@ -118,7 +119,7 @@ def _evaluate(
         classes = table_of_classes(confusion, number, data.class_names if task.kind == "classification" else None)
     return Evaluation(
         file=request.file,
-        model_sha256=flat_sha256(clients.network.layout.named(clients.network.loaded())),
+        model_sha256=sha,
         source=source,
         split=split,
         samples=len(indices),

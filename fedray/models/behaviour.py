@@ -4,7 +4,6 @@ and whether it keeps something of which torch does not know."""
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +14,22 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedray.core.batches import Batch
+from fedray.core.copying import copied
 from fedray.core.known_code import may_write, unknown_layer
 from fedray.core.loop_network import LoopNetwork
-from fedray.core.norms import is_frozen
+from fedray.core.network import predicting_head
+from fedray.core.norms import is_frozen, single_value_norms
 from fedray.core.places import Places, same_bits
 from fedray.core.recording import written
 from fedray.core.seeds import Purpose, drawn_by, every_rng
 from fedray.core.structure import arguments, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Model
-from fedray.errors import UserError
+from fedray.errors import UserError, first_sentence
 from fedray.importing import as_user_error
+
+NAMED = 3
+"""The most layers that a message names."""
 
 CLOSE = 1e-5
 """The largest difference of two gradients, relative to their length, that counts as rounding."""
@@ -118,7 +122,7 @@ def require_no_hidden_state(module: nn.Module, task: Task, x: Any, y: Tensor, fo
     """
     if unknown_layer(module) is None:
         return
-    network = LoopNetwork(copy.deepcopy(module), task, changing=found.changing, writes=found.writes)
+    network = LoopNetwork(copied(module), task, changing=found.changing, writes=found.writes)
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     initial = network.loaded()
     other = initial.with_parameters(initial.parameters * 1.05 + 0.01)
@@ -133,6 +137,46 @@ def require_no_hidden_state(module: nn.Module, task: Task, x: Any, y: Tensor, fo
             "kept must be a buffer (self.register_buffer(...)), and random numbers must be drawn from the global "
             "generators of torch, NumPy or Python"
         )
+
+
+def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -> list[str]:
+    """Returns a line for the user if ``clients`` have mini-batches of one sample, such as ``x [1, ...]``, in which some
+    layers of ``module`` can't normalise.
+
+    Raises :class:`UserError` if the module can't be trained on such mini-batches.
+    """
+    if not clients:
+        return []
+    args, named = arguments(x)
+    names = {layer: name for name, layer in module.named_modules()}
+    head = predicting_head(module)
+
+    def run() -> None:
+        module(*args, **named)
+        if head is not None:
+            head.predictor(torch.zeros(1, head.classifier.in_features))
+
+    more = f" and {len(clients) - 1} more" if len(clients) > 1 else ""
+    who = f"client {clients[0]}{more}"
+    with without_traces(module):
+        resting = single_value_norms(module, run)
+        module.train()
+        for layer in resting:
+            layer.eval()
+        try:
+            run()
+        except Exception as error:
+            raise UserError(
+                f"the model can't be trained on a mini-batch of one sample, such as {who} has "
+                f"({first_sentence(error)}): let no client have one, by data.partition.min_samples or train.batch_size"
+            ) from None
+    if not resting:
+        return []
+    return [
+        f"warning: {who} has mini-batches of one sample, of which {', '.join(names[each] for each in resting[:NAMED])} "
+        "can't normalise the only value of a channel: their running statistics are used there, where torch would raise "
+        "an error"
+    ]
 
 
 def _gradient(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:

@@ -127,7 +127,8 @@ def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -
     try:
         with torch_rng(0, Purpose.DROPOUT), torch.enable_grad():
             state = torch.random.get_rng_state()
-            outputs = module.train(training)(*args, **named)
+            module.train(training)
+            outputs = module(*args, **named)
             drew = not torch.equal(state, torch.random.get_rng_state())
             total = task.training_losses(outputs, y).sum()
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch.fx import GraphModule
 
 from fedray.core.batches import Batch
 from fedray.core.compiled import trace
+from fedray.core.copying import copied
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.network import Network
 from fedray.core.stack_network import StackNetwork
@@ -26,7 +26,7 @@ def traced_gradient(module: nn.Module, task: Task, vectorize: bool, x: Any, y: T
     if hooked := hooked_parameter(module):
         return hooked
     kind: type[Network] = StackNetwork if vectorize else LoopNetwork
-    network = kind(copy.deepcopy(module), task)
+    network = kind(copied(module), task)
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     try:
         inputs = network.inputs_of(network.loaded().rows(1), batch, 0)

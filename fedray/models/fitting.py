@@ -91,7 +91,8 @@ def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
     """Returns what ``module`` makes of the inputs ``x [b, ...]``. It is left as it was."""
     args, named = arguments(x)
     with without_traces(module):
-        return module.train(training)(*args, **named)
+        module.train(training)
+        return module(*args, **named)
 
 
 def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:

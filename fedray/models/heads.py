@@ -126,7 +126,8 @@ def _last_call(module: nn.Module, name: str, example: Any) -> tuple[nn.Linear | 
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),
     ):
-        module.eval()(*args, **named)
+        module.eval()
+        module(*args, **named)
     module.train()
     for hook in hooks:
         hook.remove()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedray.core.network import predicting_head
-from fedray.core.places import shared_memory, with_parameters_of
+from fedray.core.places import with_parameters_of
 from fedray.core.unit_vectors import unit_vectors
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
@@ -103,12 +103,6 @@ def prepare(module: nn.Module, name: str) -> list[str]:
         if parameter.layout is not torch.strided or type(parameter.data) is not torch.Tensor:
             kind = type(parameter.data).__name__ if parameter.layout is torch.strided else str(parameter.layout)
             raise UserError(f"model {name}: its parameter {key} is not a plain dense tensor, but {kind}")
-    if pair := shared_memory(module):
-        raise UserError(
-            f"model {name}: its {pair[0]} and {pair[1]} are two tensors in the same memory, of which a change of one "
-            "changes the other; to tie parameters, let both layers have the same nn.Parameter, and otherwise .clone() "
-            "one of them"
-        )
     others = {str(p.dtype).removeprefix("torch.") for p in parameters.values() if p.dtype != torch.float32}
     with_parameters_of(module, torch.float32)
     if not others:

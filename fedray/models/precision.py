@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
+from fedray.core.copying import copied
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.seeds import Purpose, torch_rng
 from fedray.core.structure import map_leaves
@@ -21,7 +21,7 @@ def precision_obstacle(module: nn.Module, task: Task, precision: str, x: Any, y:
     ``x [b, ...]`` and ``y [b, ...]`` are samples of the data. Not every kernel of PyTorch exists for every type on
     every processor: that of LSTMs is missing in fp16, for example.
     """
-    network = LoopNetwork(copy.deepcopy(module), task, precision=precision)
+    network = LoopNetwork(copied(module), task, precision=precision)
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     with torch_rng(0, Purpose.DROPOUT):
         try:

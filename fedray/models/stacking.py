@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
+from fedray.core.copying import copied
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.network import Network
 from fedray.core.seeds import Purpose, stream, torch_rng
@@ -98,7 +98,7 @@ def _gradients(module: nn.Module, task: Task, batch: Batch, dtype: torch.dtype) 
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     batch = Batch(map_leaves(cast, batch.x), cast(batch.y), batch.step, batch.counts)
-    copies = (copy.deepcopy(module).to(dtype) for _ in range(2))
+    copies = (copied(module).to(dtype) for _ in range(2))
     stack, loop = (kind(each, task, changing=(), dtype=dtype) for kind, each in zip(KINDS, copies, strict=True))
     at = _models_near_the_initial_one(stack, len(batch.y))
     # the generator is restored even if a pass fails

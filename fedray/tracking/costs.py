@@ -154,7 +154,8 @@ def fedtrip_forward(module: nn.Module, facts: ModelFacts, example: Any) -> float
     with torch.no_grad():
         # some normalisation layers need two samples
         args, named = arguments(example)
-        module.eval()(*args, **named)
+        module.eval()
+        module(*args, **named)
     for hook in hooks:
         hook.remove()
     return facts.flops / 2 + biases

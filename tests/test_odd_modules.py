@@ -1,0 +1,281 @@
+"""A zoo of modules that are odd in one way each. Each is trained as a plain loop of PyTorch trains it, whichever way
+fedray computes, or is refused in one line."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from odd_modules import IMAGE, LENGTH, WIDTH, WORDS, ZOO, made
+from small_runs import needs_compiler
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedray import UserError, evaluate, simulate
+from fedray.core import recording
+from fedray.core.batches import schedule
+from fedray.core.copying import copied
+from fedray.core.places import Places
+from fedray.core.seeds import Purpose, every_rng
+from fedray.core.unit_vectors import unit_vectors
+from fedray.engine import local_engine
+from fedray.engine.clients import Clients
+from fedray.engine.pool import LocalPool
+from fedray.engine.worker import Worker
+from fedray.simulation import RunResult
+
+SIZES, BATCH, ROUNDS, TESTED = (9, 6, 4), 4, 2, 20
+"""The first client's last mini-batch is a single sample, and the second's is of two."""
+
+LR, MOMENTUM, DECAY = 0.1, 0.5, 0.01
+
+SETTINGS: dict[str, Any] = {
+    "algorithm.name": "fedavg", "data.partition.kind": "natural", "train.local_epochs": 1, "train.local_steps": None,
+    "train.batch_size": BATCH, "train.lr": LR, "train.momentum": MOMENTUM, "train.weight_decay": DECAY,
+    "run.rounds": ROUNDS, "engine.kind": "local", "engine.replay": False, "engine.compile": False,
+    "engine.vectorize": False, "run.checkpoint_every": 1,
+}  # fmt: skip
+
+RIGHT = [name for name, each in ZOO.items() if each.refused is None]
+ON_RAY = ["layer_used_twice", "Clamped", "short_embedding", "Counter", "CounterAnew", "LayerDrop", "spectral_norm"]
+"""Modules that are run on actors whenever the tests are; all are under `pytest -m slow`."""
+
+
+def samples(inputs: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 4, count)
+    if inputs == "tokens":
+        return rng.integers(0, WORDS, (count, LENGTH)), y
+    shape = (WIDTH,) if inputs == "flat" else IMAGE
+    return (rng.normal(size=(count, *shape)) + 0.3 * y.reshape(-1, *[1] * len(shape))).astype(np.float32), y
+
+
+def run(folder: Path, name: str, **changed: Any) -> RunResult:
+    """Returns the run of a module of the zoo, with some keys changed."""
+    keys = {key.replace("__", "."): value for key, value in changed.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return simulate({**SETTINGS, "run.output": str(folder), **keys}, **sets(name), model=made(name))
+
+
+def sets(name: str) -> dict[str, Any]:
+    """Returns the training and the test set of a module of the zoo, as arguments of simulate."""
+    x, y = samples(ZOO[name].inputs, sum(SIZES), 1)
+    return {
+        "data": (x, y, np.repeat(np.arange(len(SIZES)), SIZES)), "test": samples(ZOO[name].inputs, TESTED, 2)
+    }  # fmt: skip
+
+
+class Plain:
+    """Federated averaging as a loop of plain PyTorch, with the order of samples and the random numbers of fedray."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.module = module.float() if next(module.parameters()).dtype is torch.float64 else module
+        x, y = samples(ZOO[name].inputs, sum(SIZES), 1)
+        self.x, self.y = torch.from_numpy(x), torch.from_numpy(y)
+        for layer in module.modules():
+            if isinstance(layer, _BatchNorm):
+                layer.register_forward_pre_hook(self.rest_at_a_single_value)
+
+    @staticmethod
+    def rest_at_a_single_value(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if layer.training and inputs[0].numel() == inputs[0].shape[1]:
+            layer.eval()
+
+    def run(self) -> None:
+        for number in range(1, ROUNDS + 1):
+            sent = self.state()
+            found = [self.client(client, number, sent) for client in range(len(SIZES))]
+            self.load({name: self.mean(name, [each[name] for each in found]) for name in sent})
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in Places(self.module).tensors.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        places = Places(self.module)
+        for name, tensor in places.tensors.items():
+            tensor.data = state[name].clone()
+
+    def client(self, client: int, number: int, sent: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.load(sent)
+        own = np.flatnonzero(np.repeat(np.arange(len(SIZES)), SIZES) == client)
+        optimizer = torch.optim.SGD([p for p in self.module.parameters() if p.requires_grad], LR, MOMENTUM, 0, DECAY)
+        batches = schedule(0, Purpose.BATCHES, number, client, SIZES[client], BATCH, None, 1)
+        for step, (order, count) in enumerate(zip(batches.order, batches.counts, strict=True)):
+            at = own[order[:count]]
+            self.module.train()
+            optimizer.zero_grad()
+            with every_rng(0, Purpose.DROPOUT, number, client, step):
+                outputs = self.module(self.x[at])
+            F.cross_entropy(outputs, self.y[at]).backward()
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    # of a parameter without a gradient, fedray knows that it is zero
+                    dense = None if parameter.grad is None else parameter.grad.to_dense()
+                    parameter.grad = torch.zeros_like(parameter) if dense is None else dense
+            optimizer.step()
+        return self.state()
+
+    def mean(self, name: str, values: Sequence[Tensor]) -> Tensor:
+        if not (values[0].is_floating_point() or values[0].is_complex()):
+            return values[0]
+        if all(torch.equal(value.nan_to_num(), values[0].nan_to_num()) for value in values):
+            return values[0]
+        wide = torch.complex128 if values[0].is_complex() else torch.float64
+        total = sum(value.to(wide) * (size / sum(SIZES)) for value, size in zip(values, SIZES, strict=True))
+        assert isinstance(total, Tensor)
+        total = total.to(values[0].dtype)
+        return F.normalize(total, dim=0) if name in unit_vectors(self.module) else total
+
+    def evaluated(self, name: str) -> tuple[float, float]:
+        """Returns the loss and the accuracy on the test set. The model stays as it is."""
+        x, y = (torch.from_numpy(each) for each in samples(ZOO[name].inputs, TESTED, 2))
+        module = copied(self.module)
+        module.eval()
+        with torch.no_grad():
+            outputs = module(x)
+        return float(F.cross_entropy(outputs, y)), float((outputs.argmax(1) == y).double().mean())
+
+
+@pytest.fixture(scope="module")
+def plain(request: pytest.FixtureRequest) -> Any:
+    """Returns the final state of the plain loop, its loss and its accuracy, by the name of a module."""
+    found: dict[str, Any] = {}
+
+    def of(name: str) -> Any:
+        if name not in found:
+            loop = Plain(name, initial(name))
+            loop.run()
+            found[name] = (loop.state(), *loop.evaluated(name))
+        return found[name]
+
+    return of
+
+
+def initial(name: str) -> nn.Module:
+    module = made(name)
+    if name == "lazy":
+        # its weights are drawn when the first samples are seen
+        x, _ = samples("flat", sum(SIZES), 1)
+        module.eval()
+        with every_rng(0, Purpose.INIT, 1), torch.no_grad():
+            module(torch.from_numpy(x[:2]))
+    return module
+
+
+def assert_like_plain(result: RunResult, plain: Any, coarse: bool = False) -> None:
+    state, loss, accuracy = plain
+    module = result.model()
+    found = Places(module).tensors
+    close = {"rtol": 1e-2, "atol": 2e-3} if coarse else {"rtol": 2e-4, "atol": 2e-5}
+    for name, tensor in state.items():
+        torch.testing.assert_close(
+            found[name].to(tensor.dtype), tensor, **close, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    row = result.metrics.iloc[-1]
+    assert row["test_loss"] == pytest.approx(loss, rel=1e-3)
+    assert row["test_accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_module_is_trained_as_a_plain_loop_trains_it(tmp_path, name, plain):
+    result = run(tmp_path, name)
+    assert_like_plain(result, plain(name), ZOO[name].coarse)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_no_bit_depends_on_how_gradients_are_taken_or_on_the_worker(tmp_path, name, monkeypatch):
+    sha = run(tmp_path / "plain", name).summary["model_sha256"]
+    monkeypatch.setattr(recording, "FIRST", 1)
+    assert run(tmp_path / "replayed", name, engine__replay=True).summary["model_sha256"] == sha
+    assert run(tmp_path / "auto", name, engine__replay="auto").summary["model_sha256"] == sha
+    monkeypatch.setattr(local_engine, "LocalPool", TwoWorkers)
+    assert run(tmp_path / "two", name).summary["model_sha256"] == sha
+
+
+class TwoWorkers(LocalPool):
+    """Two workers that do tasks in turn, each with a module of its own, and whose results are pickled."""
+
+    slots = 2
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        clients = worker.clients
+        other = Worker(Clients(clients.experiment, clients.data, self.states, fetch=lambda handle: handle.value))
+        self.workers = [worker, other]
+
+    def map(self, tasks: Sequence[Any], sticky: bool = False) -> Iterator[tuple[Any, Any]]:
+        for number, task in enumerate(reversed(tasks)):
+            yield task, pickle.loads(pickle.dumps(self.workers[number % 2].run(task)))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_module_is_stacked_rightly_or_not_at_all(tmp_path, name, plain):
+    try:
+        result = run(tmp_path, name, engine__vectorize=True)
+    except UserError as error:
+        line = str(error)
+    else:
+        return assert_like_plain(result, plain(name), ZOO[name].coarse)
+    assert "engine.vectorize=true: this model can't be batched over clients" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_saved_model_is_the_one_that_was_evaluated_and_a_resumed_run_ends_as_others(tmp_path, name):
+    whole = run(tmp_path / "whole", name)
+    begun = run(tmp_path / "begun", name, run__rounds=1, run__name="it")
+    assert begun.summary["rounds"] == 1
+    assert run(tmp_path / "begun", name, run__name="it").summary["model_sha256"] == whole.summary["model_sha256"]
+    x, y = (torch.from_numpy(each) for each in samples(ZOO[name].inputs, TESTED, 2))
+    with torch.no_grad():
+        module = whole.model()
+        outputs = module(x.double() if next(module.parameters()).dtype is torch.float64 else x)
+    row = whole.metrics.iloc[-1]
+    assert float(F.cross_entropy(outputs, y)) == pytest.approx(row["test_loss"], rel=1e-4)
+    again = evaluate(whole.folder, **sets(name), model=made(name))
+    assert again.metrics["loss"] == pytest.approx(row["test_loss"], rel=1e-6)
+    assert again.model_sha256 == whole.summary["model_sha256"]
+    # as initial weights, in a file that also torch can read
+    loaded = run(
+        tmp_path / "loaded",
+        name,
+        model__weights=str(whole.folder / "model.safetensors"),
+        run__rounds=1,
+        train__lr=1e-30,
+    )
+    assert loaded.metrics["test_loss"].iloc[-1] == pytest.approx(row["test_loss"], rel=0.2)
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in RIGHT])
+def test_what_cannot_be_trained_is_one_line(tmp_path, name):
+    refused = ZOO[name].refused
+    assert refused is not None
+    with pytest.raises(UserError) as caught:
+        run(tmp_path, name)
+    assert refused in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_module_is_compiled_rightly_or_not_at_all(tmp_path, name, plain):
+    assert_like_plain(run(tmp_path, name, engine__compile=True), plain(name), ZOO[name].coarse)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ON_RAY else pytest.param(name, marks=pytest.mark.slow) for name in RIGHT]
+)
+def test_the_same_bits_on_actors(tmp_path, name, ray_cluster):
+    sha = run(tmp_path / "local", name).summary["model_sha256"]
+    for actors in (1, 2):
+        folder = tmp_path / str(actors)
+        assert run(folder, name, engine__kind="ray", engine__actors=actors).summary["model_sha256"] == sha
