@@ -331,14 +331,14 @@ def _with_test_shares(
     if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
         if least:
             notes.append(
-                f"data.least_test_samples={least} changes nothing, as no client is scored on its own test share: "
-                "run.eval_clients and run.finetune_steps ask for that"
+                f"warning: data.least_test_samples={least} changes nothing, as no client is scored on its own test "
+                "share: run.eval_clients and run.finetune_steps ask for that"
             )
         return data, notes
     draw_eval_clients(data, seed, run.eval_clients)
     asked = [f"run.{key}={getattr(run, key)}" for key in ("eval_clients", "finetune_steps") if getattr(run, key)]
     if asked and not run.eval_test:
-        notes.append(f"{' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
+        notes.append(f"warning: {' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
     return with_test_shares(data, seed, least), notes
 
 

@@ -17,6 +17,7 @@ from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
 from fedray.loading import collector_paused
 from fedray.tracking.progress import Display, figure
+from fedray.warning import WARNING, PythonWarnings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,16 +36,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run that has ended, whether it was completed, diverged or was interrupted
-    (``summary["status"]``).
+    """The result of a run that has ended, whether it was completed, diverged or was interrupted (``status``).
 
     ``folder`` is the run's folder, from which everything is read. ``module`` is called without arguments, and makes the
-    model with its initial weights. The other results are properties: ``summary``, ``metrics``, ``clients``,
+    model with its initial weights. The other results are properties: ``status``, ``summary``, ``metrics``, ``clients``,
     ``evaluation`` and ``profile``. :meth:`model` returns the model that was trained.
     """
 
     folder: Path
     module: Callable[[], nn.Module]
+
+    @property
+    def status(self) -> str:
+        """How the run ended: ``completed``, ``diverged`` or ``interrupted``. It is ``summary["status"]``."""
+        return str(self.summary["status"])
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -146,7 +151,9 @@ def simulate(
     * ``callbacks`` are called in this process after every round with a :class:`fedray.Report`. The next round waits for
       them, and a callback that returns true ends the run.
     * ``verbose`` shows what ``fedray run`` shows: what is run, its progress and its end. A ``display`` gets the same
-      lines whether ``verbose`` is set or not.
+      lines whether ``verbose`` is set or not. Without both, lines that are warnings are those of Python
+      (:class:`fedray.FedrayWarning`): decisions that change the result, what was asked for and is not done, and that
+      the run diverged.
 
     Raises :class:`fedray.UserError` if something can't be run as it was asked for, and :class:`fedray.ClientError` if
     the code of a client fails.
@@ -155,7 +162,7 @@ def simulate(
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
     own = partial(own_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform)
-    return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose))
+    return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose, warn=PythonWarnings()))
 
 
 def own_objects(
@@ -222,8 +229,11 @@ def _line_about_end(result: RunResult) -> str:
     """Returns the line that is shown at the end of a run."""
     summary = result.summary
     name, final, best = (summary[key] for key in ("metric", "final", "best"))
+    diverged = summary["status"] == "diverged"
     return (
-        f"{summary['status']} after {summary['rounds']} round{'' if summary['rounds'] == 1 else 's'}"
+        f"{WARNING if diverged else ''}{summary['status']} after {summary['rounds']} round"
+        + ("" if summary["rounds"] == 1 else "s")
+        + (": the loss or the model is not finite any more" if diverged else "")
         + (f" ({summary['stopped_by']})" if summary.get("stopped_by") else "")
         + (f", {name.replace('_', ' ')} {figure(final)} (best {figure(best)})" if final is not None else "")
         + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"

@@ -255,7 +255,7 @@ def test_the_contract_tests_notice_a_momentum_that_is_lost_or_shared(tmp_path, m
     monkeypatch.setattr(
         Carry, "remember", lambda carry, name, *memory: Carry(carry._values, memories={"y": Memory(*memory)})
     )
-    with pytest.raises(ClientError, match="a step of the model '[yv]' is not that of SGD with the gradients"):
+    with pytest.raises(ClientError, match=r"a step of the model '[yv]' is not that of SGD with the gradients"):
         contract.test_steps_of_the_optimizer(tmp_path / "shared")
 
 

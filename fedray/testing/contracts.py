@@ -95,7 +95,14 @@ class AlgorithmContract:
         hyper = {f"algorithm.{name}": value for name, value in self.hyper.items()}
         named = {"algorithm.name": self.algorithm, "run.output": str(folder)}
         optimizer = {} if "train.optimizer" in self.settings else OPTIMIZER
-        return {**SETTINGS, **optimizer, **named, **hyper, **self.settings, **{k.replace("__", "."): v for k, v in changes.items()}}
+        return {
+            **SETTINGS,
+            **optimizer,
+            **named,
+            **hyper,
+            **self.settings,
+            **{k.replace("__", "."): v for k, v in changes.items()},
+        }
 
     def simulate(self, folder: Path, **changes: Any) -> RunResult:
         """Runs the configuration of :meth:`config`, and returns its result."""

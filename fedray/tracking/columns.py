@@ -11,7 +11,7 @@ METRICS = {
     "iterations": "local steps so far: of each round, the most that a client of its cohort made",
     "cohort_size": "clients of the round's cohort",
     "train_loss": "mean over the cohort's clients of each one's mean task loss (without an algorithm's own terms) on "
-    "the mini-batches of its local steps",
+    "the mini-batches of its local steps; of the clients that took a gradient, and empty if none did",
     "train_accuracy": "accuracy of the evaluated model on run.eval_train_samples training samples",
     "test_loss": "mean loss of the evaluated model on the whole test set",
     "test_accuracy": "accuracy of the evaluated model on the whole test set",

@@ -14,6 +14,7 @@ from fedray.errors import UserError
 from fedray.simulation import interruptible
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
+from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +79,7 @@ def tune(
     Returns a result for each environment of the space file, or a single one if it has none. Raises
     :class:`fedray.UserError` for what can't be searched as asked.
     """
-    view = view or View(quiet=not verbose)
+    view = view or View(quiet=not verbose, warn=PythonWarnings())
     specs = read_sweeps(space, overrides)
     check_together(specs)
     with start_ray(specs, view) as start:
