@@ -60,8 +60,9 @@ def resolve_data(config: Config, own: Own | None = None, map_all: MapAll = map_a
 
     Arguments and errors are those of :func:`resolve`.
     """
-    source = (own and own.source) or source_of(config.data, config.task)
-    data, notes = _spread(config, _algorithm(config), source)
+    own = own or Own()
+    source = own.source or source_of(config.data, config.task)
+    data, notes = _spread(config, _algorithm(config, own), source)
     digests = data_digests(source, data)
     data, access, lines = with_access(data, config.data.access, partial(content_key, digests, data), map_all)
     return _Data(source, data, digests, access, (*notes, *lines))
@@ -78,7 +79,7 @@ def resolve(
     """
     own, around = own or Own(), around or Surroundings()
     _check_given(config, own)
-    algorithm = _algorithm(config)
+    algorithm = _algorithm(config, own)
     source, data, digests, access, data_notes = resolve_data(config, own, map_all)
     cohort_size = _cohort_size(config, data)
     head = _head(config, algorithm)
@@ -279,12 +280,13 @@ def _hyper(cls: type[Algorithm], values: Mapping[str, Any], name: str) -> Any:
     return check(cls.Hyper, values, prefix="algorithm.")
 
 
-def _algorithm(config: Config) -> Algorithm:
-    cls = find_algorithm(config.algorithm.name)
+def _algorithm(config: Config, own: Own) -> Algorithm:
+    cls = own.algorithm or find_algorithm(config.algorithm.name)
     hyper = _hyper(cls, _extra_keys(config.algorithm), config.algorithm.name)
     for name, said in config.for_algorithm.items():
         with _within(f"for_algorithm: {name}: "):
-            _hyper(find_algorithm(name), said.get("algorithm") or {}, name)
+            other = cls if name == config.algorithm.name else find_algorithm(name)
+            _hyper(other, said.get("algorithm") or {}, name)
     with as_user_error(f"algorithm.name={config.algorithm.name} can't be made"):
         algorithm = cls(hyper)
     train = config.train

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_decision_is_a_warning_at_the_line_of_the_call(case, tmp_path, capsys)
 
 def call_line() -> int:
     """Returns the number of the line in which the test above calls fedray."""
-    lines = open(HERE).read().splitlines()
+    lines = Path(HERE).read_text().splitlines()
     return 1 + next(i for i, line in enumerate(lines) if "told(lambda: simulate(config, data=small" in line)
 
 
