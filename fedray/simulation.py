@@ -104,9 +104,12 @@ class RunResult:
         return pd.read_csv(self.folder / "profile.csv")
 
     def model(self) -> nn.Module:
-        """Returns the final model, in evaluation mode."""
+        """Returns the final model, in evaluation mode. Raises :class:`UserError` if its file is damaged."""
         from safetensors.torch import load_file
 
+        from fedray.tracking.records import check_file
+
+        check_file(self.folder, "model.safetensors")
         module = self.module()
         module.load_state_dict(load_file(self.folder / "model.safetensors"), strict=False)
         return module.eval()

@@ -11,6 +11,7 @@ from typing import Any
 from fedray.config import Config, assign, expand, flat, load
 from fedray.errors import UserError
 from fedray.tracking.folder import INPUTS, UNRECORDED
+from fedray.tracking.records import check_file
 
 TAKEN = (
     "data.", "task.", "model.", "train.precision",
@@ -67,6 +68,7 @@ def request_of(
         raise UserError(f"{target} is not the folder of a run: it has no config.yaml")
     if not file.exists():
         raise UserError(f"{target} has no model.safetensors, because the run has not ended")
+    check_file(file.parent, file.name)
     values: dict[str, Any] = {}
     if base is not None or recorded.exists():
         values = flat(load(recorded if base is None else base).model_dump(mode="json", exclude_unset=True))
