@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from fedray.evaluating.tables import Evaluation
     from fedray.simulation import RunResult, simulate
     from fedray.tuning import SweepResult, tune
+    from fedray.warning import FedrayWarning
 
 _HOME = {
     "ClientError": "errors", "Comparison": "comparing.compare", "Evaluation": "evaluating.tables",
-    "Report": "engine.run", "RunResult": "simulation", "SweepResult": "tuning", "UserError": "errors",
-    "compare": "comparing.compare", "each_sample": "core.transform", "evaluate": "evaluating.evaluate",
-    "simulate": "simulation", "tune": "tuning",
+    "FedrayWarning": "warning", "Report": "engine.run", "RunResult": "simulation", "SweepResult": "tuning",
+    "UserError": "errors", "compare": "comparing.compare", "each_sample": "core.transform",
+    "evaluate": "evaluating.evaluate", "simulate": "simulation", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
-    "ClientError", "Comparison", "Evaluation", "Report", "RunResult", "SweepResult", "UserError", "compare",
-    "each_sample", "evaluate", "simulate", "tune",
+    "ClientError", "Comparison", "Evaluation", "FedrayWarning", "Report", "RunResult", "SweepResult", "UserError",
+    "compare", "each_sample", "evaluate", "simulate", "tune",
 ]  # fmt: skip
 
 

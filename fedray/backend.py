@@ -18,6 +18,7 @@ from fedray.errors import UserError
 from fedray.models.compiling import traced_gradient
 from fedray.models.inspection import ModelFacts
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
+from fedray.warning import as_warning
 
 VMAP_CHUNK = 64
 """The number of clients in a batched stack under ``engine.chunk: auto``; fewer if a cohort would not make two stacks.
@@ -124,7 +125,8 @@ def is_compiled(
     found = trace()
     key = f"engine.compile={asked if isinstance(asked, str) else str(asked).lower()}"
     if isinstance(found, str):
-        return False, f"{key}: gradients are not compiled, because {found}" if wanted else None
+        line = f"{key}: gradients are not compiled, because {found}"
+        return False, (as_warning(line) if asked is True else line) if wanted else None
     if wanted is None and not _is_faster(found):
         return False, None
     lacking = missing()
@@ -175,7 +177,8 @@ def is_replayed(
     elif algorithm.needs_head != "nothing":
         obstacle = f"the loss of {config.algorithm.name} is the algorithm's own"
     if obstacle is not None or asked is False:
-        return False, f"engine.replay=true: gradients are not replayed, because {obstacle}" if asked is True else None
+        line = f"warning: engine.replay=true: gradients are not replayed, because {obstacle}"
+        return False, line if asked is True else None
     unknown = None if asked is True else unknown_code(module, task)
     if unknown is None:
         return True, None

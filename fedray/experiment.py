@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedray.algorithms import Algorithm
-from fedray.config import Config, flat
+from fedray.config import Config, Given, flat
 from fedray.core.copying import Portable
 from fedray.core.local_training import LocalTraining
 from fedray.core.schedule import Schedule
@@ -35,6 +35,7 @@ class Own:
     loss: Loss | None = None
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     transform: Transform | None = None
+    algorithm: type[Algorithm] | None = None
     preloaded: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -46,14 +47,15 @@ class Own:
         self.__dict__.update(state, model=model.module if isinstance(model, Portable) else model)
 
     @property
-    def given(self) -> list[str]:
+    def given(self) -> list[Given]:
         """The names of the arguments that were handed over from Python, without which the config means another run."""
-        there = {
+        there: dict[Given, bool] = {
             "data": self.source is not None and not self.preloaded,
             "model": self.model is not None,
             "loss": self.loss is not None,
             "metrics": bool(self.metrics),
             "transform": self.transform is not None,
+            "algorithm": self.algorithm is not None,
         }
         return [name for name, given in there.items() if given]
 

@@ -47,13 +47,13 @@ def notes_on(config: Config, rounds: int, steps: int, source: Source, data: Fede
     asked, made = config.run.iterations, rounds * steps
     if asked is not None and made != asked:
         yield (
-            f"run.iterations={asked} is not a multiple of train.local_steps={steps}: "
+            f"warning: run.iterations={asked} is not a multiple of train.local_steps={steps}: "
             f"{rounds} round{'s' if rounds > 1 else ''} of {steps} make {made} iterations"
         )
     public = len(data.public)
     if config.data.public_samples == "auto" and public and source.x_public is None:
         yield (
-            f"data.public_samples=auto: {public:,} of the {len(source.y_train):,} training samples are the server's "
-            f"public set, and no client's; to compare with an algorithm that has none, give "
+            f"warning: data.public_samples=auto: {public:,} of the {len(source.y_train):,} training samples are the "
+            f"server's public set, and no client's; to compare with an algorithm that has none, give "
             f"data.public_samples={public} in both runs"
         )

@@ -224,13 +224,13 @@ class WeightsMaker(AroundMaker):
         found, notes = load_weights(self.make(), self.path, self.classes), []
         if found.kept:
             notes.append(
-                f"model.weights: {', '.join(found.kept)} begin as model.init says, because {self.path} has none for "
-                f"{self.classes} classes or for this head"
+                f"warning: model.weights: {', '.join(found.kept)} begin as model.init says, because {self.path} has "
+                f"none for {self.classes} classes or for this head"
             )
         if found.unused:
             notes.append(
-                f"model.weights: {len(found.unused)} tensors of {self.path} are not used, because model.norm or "
-                f"model.head replaced their layers; the first is {found.unused[0]}"
+                f"warning: model.weights: {len(found.unused)} tensors of {self.path} are not used, because model.norm "
+                f"or model.head replaced their layers; the first is {found.unused[0]}"
             )
         return notes
 

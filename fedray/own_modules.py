@@ -27,7 +27,12 @@ def sha256_of(*parts: str | bytes) -> bytes:
 
 
 def is_library(module: str | None) -> bool:
-    """Returns whether the module of this name comes from an installed package, and not from the user's own files."""
+    """Returns whether the module of this name comes from an installed package, and not from the user's own files.
+
+    What is in ``__main__`` is the user's, even if an installed program runs it, such as that of a notebook.
+    """
+    if module == "__main__":
+        return False
     if module is None or module.partition(".")[0] in RECORDED:
         return True
     return _is_installed(getattr(sys.modules.get(module), "__file__", None))

@@ -64,8 +64,9 @@ def resolve_data(config: Config, own: Own | None = None, map_all: MapAll = map_a
 
     Arguments and errors are those of :func:`resolve`.
     """
-    source = (own and own.source) or source_of(config.data, config.task)
-    data, notes = _spread(config, _algorithm(config), source)
+    own = own or Own()
+    source = own.source or source_of(config.data, config.task)
+    data, notes = _spread(config, _algorithm(config, own), source)
     digests = data_digests(source, data)
     data, access, lines = with_access(data, config.data.access, partial(content_key, digests, data), map_all)
     return _Data(source, data, digests, access, (*notes, *lines))
@@ -83,7 +84,7 @@ def resolve(
     """
     own, around = own or Own(), around or Surroundings()
     _check_given(config, own)
-    algorithm = _algorithm(config)
+    algorithm = _algorithm(config, own)
     source, data, digests, access, data_notes = resolve_data(config, own, map_all)
     cohort_size = _cohort_size(config, data)
     head = _head(config, algorithm)
@@ -286,12 +287,13 @@ def _hyper(cls: type[Algorithm], values: Mapping[str, Any], name: str) -> Any:
     return check(cls.Hyper, values, prefix="algorithm.")
 
 
-def _algorithm(config: Config) -> Algorithm:
-    cls = find_algorithm(config.algorithm.name)
+def _algorithm(config: Config, own: Own) -> Algorithm:
+    cls = own.algorithm or find_algorithm(config.algorithm.name)
     hyper = _hyper(cls, _extra_keys(config.algorithm), config.algorithm.name)
     for name, said in config.for_algorithm.items():
         with _within(f"for_algorithm: {name}: "):
-            _hyper(find_algorithm(name), said.get("algorithm") or {}, name)
+            other = cls if name == config.algorithm.name else find_algorithm(name)
+            _hyper(other, said.get("algorithm") or {}, name)
     with as_user_error(f"algorithm.name={config.algorithm.name} can't be made"):
         algorithm = cls(hyper)
     train = config.train
@@ -338,14 +340,14 @@ def _with_test_shares(
     if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
         if least:
             notes.append(
-                f"data.least_test_samples={least} changes nothing, as no client is scored on its own test share: "
-                "run.eval_clients and run.finetune_steps ask for that"
+                f"warning: data.least_test_samples={least} changes nothing, as no client is scored on its own test "
+                "share: run.eval_clients and run.finetune_steps ask for that"
             )
         return data, notes
     draw_eval_clients(data, seed, run.eval_clients)
     asked = [f"run.{key}={getattr(run, key)}" for key in ("eval_clients", "finetune_steps") if getattr(run, key)]
     if asked and not run.eval_test:
-        notes.append(f"{' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
+        notes.append(f"warning: {' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
     return with_test_shares(data, seed, least), notes
 
 

@@ -17,11 +17,13 @@ from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
 from fedray.loading import collector_paused
 from fedray.tracking.progress import Display, figure
+from fedray.warning import WARNING, PythonWarnings
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from fedray.algorithms import Algorithm
     from fedray.core.task import Loss
     from fedray.core.transform import Transform
     from fedray.engine.local_engine import LocalEngine
@@ -35,16 +37,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run that has ended, whether it was completed, diverged or was interrupted
-    (``summary["status"]``).
+    """The result of a run that has ended, whether it was completed, diverged or was interrupted (``status``).
 
     ``folder`` is the run's folder, from which everything is read. ``module`` is called without arguments, and makes the
-    model with its initial weights. The other results are properties: ``summary``, ``metrics``, ``clients``,
+    model with its initial weights. The other results are properties: ``status``, ``summary``, ``metrics``, ``clients``,
     ``evaluation`` and ``profile``. :meth:`model` returns the model that was trained.
     """
 
     folder: Path
     module: Callable[[], nn.Module]
+
+    @property
+    def status(self) -> str:
+        """How the run ended: ``completed``, ``diverged`` or ``interrupted``. It is ``summary["status"]``."""
+        return str(self.summary["status"])
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -98,12 +104,14 @@ class RunResult:
         return pd.read_csv(self.folder / "profile.csv")
 
     def model(self) -> nn.Module:
-        """Returns the final model, in evaluation mode."""
+        """Returns the final model, in evaluation mode. Raises :class:`UserError` if its file is damaged."""
         from safetensors.torch import load_file
 
         from fedray.core.places import Places
         from fedray.core.torch_state import neutral
+        from fedray.tracking.records import check_file
 
+        check_file(self.folder, "model.safetensors")
         with neutral():
             module = self.module()
             Places(module).load(load_file(self.folder / "model.safetensors"))
@@ -122,6 +130,7 @@ def simulate(
     loss: Loss | None = None,
     metrics: Mapping[str, Loss] | None = None,
     transform: Transform | None = None,
+    algorithm: type[Algorithm] | None = None,
     callbacks: Sequence[Callback] = (),
     overrides: Iterable[str] = (),
     verbose: bool = False,
@@ -148,19 +157,50 @@ def simulate(
     * ``transform`` replaces ``data.transform``: ``transform(x [b, ...])`` returns the inputs of a client's mini-batch
       changed at random, in the same shape and type, as transforms of ``torchvision.transforms.v2`` do. It gets inputs
       as they are stored, before they are scaled, and is used in training only.
+    * ``algorithm`` replaces ``algorithm.name``: it is a subclass of :class:`fedray.algorithms.Algorithm`, which may be
+      defined anywhere, in a notebook too. Its hyper-parameters are the keys ``algorithm.*``.
     * ``callbacks`` are called in this process after every round with a :class:`fedray.Report`. The next round waits for
       them, and a callback that returns true ends the run.
     * ``verbose`` shows what ``fedray run`` shows: what is run, its progress and its end. A ``display`` gets the same
-      lines whether ``verbose`` is set or not.
+      lines whether ``verbose`` is set or not. Without both, lines that are warnings are those of Python
+      (:class:`fedray.FedrayWarning`): decisions that change the result, what was asked for and is not done, and that
+      the run diverged.
 
     Raises :class:`fedray.UserError` if something can't be run as it was asked for, and :class:`fedray.ClientError` if
     the code of a client fails.
     """
-    settings = config if isinstance(config, Config) else load(config, overrides)
+    named, algorithm = handed_over(algorithm)
+    settings = _settings(config, [*overrides, *named])
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
-    own = partial(own_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform)
-    return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose))
+    own = partial(
+        own_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
+    )
+    return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose, warn=PythonWarnings()))
+
+
+def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides: list[str]) -> Config:
+    if not isinstance(config, Config):
+        return load(config, overrides)
+    if overrides and config.for_algorithm:
+        raise UserError(
+            f"{overrides[-1]}: the configuration was loaded for algorithm.name={config.algorithm.name}, with what "
+            "for_algorithm says of it: hand over the file or the mapping that it was loaded from"
+        )
+    return load(config.model_dump(mode="json", exclude_unset=True), overrides) if overrides else config
+
+
+def handed_over(algorithm: Any) -> tuple[list[str], type[Algorithm] | None]:
+    """Returns the text ``key=value`` that names an algorithm, and its class unless fedray finds it by that name.
+
+    Raises :class:`UserError` if ``algorithm`` is not the class of one.
+    """
+    if algorithm is None:
+        return [], None
+    # it imports torch, and Ray is started meanwhile where nothing is handed over
+    from fedray.algorithms import is_known, name_of
+
+    return [f"algorithm.name={json.dumps(name_of(algorithm))}"], None if is_known(algorithm) else algorithm
 
 
 def own_objects(
@@ -173,6 +213,7 @@ def own_objects(
     loss: Loss | None,
     metrics: Mapping[str, Loss] | None,
     transform: Transform | None = None,
+    algorithm: type[Algorithm] | None = None,
 ) -> Own:
     """Returns the objects that were handed over from Python. The arguments are those of :func:`simulate`."""
     from fedray.experiment import Own
@@ -186,7 +227,7 @@ def own_objects(
             data, test, client_column, label_column, settings.data.normalization, task.kind, task.ignore_index,
             settings.data.access, settings.data.image_size,
         )  # fmt: skip
-    return Own(source, model, loss, metrics or {}, transform)
+    return Own(source, model, loss, metrics or {}, transform, algorithm)
 
 
 def run_experiment(
@@ -228,8 +269,11 @@ def _line_about_end(result: RunResult) -> str:
     """Returns the line that is shown at the end of a run."""
     summary = result.summary
     name, final, best = (summary[key] for key in ("metric", "final", "best"))
+    diverged = summary["status"] == "diverged"
     return (
-        f"{summary['status']} after {summary['rounds']} round{'' if summary['rounds'] == 1 else 's'}"
+        f"{WARNING if diverged else ''}{summary['status']} after {summary['rounds']} round"
+        + ("" if summary["rounds"] == 1 else "s")
+        + (": the loss or the model is not finite any more" if diverged else "")
         + (f" ({summary['stopped_by']})" if summary.get("stopped_by") else "")
         + (f", {name.replace('_', ' ')} {figure(final)} (best {figure(best)})" if final is not None else "")
         + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"

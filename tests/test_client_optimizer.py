@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import client_stacks
 import numpy as np
 import pytest
 import torch
@@ -11,13 +13,17 @@ import torch.nn.functional as F
 import yaml
 from torch import nn
 
-from fedray import UserError, simulate
-from fedray.algorithms import find_algorithm, known_algorithms
+from fedray import ClientError, UserError, simulate
+from fedray.algorithms import Result, Upload, find_algorithm, known_algorithms
+from fedray.algorithms.fedavg import FedAvg
 from fedray.config import load
 from fedray.core.local_training import LocalTraining
+from fedray.core.loop_network import LoopNetwork
 from fedray.core.network import Network
-from fedray.core.optimizer import Carry, LocalOptimizer
+from fedray.core.optimizer import Carry, LocalOptimizer, Memory
+from fedray.core.stack_network import StackNetwork
 from fedray.core.vectors import Layout, Model
+from fedray.testing import AlgorithmContract
 
 rng = np.random.default_rng(2)
 X, Y = rng.normal(size=(40, 6)).astype(np.float32), np.arange(40) % 3
@@ -157,6 +163,100 @@ def test_adam_of_clients_with_unequal_numbers_of_steps(tmp_path):
     ]  # fmt: skip
     for one, other in zip(*(run.parameters() for run in runs), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-6)
+
+
+class Ditto(FedAvg):
+    """Ditto's personal model v, which each client trains beside y: two descents in one step."""
+
+    client_models = ("v",)
+    PULL = 0.5
+
+    def begin(self, client):
+        return Carry({"y": client.start("x"), "v": client.start("x")})
+
+    def step(self, client, carry, batch):
+        y, v = carry["y"], carry["v"]
+        carry = client.optimizer.descend(carry, "y", client.objective.gradient(y, batch))
+        pull = self.PULL * (v - client.shared["x"])
+        return client.optimizer.descend(carry, "v", client.objective.gradient(v, batch) + pull)
+
+    def end(self, client, carry):
+        return Result({"y": Upload.weighted_mean(carry["y"])}, state={"v": carry["v"]})
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.9}, "nesterov": {"momentum": 0.9, "nesterov": True}, "adam": {"optimizer": "adam"},
+    "adamw": {"optimizer": "adamw"},
+}  # fmt: skip
+
+
+def torchs(name: str, model: nn.Module, lr: float, decay: float) -> torch.optim.Optimizer:
+    if name in ADAMS:
+        return ADAMS[name](model.parameters(), lr=lr, weight_decay=decay)
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=decay, nesterov=name == "nesterov")
+
+
+def ditto_by_torch(name: str, model: nn.Module, batches: list[Any], lr: float, decay: float, clip: float) -> Any:
+    """Returns y and v of one client after a round, each trained by an optimizer of torch's of its own."""
+    x, y, v = model, copy.deepcopy(model), copy.deepcopy(model)
+    optimizers = [torchs(name, each, lr, decay) for each in (y, v)]
+    for inputs, targets in batches:
+        for each, optimizer in zip((y, v), optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(each(inputs), targets).backward()
+            if each is v:
+                for parameter, start in zip(v.parameters(), x.parameters(), strict=True):
+                    parameter.grad += Ditto.PULL * (parameter.detach() - start.detach())
+            torch.nn.utils.clip_grad_norm_(each.parameters(), clip)
+            optimizer.step()
+    return y, v
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_models_of_a_step_have_a_memory_each(name, clients):
+    """One client, and two in a stack with 3 and 6 steps, of which the first waits for the second."""
+    lr, decay, clip = 0.05, 0.02, 0.5
+    torch.manual_seed(3)
+    model = nn.Linear(6, 3)
+    network = (LoopNetwork if clients == 1 else StackNetwork)(copy.deepcopy(model))
+    sizes = [15, 30][:clients]
+    training = LocalTraining(
+        seed=0, batch_size=5, local_steps=None, local_epochs=1, weight_decay=decay, grad_clip=clip, **OPTIMIZERS[name]
+    )
+    samples = client_stacks.data((6,), 45, classes=3)
+    client = client_stacks.client_phase(network, samples, sizes, training, lr=lr, start=network.layout.pack(model))
+    batches = list(client.data.batches())
+    carry = client_stacks.trained(Ditto(), client)
+    for row, steps in enumerate(size // 5 for size in sizes):
+        own = [(batch.x[row], batch.y[row]) for batch in batches[:steps]]
+        for key, expected in zip("yv", ditto_by_torch(name, model, own, lr, decay, clip), strict=True):
+            found = network.layout.named(carry[key][row])
+            for part, value in expected.named_parameters():
+                torch.testing.assert_close(found[part], value.detach(), rtol=1e-4, atol=2e-5, msg=f"{key}.{part}")
+
+
+class Forgetful(FedAvg):
+    """Makes a new carry in each step, in which the momentum is lost."""
+
+    def step(self, client, carry, batch):
+        return Carry({"y": super().step(client, carry, batch)["y"]})
+
+
+def test_the_contract_tests_notice_a_momentum_that_is_lost_or_shared(tmp_path, monkeypatch):
+    contract = AlgorithmContract()
+    contract.algorithm = f"{__file__}:Forgetful"
+    with pytest.raises(ClientError, match="a step of the model 'y' is not that of SGD with the gradients"):
+        contract.test_steps_of_the_optimizer(tmp_path / "forgetful")
+    contract.algorithm = f"{__file__}:Ditto"
+    contract.test_steps_of_the_optimizer(tmp_path / "ditto")
+    shared = lambda carry, name: next(iter(carry.memories.values()), Memory())  # noqa: E731
+    monkeypatch.setattr(Carry, "memory", shared)
+    monkeypatch.setattr(
+        Carry, "remember", lambda carry, name, *memory: Carry(carry._values, memories={"y": Memory(*memory)})
+    )
+    with pytest.raises(ClientError, match=r"a step of the model '[yv]' is not that of SGD with the gradients"):
+        contract.test_steps_of_the_optimizer(tmp_path / "shared")
 
 
 GRADIENT_RULES = {

@@ -171,4 +171,4 @@ def test_clients_that_lose_all_their_samples_are_counted():
     source = own_source((x, y, np.arange(8)), (x, y))
     data = federate(source, load({"data.validation_samples": 3}).data, 0, 0)
     assert data.clients == 5
-    assert any(note.startswith("3 of the data's 8 clients have no samples left") for note in data.notes)
+    assert any(note.startswith("warning: 3 of the data's 8 clients have no samples left") for note in data.notes)

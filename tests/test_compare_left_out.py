@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+from compared_runs import write_metrics
 
 import fedray
 from fedray.cli import main
@@ -36,7 +37,7 @@ def test_folders_that_cannot_be_compared_are_named_and_left_out(runs):
     summary("fedprox-0.1-1", versions={"fedray": "0.0.9"})
     (runs / "fedprox-5.0-0").rename(runs / "fedprox-5.0-0.bak-1")
     metrics = pd.read_csv(runs / "fedprox-5.0-1/metrics.csv")
-    metrics.assign(test_accuracy=np.nan).to_csv(runs / "fedprox-5.0-1/metrics.csv", index=False)
+    write_metrics(runs / "fedprox-5.0-1", metrics.assign(test_accuracy=np.nan))
     found = fedray.compare(runs)
     reasons = {each.folder.name: each.reason for each in found.left_out}
     wanted = {
@@ -175,7 +176,7 @@ def test_other_main_metrics_are_refused(runs):
     path = runs / "fedavg-5.0-0/summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"metric": "mean_squared_error", "mode": "min"}))
     rows = pd.read_csv(runs / "fedavg-5.0-0/metrics.csv")
-    rows.assign(test_mean_squared_error=rows["test_accuracy"]).to_csv(runs / "fedavg-5.0-0/metrics.csv", index=False)
+    write_metrics(runs / "fedavg-5.0-0", rows.assign(test_mean_squared_error=rows["test_accuracy"]))
     with pytest.raises(UserError, match="main metrics differ"):
         fedray.compare(runs)
 

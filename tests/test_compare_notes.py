@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import yaml
-from compared_runs import change, cut, diverge
+from compared_runs import change, cut, diverge, write_metrics
 
 import fedray
 from fedray.cli import main
@@ -43,7 +43,7 @@ def test_what_makes_groups_unequal_is_told(runs):
 def test_runs_without_the_axis(runs):
     """A group without virtual seconds was missing in the picture without a word."""
     for path in runs.glob("fedprox-*/metrics.csv"):
-        pd.read_csv(path).assign(virtual_seconds=1.5).to_csv(path, index=False)
+        write_metrics(path.parent, pd.read_csv(path).assign(virtual_seconds=1.5))
     for environment in fedray.compare(runs, x="virtual_seconds").environments:
         assert "fedavg has runs without virtual_seconds, so that there is no curve of it" in environment.notes
         assert not any("fedprox has" in note for note in environment.notes)

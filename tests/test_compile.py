@@ -149,7 +149,7 @@ class TestDecision:
         assert isinstance(reason, str)
         compiled, line = self.decide(True, trace=lambda: reason)
         assert not compiled
-        assert line.startswith("engine.compile=true: gradients are not compiled, because it can't be traced, ")
+        assert line.startswith("warning: engine.compile=true: gradients are not compiled, because it can't be traced, ")
 
     def test_without_a_compiler(self):
         lacking = {"missing": lambda: "no C++ compiler (g++) on node7"}

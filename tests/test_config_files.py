@@ -160,3 +160,11 @@ def test_merging(below, above):
         assert hidden or found[path] == value
     assert (repr(below), repr(above)) == before
     assert merged(merged(below, above), above) == merged(below, above)
+
+
+def test_what_is_asked_for_is_not_written_into_what_is_said_of_an_algorithm(tmp_path):
+    path = tmp_path / "all.yaml"
+    path.write_text("for_algorithm: {slowmo: {algorithm.beta: 0.25}}")
+    config = load(path, ["algorithm.name=slowmo", "algorithm.alpha=0.5"])
+    assert config.for_algorithm == {"slowmo": {"algorithm": {"beta": 0.25}}}
+    assert config.algorithm.model_extra == {"beta": 0.25, "alpha": 0.5}

@@ -205,7 +205,7 @@ def test_categories_in_parquet():
     frame.to_parquet("all.parquet")
     source = read("all.parquet")
     assert source.client_names == tuple("abef")
-    assert source.notes == ("all.parquet has no test set: of each client, every fifth row is a test row",)
+    assert source.notes == ("warning: all.parquet has no test set: of each client, every fifth row is a test row",)
     assert len(source.y_test) == sum(int((name == CLIENTS).sum()) // 5 for name in "abef")
 
 
@@ -247,7 +247,7 @@ def test_columns_of_the_test_set_are_told_by_name():
 def test_which_sets_are_taken():
     sets = divided(numbers())
     source = read(as_parquet(sets, test="validation"))
-    assert source.notes == ("parquet has no set 'test': its set 'validation' is the test set",)
+    assert source.notes == ("warning: parquet has no set 'test': its set 'validation' is the test set",)
     assert np.array_equal(source.x_test, X[ROWS:])
     source = read(saved(made(numbers()), "one"))
     assert np.array_equal(source.x_test, X[4::5])

@@ -33,7 +33,7 @@ def test_iterations_that_local_steps_do_not_divide():
     experiment, _ = resolved(**keys)
     assert experiment.rounds == 2
     assert experiment.notes == (
-        "run.iterations=100 is not a multiple of train.local_steps=40: 2 rounds of 40 make 80 iterations",
+        "warning: run.iterations=100 is not a multiple of train.local_steps=40: 2 rounds of 40 make 80 iterations",
     )
     assert resolved(**keys | {"run.iterations": 120})[0].notes == ()
 
@@ -41,8 +41,8 @@ def test_iterations_that_local_steps_do_not_divide():
 def test_a_public_set_that_auto_takes_from_the_clients_is_said_with_the_way_to_compare():
     experiment, data = resolved(**{"algorithm.name": "pfedmo"})
     assert experiment.notes == (
-        "data.public_samples=auto: 36 of the 360 training samples are the server's public set, and no client's; to "
-        "compare with an algorithm that has none, give data.public_samples=36 in both runs",
+        "warning: data.public_samples=auto: 36 of the 360 training samples are the server's public set, and no "
+        "client's; to compare with an algorithm that has none, give data.public_samples=36 in both runs",
     )
     alike, same = resolved(**{"data.public_samples": 36})
     assert alike.notes == ()

@@ -241,7 +241,7 @@ class TestWeights:
         keys = {**small(tmp_path), "model.name": "torchvision:shufflenet_v2_x0_5", "model.weights": str(path)}
         experiment, _ = resolve(load(keys), Own(source=images()))
         (line,) = [line for line in experiment.notes if "model.weights" in line]
-        assert line.startswith("model.weights: fc.weight, fc.bias begin as model.init says, because ")
+        assert line.startswith("warning: model.weights: fc.weight, fc.bias begin as model.init says, because ")
         assert line.endswith("has none for 4 classes or for this head")
         tensors, module = torch.load(path), experiment.build_model().state_dict()
         assert all(torch.equal(module[name], tensors[name]) for name in tensors if not name.startswith("fc."))

@@ -54,7 +54,7 @@ def test_quantity_skew_is_exact_and_keeps_class_proportions(labels, n, seed, dat
     classes, total = int(labels.max()) + 1, len(labels)
     sizes = data.draw(st.lists(st.integers(1, 2 * total // n), min_size=n, max_size=n))
     notes = []
-    split = quantity_skew(labels, n, rng(seed), classes=classes, sizes=sizes, note=notes.append)
+    split = quantity_skew(labels, n, rng(seed), classes=classes, sizes=sizes, warn=notes.append)
     check_split(split, n, total)
     got = np.array([len(indices) for indices in split])
     if sum(sizes) <= total:
@@ -187,7 +187,7 @@ def test_all_classes_per_client_is_iid():
 
 def test_label_skew_shrinks_for_all_alike():
     labels, notes = np.repeat(np.arange(4), [100, 100, 100, 30]), []
-    split = label_skew(labels, 8, rng(1), classes=4, classes_per_client=2, assign="balanced", note=notes.append)
+    split = label_skew(labels, 8, rng(1), classes=4, classes_per_client=2, assign="balanced", warn=notes.append)
     holders = np.bincount(np.concatenate([np.unique(labels[indices]) for indices in split]))
     assert {len(indices) for indices in split} == {min([100, 100, 100, 30] // holders) * 2}
     assert "samples instead of 41" in notes[0]
@@ -204,7 +204,7 @@ def test_label_skew_fills_from_other_classes():
 
 def test_label_skew_reports_classes_that_nobody_holds():
     notes = []
-    label_skew(balanced(), 2, rng(), classes=10, classes_per_client=1, samples_per_client=5, note=notes.append)
+    label_skew(balanced(), 2, rng(), classes=10, classes_per_client=1, samples_per_client=5, warn=notes.append)
     assert "of 10 classes; nobody holds" in notes[0]
 
 
@@ -224,7 +224,7 @@ def test_one_shard_each_is_one_class_each():
 
 def test_shards_report_what_is_left_over():
     notes = []
-    shards(balanced(10, 101), 20, rng(), classes=10, note=notes.append)
+    shards(balanced(10, 101), 20, rng(), classes=10, warn=notes.append)
     assert notes == ["shards: 10 of 1010 samples are not used"]
 
 

@@ -37,7 +37,7 @@ OF_SHARES = [
 SUMMARY = {
     "status", "metric", "mode", "final", "best", "last10", "last_rounds", "final_accuracy", "best_accuracy",
     "last10_accuracy", "rounds", "targets", "parameters", "model_sha256", "partition_hash", "stopped_by",
-    "versions", "machine",
+    "versions", "machine", "records",
 }  # fmt: skip
 
 

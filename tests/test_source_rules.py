@@ -13,7 +13,7 @@ import fedray
 PACKAGE = Path(fedray.__file__).parent
 
 LAYERS = [
-    ("errors", "files", "loading"),
+    ("errors", "files", "loading", "warning"),
     ("importing", "own_modules"),
     ("config", "code_digest"),
     ("core",),

@@ -153,7 +153,7 @@ def test_every_fifth_row_of_one_file(tmp_path):
     source = read(Path("one.csv"))
     assert np.array_equal(source.x_test, X[4::5])
     assert np.array_equal(source.x_train, X[np.arange(ROWS) % 5 != 4])
-    assert source.notes == ("one.csv has no file of tests beside it: every fifth row is a test row",)
+    assert source.notes == ("warning: one.csv has no file of tests beside it: every fifth row is a test row",)
     labels = np.where(np.arange(ROWS) == 4, "rare", "usual")
     frame(labels, client=CLIENTS).to_csv("one.csv", index=False)
     source = read(Path("one.csv"))

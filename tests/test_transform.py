@@ -178,8 +178,8 @@ def test_named_transforms_that_are_not_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("transform", "line"),
     [
-        (torch.zeros_like, "transform draws no random numbers here"),
-        (v2.RandomErasing(0.5, scale=(0.2, 0.5)), "transform changes all samples of a mini-batch alike"),
+        (torch.zeros_like, "warning: transform draws no random numbers here"),
+        (v2.RandomErasing(0.5, scale=(0.2, 0.5)), "warning: transform changes all samples of a mini-batch alike"),
         (noise, None),
         (each_sample(v2.RandomErasing(0.5)), None),
     ],

@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 import re
 from functools import cache
+from typing import Any
 
 from fedray.algorithms.base import (
     Algorithm,
@@ -24,6 +25,7 @@ from fedray.algorithms.base import (
     parameter,
 )
 from fedray.algorithms.server_state import Cohort, ServerState
+from fedray.config.section import in_message
 from fedray.core.batches import Batch
 from fedray.core.client import ClientPhase
 from fedray.core.optimizer import Carry
@@ -33,7 +35,8 @@ from fedray.importing import FORMS, import_object, is_own
 
 __all__ = [
     "Algorithm", "Batch", "Broadcast", "Carry", "ClientPhase", "Cohort", "Hyper", "Model", "Result", "ServerState",
-    "Traffic", "Upload", "Work", "find_algorithm", "in_place", "known_algorithms", "parameter",
+    "Traffic", "Upload", "Work", "find_algorithm", "in_place", "is_known", "known_algorithms",
+    "name_of", "parameter",
 ]  # fmt: skip
 
 
@@ -51,6 +54,25 @@ def known_algorithms() -> dict[str, type[Algorithm]]:
             if own and issubclass(member, Algorithm) and member is not Algorithm:
                 found[member.__dict__.get("name", member.__name__.lower())] = member
     return dict(sorted(found.items()))
+
+
+def is_known(algorithm: type[Algorithm]) -> bool:
+    """Returns whether an algorithm is one of this package."""
+    return algorithm in known_algorithms().values()
+
+
+def name_of(algorithm: Any) -> str:
+    """Returns the name of an algorithm that the user hands over as a class: its ``name``, or that of the class.
+
+    Raises :class:`UserError` if it is not the class of an algorithm.
+    """
+    if not (inspect.isclass(algorithm) and issubclass(algorithm, Algorithm) and algorithm is not Algorithm):
+        raise UserError(
+            f"algorithm= must be a subclass of fedray.algorithms.Algorithm, not {in_message(algorithm)}; its "
+            "hyper-parameters are keys of the configuration, as in algorithm.mu=0.1"
+        )
+    known = {cls: name for name, cls in known_algorithms().items()}
+    return known.get(algorithm) or str(vars(algorithm).get("name", algorithm.__name__))
 
 
 def find_algorithm(name: str) -> type[Algorithm]:

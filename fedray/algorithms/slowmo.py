@@ -57,11 +57,11 @@ class SlowMo(FedAvg):
         if self.hyper.buffer == "reset":
             return super().begin(client)
         b = client.state["b"] if self.hyper.buffer == "maintain" else client.start("b")
-        return Carry({"y": client.start("x")}, {"momentum": b})
+        return super().begin(client).remember("y", {"momentum": b})
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         result = super().end(client, carry)
-        b = carry.buffers.get("momentum")
+        b = carry.memory("y").buffers.get("momentum")
         if b is None or self.hyper.buffer == "reset":
             return result
         if self.hyper.buffer == "maintain":

@@ -18,6 +18,7 @@ from fedray.comparing.measure import Measure
 from fedray.config import read_file
 from fedray.errors import UserError, first_sentence
 from fedray.tracking.folder import INPUTS, read_metrics, with_unrecorded
+from fedray.tracking.records import KEY, changed
 
 SEEDS = ("run.seed", "data.seed")
 """The keys in which the repetitions of a run differ from each other."""
@@ -27,6 +28,9 @@ SECTIONS = ("run", "algorithm", "data", "model", "train", "engine")
 
 FILES = {"config.yaml", INPUTS, "metrics.csv", "summary.json"}
 """A folder with two of these files is a run folder, so that one is found, and named, if another one is gone."""
+
+REMAINS = {"metrics.csv", "summary.json", INPUTS, "clients.parquet", "partition.parquet"}
+"""A folder with one of these is what is left of a run folder. A config.yaml alone may be anything."""
 
 CODE = {"algorithm.code": "code of the algorithm", "model.code": "code of the model"}
 """The names of :attr:`Run.told` for what inputs.json says of the code."""
@@ -151,11 +155,14 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    """Yields the run folders in ``path``, in the order of their names. A run folder has no other below it."""
+    """Yields the run folders in ``path``, and what is left of such, in the order of their names. A run folder has no
+    other below it."""
     for folder, below, files in walk(path):
-        if len(FILES.intersection(files)) >= 2:
-            below.clear()
+        is_run = len(FILES.intersection(files)) >= 2
+        if is_run or REMAINS.intersection((*files, *below)):
             yield folder
+        if is_run:
+            below.clear()
 
 
 def walk(path: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
@@ -194,6 +201,8 @@ def read_run(folder: Path, *, whole: bool = False) -> Run | LeftOut:
         run = Run(folder, settings, summary, inputs, _rows_of(folder, summary))
         _check_last_part(folder / "evaluation.parquet")
         differs = _disagreement(run)
+        if differs is None and (others := [*changed(folder, summary.get(KEY), ("metrics.csv", "evaluation.parquet"))]):
+            return LeftOut(folder, f"{others[0]} is damaged: it is not what the run recorded")
     except UserError as error:
         return LeftOut(folder, str(error))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,4 +53,5 @@ def for_algorithm(values: Values, name: str) -> Values:
     """Returns ``values`` with what their section ``for_algorithm`` says for the algorithm ``name`` on top."""
     said = values.get(FOR_ALGORITHM)
     own = said.get(name) if isinstance(said, Mapping) else None
-    return merged(values, own) if isinstance(own, Mapping) else values
+    # a copy, because what is asked for besides is written into the values
+    return merged(values, copy.deepcopy(own)) if isinstance(own, Mapping) else values

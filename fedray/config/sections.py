@@ -33,6 +33,10 @@ ALPHA, CLUSTERS, MIN_SAMPLES = 0.5, 5, 1
 """What the options of a partition that are null stand for."""
 
 
+Given = Literal["data", "model", "loss", "metrics", "transform", "algorithm"]
+"""What a user may hand over from Python in place of naming it."""
+
+
 class RunConfig(Section):
     """The length of a run, what is evaluated in it, and where its results go."""
 
@@ -70,7 +74,7 @@ class RunConfig(Section):
         "auto", description="auto: resume if unfinished and the same; true: resume or fail; false: move the old folder"
     )
     log_clients: bool = Field(True, description="write per-client rows to clients.parquet and evaluation.parquet")
-    given: list[Literal["data", "model", "loss", "metrics"]] = Field(
+    given: list[Given] = Field(
         [],
         description="what was handed to simulate() or tune() in Python; they set it, as without that it is another run",
     )

@@ -40,6 +40,7 @@ class Objective:
         self.network, self.data, self.clock = network, data, clock or Clock()
         self._scale = self._new_scale(len(data.ids))
         self._losses: list[Tensor] = []
+        self._steps: list[int] = []
         # of each step: the two sums of the metric that the task follows
         self._totals: list[Tensor] = []
         self._counts: list[Tensor | list[int]] = []
@@ -125,21 +126,28 @@ class Objective:
         axis = self.network.task.class_axis
         return logits if axis == -1 else logits.movedim(axis + 1, -1)
 
-    def logged(self) -> dict[str, list[float]]:
+    def logged(self) -> dict[str, list[float | None]]:
         """Returns the ``loss`` of each client, and the metric that the task follows, such as ``accuracy``: means over
-        the mini-batches of its local steps."""
+        the mini-batches of its local steps at which a gradient was taken; None for a client without any."""
         if not self._losses:
             return {}
         # plain numbers, because arrays would take longer for so few
         losses = zip(*torch.stack(self._losses).double().tolist(), strict=True)
         steps, name = self.data.steps, self.network.task.followed
-        found = {"loss": [math.fsum(own[:count]) / count for own, count in zip(losses, steps, strict=True)]}
+        made = [[place for place, step in enumerate(self._steps) if step < count][:count] for count in steps]
+
+        def mean(own: Sequence[float], places: Sequence[int]) -> float | None:
+            return math.fsum(own[place] for place in places) / len(places) if places else None
+
+        found = {"loss": [mean(*each) for each in zip(losses, made, strict=True)]}
         if name is not None:
             totals = zip(*torch.stack(self._totals).tolist(), strict=True)
             counts = zip(*(each if isinstance(each, list) else each.tolist() for each in self._counts), strict=True)
             found[name] = [
-                self.network.task.value(name, sum(total[:made]), sum(count[:made]))
-                for total, count, made in zip(totals, counts, steps, strict=True)
+                self.network.task.value(name, sum(total[i] for i in places), sum(count[i] for i in places))
+                if places
+                else None
+                for total, count, places in zip(totals, counts, made, strict=True)
             ]
         return found
 
@@ -147,6 +155,7 @@ class Objective:
         if batch.step != self._last_step:
             self._last_step = batch.step
             self._losses.append(found.task_loss)
+            self._steps.append(batch.step)
             if found.followed is not None:
                 total, count = found.followed
                 self._totals.append(total)

@@ -113,10 +113,13 @@ class SeededTransform:
             copies = map_leaves(lambda leaf: torch.stack([leaf[0]] * COPIES), x)
             of_copies = [self._of(map_leaves(Tensor.clone, copies), seed) for seed in range(TRIED_SEEDS)]
         if all(_same(first, other) for other in others):
-            return [f"{self.name} draws no random numbers here; it changes samples in training, but not in evaluations"]
+            return [
+                f"warning: {self.name} draws no random numbers here; it changes samples in training, but not in "
+                "evaluations"
+            ]
         if all(_same(_rows_of(each, 0), _rows_of(each, i)) for each in of_copies for i in range(1, COPIES)):
             return [
-                f"{self.name} changes all samples of a mini-batch alike, as transforms of torchvision do: "
+                f"warning: {self.name} changes all samples of a mini-batch alike, as transforms of torchvision do: "
                 "fedray.each_sample(transform) draws for each of them"
             ]
         return []

@@ -139,4 +139,4 @@ def held_out(count: int, groups: Any = None) -> np.ndarray:
 
 def note_on_held_out(where: Any, what: str, by_client: bool) -> str:
     """Returns the line for the user about test samples that :func:`held_out` has chosen."""
-    return f"{where} has no {what}: {'of each client, ' if by_client else ''}every fifth row is a test row"
+    return f"warning: {where} has no {what}: {'of each client, ' if by_client else ''}every fifth row is a test row"

@@ -32,7 +32,7 @@ def dirichlet(
     capped: bool = False,
     rebalanced: bool = False,
     min_samples: int = MIN_SAMPLES,
-    note: Note = ignore_note,
+    warn: Note = ignore_note,
 ) -> Split:
     """Cuts the samples of each class among the clients in shares q ~ Dir(alpha 1_N), so that sizes vary too.
 
@@ -52,7 +52,7 @@ def dirichlet(
     if rebalanced:
         draws = (_counts(supply, clients, alpha, True, rng) for _ in range(BALANCE_DRAWS))
         counts = min(draws, key=lambda counts: counts.sum(axis=1).std())
-        return _rebalance(deal(labels, counts, rng), len(labels), rng, note)
+        return _rebalance(deal(labels, counts, rng), len(labels), rng, warn)
     if clients * min_samples > len(labels):
         raise UserError(
             f"dirichlet: {len(labels)} samples can't give data.clients={clients} at least {min_samples} each: lower "
@@ -101,7 +101,7 @@ def _shares(alpha: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return q
 
 
-def _rebalance(split: Split, total: int, rng: np.random.Generator, note: Note) -> Split:
+def _rebalance(split: Split, total: int, rng: np.random.Generator, warn: Note) -> Split:
     clients = len(split)
     n = total // clients
     owner = np.full(total, -1)
@@ -111,7 +111,7 @@ def _rebalance(split: Split, total: int, rng: np.random.Generator, note: Note) -
     pool = rng.permutation(np.flatnonzero(owner < 0))
     owner[pool[: lacking.sum()]] = np.repeat(np.arange(clients), lacking)
     if total > clients * n:
-        note(f"dirichlet, rebalanced: {total - clients * n} of {total} samples are not used")
+        warn(f"dirichlet, rebalanced: {total - clients * n} of {total} samples are not used")
     return by_owner(owner, clients)
 
 

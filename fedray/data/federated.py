@@ -248,13 +248,13 @@ def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...]
 
 def _note_on_tests_of_nobody(test: Split, samples: int) -> tuple[str, ...]:
     rest = samples - sum(map(len, test))
-    return (f"{rest} of {samples} test samples are those of no client that trains",) if rest else ()
+    return (f"warning: {rest} of {samples} test samples are those of no client that trains",) if rest else ()
 
 
 def _note_on_lost_clients(before: int, left: int) -> tuple[str, ...]:
     if before == left:
         return ()
-    lost = f"{before - left} of the data's {before} clients have no samples left: they"
+    lost = f"warning: {before - left} of the data's {before} clients have no samples left: they"
     return (f"{lost} went to the public set (data.public_samples) or the validation set (data.validation_samples)",)
 
 

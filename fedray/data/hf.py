@@ -181,7 +181,7 @@ def _divided(sets: dict[str, Any], root: str, columns: Columns) -> tuple[dict[st
     train = sets[TRAIN]
     test = next((name for name in TESTS if name in sets), None)
     if test is not None:
-        notes = () if test == "test" else (f"{root} has no set 'test': its set {test!r} is the test set",)
+        notes = () if test == "test" else (f"warning: {root} has no set 'test': its set {test!r} is the test set",)
         return {TRAIN: train, "test": sets[test]}, notes, ""
     there = list(train.column_names)
     client = columns.find_client(there, root, needed=True)

@@ -65,7 +65,7 @@ def read_leaf(files: dict[str, list[Path]], encode: Encode) -> LeafSets:
         train[user], test[user] = (x[:first], y[:first]), (x[first:], y[first:])
     if not any(len(y) for _, y in test.values()):
         raise UserError(f"no user has {HELD_OUT} samples, so that none is a test sample")
-    note = "LEAF's files are not divided into train and test: the last fifth of each user's samples are tests"
+    note = "warning: LEAF's files are not divided into train and test: the last fifth of each user's samples are tests"
     return LeafSets(_joined(train), _joined(test), stamps, (note,))
 
 

@@ -13,6 +13,7 @@ from fedray.data.deal import Split
 from fedray.data.dirichlet import dirichlet, dirichlet_fixed
 from fedray.data.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
 from fedray.errors import UserError, near_miss
+from fedray.warning import as_warning
 
 
 class Partitioner(NamedTuple):
@@ -85,15 +86,18 @@ def partition(
     notes: list[str] = []
     if owners is not None and kind != "natural":
         notes.append(
-            f"the data say whose each sample is, but data.partition.kind={kind} does not use that; natural does"
+            f"warning: the data say whose each sample is, but data.partition.kind={kind} does not use that; natural "
+            "does"
         )
     offered = {**_given(data, kind), "classes": classes, "owners": owners, "note": notes.append}
+    offered["warn"] = lambda line: notes.append(as_warning(line))
     arguments = {name: value for name, value in offered.items() if name in chosen.arguments}
     split = chosen.split(labels, data.clients, rng, **arguments)
     least = data.partition.min_samples
     _check_sizes(split, MIN_SAMPLES if least is None else least, kind)
     if kind == "natural" and data.clients not in (len(split), DataConfig.model_fields["clients"].default):
-        notes.append(f"data.clients={data.clients} is not used: the data have {len(split)} clients of their own")
+        line = f"data.clients={data.clients} is not used: the data have {len(split)} clients of their own"
+        notes.append(as_warning(line))
     return split, tuple(notes)
 
 

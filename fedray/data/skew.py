@@ -2,8 +2,8 @@
 
 Each is a pure function of the labels, int64 [n], the number of clients, a generator and its options. It returns for
 each client a sorted int64 array of indices. Clients share no samples unless ``overlap`` is set. An option has the name
-of its config key. ``note`` is called with lines that the user should know. All raise :class:`UserError` if the data
-can't give what is asked for.
+of its config key. ``note`` and ``warn`` are called with lines for the user, ``warn`` with those about what is not used
+or not as it was asked for. All raise :class:`UserError` if the data can't give what is asked for.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def label_skew(
     samples_per_client: int | None = None,
     assign: str = "random",
     on_empty: str = "shrink",
-    note: Note = ignore_note,
+    warn: Note = ignore_note,
 ) -> Split:
     """Deals each client equally many samples of each of x classes (pFedMo's x-class non-i.i.d. data).
 
@@ -109,7 +109,7 @@ def label_skew(
     holders = np.bincount(held.ravel(), minlength=classes)
     if (holders == 0).any():
         unused = ", ".join(map(str, np.flatnonzero(holders == 0)))
-        note(f"label_skew: clients hold {np.count_nonzero(holders)} of {classes} classes; nobody holds {unused}")
+        warn(f"label_skew: clients hold {np.count_nonzero(holders)} of {classes} classes; nobody holds {unused}")
     counts = _even_counts(held, n, classes)
     short = np.flatnonzero(counts.sum(axis=0) > supply)
     if len(short):
@@ -124,7 +124,7 @@ def label_skew(
                 f"label_skew: {reason}, too few for {n} samples per client: at most {shrunk} "
                 f"(data.samples_per_client), or change data.partition.on_empty, assign or classes_per_client"
             )
-        note(f"label_skew: {reason}; every client has {shrunk} samples instead of {n}")
+        warn(f"label_skew: {reason}; every client has {shrunk} samples instead of {n}")
         counts = _even_counts(held, shrunk, classes)
     return deal(labels, counts, rng)
 
@@ -169,7 +169,7 @@ def quantity_skew(
     *,
     classes: int,
     sizes: Sequence[int] | None = None,
-    note: Note = ignore_note,
+    warn: Note = ignore_note,
 ) -> Split:
     """Deals client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
 
@@ -183,7 +183,7 @@ def quantity_skew(
     wanted = np.asarray(sizes, dtype=np.int64)
     if wanted.sum() > total:
         scaled = largest_remainder(wanted * (total / wanted.sum()), total)
-        note(f"quantity_skew: sizes sum to {wanted.sum()} of {total} samples, scaled to {_first_numbers(scaled)}")
+        warn(f"quantity_skew: sizes sum to {wanted.sum()} of {total} samples, scaled to {_first_numbers(scaled)}")
         wanted = scaled
     supply = np.bincount(labels, minlength=classes)
     quotas = wanted[:, None] * (supply / total)
@@ -211,7 +211,7 @@ def shards(
     classes: int,
     shards_per_client: int = 1,
     samples_per_client: int | None = None,
-    note: Note = ignore_note,
+    warn: Note = ignore_note,
 ) -> Split:
     """Sorts the samples by label, cuts them into equal shards and deals these out at random.
 
@@ -229,7 +229,7 @@ def shards(
     dealt = pieces[rng.permutation(len(pieces))[: clients * shards_per_client]].reshape(clients, -1)
     unused = len(labels) - dealt.size
     if unused:
-        note(f"shards: {unused} of {len(labels)} samples are not used")
+        warn(f"shards: {unused} of {len(labels)} samples are not used")
     return list(np.sort(dealt, axis=1))
 
 
@@ -242,7 +242,7 @@ def orthogonal(
     clusters: int = CLUSTERS,
     samples_per_client: int | None = None,
     overlap: bool = False,
-    note: Note = ignore_note,
+    warn: Note = ignore_note,
 ) -> Split:
     """Puts client i into cluster i mod ``clusters``, where each cluster has classes of its own (FedTrip, Plato).
 
@@ -257,7 +257,7 @@ def orthogonal(
     pools = [np.flatnonzero(np.isin(labels, block)) for block in blocks]
     members = np.bincount(np.arange(clients) % clusters, minlength=clusters)
     if clients < clusters:
-        note(f"orthogonal: {clusters} clusters but {clients} clients; classes from {blocks[clients][0]} on are unused")
+        warn(f"orthogonal: {clusters} clusters but {clients} clients; classes from {blocks[clients][0]} on are unused")
     split: Split = [np.empty(0, dtype=np.int64)] * clients
     if overlap:
         n = overlap_share(min(map(len, pools[:clients])), samples_per_client)
@@ -289,6 +289,7 @@ def natural(
     max_clients: int | None = None,
     max_samples: int | None = None,
     note: Note = ignore_note,
+    warn: Note = ignore_note,
 ) -> Split:
     """Deals the samples to the data's own clients ``owners``, int64 [n], in the order of their ids.
 
@@ -304,7 +305,7 @@ def natural(
             f"natural: no client has data.partition.min_samples={min_samples} samples; at most {sizes.max()}"
         )
     if not kept.all():
-        note(
+        warn(
             f"natural: {np.count_nonzero(~kept)} of {len(kept)} clients have fewer than {min_samples} samples: left out"
         )
     drawn = np.flatnonzero(kept)

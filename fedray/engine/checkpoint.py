@@ -113,13 +113,18 @@ def load_last(folder: Path, warn: Any) -> Checkpoint | None:
         except UserError:
             raise
         except Exception as error:  # a damaged file can make a reader raise anything
-            warn(f"checkpoint {path} is damaged ({error}); trying the one before it")
+            warn(f"warning: checkpoint {path} is damaged ({error}); trying the one before it")
     return None
 
 
-def discard(folder: Path) -> None:
-    """Removes the unfinished files of writers that were interrupted."""
-    for path in folder.glob(".round-*"):
+def discard(folder: Path, after: int) -> None:
+    """Removes the unfinished files of writers that were interrupted, and all checkpoints after round ``after``.
+
+    A run that goes on after that round has found those damaged. It makes their rounds again and writes files of the
+    same names, so that nothing of them may stay.
+    """
+    damaged = [path for path in _rounds(folder) if int(path.name.removeprefix("round-")) > after]
+    for path in [*folder.glob(".round-*"), *damaged]:
         shutil.rmtree(path, ignore_errors=True)
     if folder.exists():
         _sweep(folder)

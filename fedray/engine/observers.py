@@ -21,6 +21,7 @@ from fedray.tracking.columns import DIAGNOSTICS
 from fedray.tracking.costs import bytes_per_client, flops_of_round
 from fedray.tracking.diagnostics import Measured
 from fedray.tracking.recorder import Recorder
+from fedray.tracking.records import KEY
 
 
 class Observer:
@@ -131,7 +132,7 @@ class Checkpoints(Observer):
             self.recorder.folder.checkpoints,
             number,
             state.vectors(),
-            {**state.record(), "wall_seconds": self.wall_seconds()},
+            {**state.record(), "wall_seconds": self.wall_seconds(), KEY: self.recorder.digests()},
             states={client: state.clients[client].name for client in sorted(state.clients)},
             past=earlier,
             store=lambda name, path: self.pool.store(handles[name], path),

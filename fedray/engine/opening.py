@@ -23,8 +23,10 @@ from fedray.engine.worker import Worker
 from fedray.errors import UserError
 from fedray.experiment import Experiment
 from fedray.resolve import dump
-from fedray.tracking.folder import FoundRun, RunFolder
+from fedray.tracking.folder import FoundRun, RunFolder, check_numbers
 from fedray.tracking.recorder import Recorder
+from fedray.tracking.records import KEY
+from fedray.warning import WARNING
 
 
 @contextlib.contextmanager
@@ -53,6 +55,9 @@ def open_run(
             return
         warnings: list[str] = []
         saved = _last_checkpoint(folder, found, experiment, warnings) if found.status == "unfinished" else None
+        after = saved.round if saved else 0
+        for name in ("metrics.csv", "profile.csv"):
+            check_numbers(folder.path / name, after)
         require_device(experiment.server_device)
         states = StateFolder.of_run(experiment.config, node, node)
         worker = Worker(Clients(experiment, data, states, experiment.server_device))
@@ -62,8 +67,7 @@ def open_run(
         # what a killed run left there
         states.clear()
         folder.prepare()
-        checkpoints.discard(folder.checkpoints)
-        after = saved.round if saved else 0
+        checkpoints.discard(folder.checkpoints, after)
         machine = {"bits_promised": same_kind(machines), "processes": machines}
         state, scoring = RunState.first(experiment, data, worker, pool), Scoring.of(experiment, data)
         recorder = Recorder(
@@ -78,7 +82,7 @@ def open_run(
         stack.callback(recorder.close)
         Holdings.of(data).write(folder.path / "partition.parquet")
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
-        warnings += _warnings(recorder, after)
+        warnings += _warnings(recorder, saved)
         for line in warnings:
             say(line)
         for line in (*warnings, *experiment.notes):
@@ -89,10 +93,15 @@ def open_run(
         yield run
 
 
-def _warnings(recorder: Recorder, after: int) -> Iterator[str]:
-    """Yields what the user should know of a run that goes on after round ``after``."""
-    if recorder.rows_lost:
-        yield f"warning: metrics.csv lacks {recorder.rows_lost} of the rows up to round {after}"
+def _warnings(recorder: Recorder, saved: checkpoints.Checkpoint | None) -> Iterator[str]:
+    """Yields what the user should know of a run that goes on from the checkpoint ``saved``."""
+    if saved is not None:
+        if recorder.rows_lost > 0:
+            yield f"warning: metrics.csv lacks {recorder.rows_lost} of the rows up to round {saved.round}"
+        known, found = saved.record.get(KEY, {}), recorder.digests()
+        for name in known.keys() & found.keys():
+            if known[name] != found[name] and not (name == "metrics.csv" and recorder.rows_lost > 0):
+                yield f"warning: {name} was damaged or changed: up to round {saved.round} it is not what was recorded"
     if not recorder.machine["bits_promised"]:
         yield "warning: the nodes differ in device, instruction set or torch version: bits are not promised"
 
@@ -108,7 +117,8 @@ def _last_checkpoint(
     saved = checkpoints.load_last(folder.checkpoints, warnings.append)
     if saved is None:
         if warnings:
-            raise UserError(f"{warnings[-1].split(';')[0]}, and no other is left: use run.resume=false to start over")
+            what = warnings[-1].removeprefix(WARNING).split(";")[0]
+            raise UserError(f"{what}, and no other is left: use run.resume=false to start over")
         if found.summary is not None and found.summary["rounds"]:
             raise UserError(f"{folder.path} has no checkpoint to go on from: use run.resume=false to start over")
         return None

@@ -88,7 +88,7 @@ class PhaseRunner:
         for name, scalar in result.scalars.items():
             merged.scalars.setdefault(name, list(nothing))[rows] = _column(scalar)
         for name, values in client.objective.logged().items():
-            merged.log.setdefault(name, list(nothing))[rows] = values
+            merged.log.setdefault(name, [None] * len(task.ids))[rows] = values
 
     def _written(self, task: PhaseTask, rows: slice, state: Mapping[str, Vector]) -> list[StateFile]:
         """Writes the new states ``[C, ...]`` of a stack, and returns their files."""

@@ -35,9 +35,9 @@ from fedray.experiment import Experiment
 class RoundResult:
     """What a round produced.
 
-    ``log`` holds numbers of the cohort's clients by name, in the order of ids, for clients.parquet. ``states`` are the
-    files of the clients' new states. ``worker_seconds`` is the time of all workers together. ``samples`` is the number
-    of samples in all mini-batches.
+    ``log`` holds numbers of the cohort's clients by name, in the order of ids, for clients.parquet; None until a phase
+    gives a client one. ``states`` are the files of the clients' new states. ``worker_seconds`` is the time of all
+    workers together. ``samples`` is the number of samples in all mini-batches.
 
     Observers fill in ``metrics``, the round's row of metrics.csv; ``scores``, the columns of evaluation.parquet, if
     clients are scored; and ``layers``, those of layers.parquet, with run.diagnostics. ``profile`` says how the time was
@@ -61,9 +61,9 @@ class RoundResult:
         longer needed."""
         self.worker_seconds += working_seconds(found.seconds)
         for name, values in found.log.items():
-            column = self.log.setdefault(name, [math.nan] * len(self.cohort.ids))
+            column = self.log.setdefault(name, [None] * len(self.cohort.ids))
             for place, value in zip(task.positions, values, strict=True):
-                column[place] = value
+                column[place] = column[place] if value is None else value
         new = dict(zip(task.ids, found.states, strict=True)) if found.states else {}
         old = [self.states[client] for client in new if client in self.states]
         self.states |= new
@@ -103,10 +103,13 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
     dealer.learn(result.worker_seconds)
     state.commit(number, result.states, queue.pool)
     result.log |= {name: list(values) for name, values in server.client_scalars.items()}
+    losses = [loss for loss in result.log.get("loss", []) if loss is not None]
+    result.log = {name: [math.nan if x is None else x for x in values] for name, values in result.log.items()}
     result.metrics = {
         "round": number,
         "cohort_size": len(server.cohort.ids),
-        "train_loss": math.fsum(result.log.get("loss", [])) / len(server.cohort.ids),
+        # clients that took no gradient have no loss, which is not a loss that is no number
+        **({"train_loss": math.fsum(losses) / len(losses)} if losses else {}),
         "round_seconds": time.perf_counter() - began,
     } | compare()
     return result

@@ -125,7 +125,7 @@ class Run:
     def _observe(self, result: RoundResult) -> None:
         """Shows a trained round to the observers. If one of them needs the state after this round, everything that was
         put off is done now."""
-        result.diverged = not (math.isfinite(result.metrics["train_loss"]) and self.state.is_finite())
+        result.diverged = not (math.isfinite(result.metrics.get("train_loss", 0)) and self.state.is_finite())
         self._unreported.append(result)
         for observer in self.observers:
             observer.trained(result)

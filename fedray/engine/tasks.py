@@ -83,14 +83,14 @@ class PhaseResult:
 
     ``forms`` describes all that the phase returned. ``sums`` is what the clients add to the sum of each upload.
     ``scalars`` and ``log`` hold a number for each client by name: the first for the server's rule, the second for
-    clients.parquet. ``states`` are the files of the clients' new states, if the phase returns any. ``seconds`` says how
-    the worker spent its time. ``nondeterministic`` names the operations that the worker ran whose bits may differ
-    another time.
+    clients.parquet, where None says that a client has none. ``states`` are the files of the clients' new states, if the
+    phase returns any. ``seconds`` says how the worker spent its time. ``nondeterministic`` names the operations that
+    the worker ran whose bits may differ another time.
     """
 
     sums: dict[str, PartialSum]
     scalars: dict[str, list[float]]
-    log: dict[str, list[float]]
+    log: dict[str, list[float | None]]
     forms: Forms | None = None
     states: list[StateFile] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from fedray.experiment import Experiment, Own
 from fedray.making import load_weights
 from fedray.resolve import resolve
 from fedray.simulation import own_objects
+from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,7 +60,7 @@ def evaluate(
     metrics: Mapping[str, Loss] | None = None,
     overrides: Iterable[str] = (),
     features: int = 0,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Evaluates a saved model.
 
@@ -73,6 +74,8 @@ def evaluate(
     * ``data``, ``test``, ``client_column``, ``label_column``, ``model``, ``loss``, ``metrics``: as for
       :func:`fedray.simulate`.
 
+    ``say(line)`` shows a line. Without it warnings are those of Python (:class:`fedray.FedrayWarning`).
+
     The model is run as at the end of a round, in the same batches, and gets the same numbers. Raises
     :class:`fedray.UserError` if there is no such model, or if it does not fit the data.
     """
@@ -85,7 +88,7 @@ def evaluate(
     experiment, federated = resolve(request.config, own)
     if features < 0:
         raise UserError(f"--features must be at least 0, not {features}")
-    return _evaluate(request, experiment, federated, own, split, features, say)
+    return _evaluate(request, experiment, federated, own, split, features, say or PythonWarnings())
 
 
 def _evaluate(

@@ -11,6 +11,7 @@ from typing import Any
 from fedray.config import Config, assign, expand, flat, load
 from fedray.errors import UserError
 from fedray.tracking.folder import INPUTS, UNRECORDED
+from fedray.tracking.records import check_file
 
 TAKEN = (
     "data.", "task.", "model.", "train.precision",
@@ -67,6 +68,7 @@ def request_of(
         raise UserError(f"{target} is not the folder of a run: it has no config.yaml")
     if not file.exists():
         raise UserError(f"{target} has no model.safetensors, because the run has not ended")
+    check_file(file.parent, file.name)
     values: dict[str, Any] = {}
     if base is not None or recorded.exists():
         values = flat(load(recorded if base is None else base).model_dump(mode="json", exclude_unset=True))
@@ -106,7 +108,7 @@ def _settings(
     # the weights with which training began say nothing about those in the file
     kept = {key: value for key, value in values.items() if _counts(key) and key not in OF_THE_FILE}
     recorded = set(values.get("run.given") or ())
-    missing = recorded - {"transform"} - set(given)
+    missing = recorded & {"data", "model", "loss", "metrics"} - set(given)
     if _has_other_data(values, asked, given):
         missing -= {"data"}
         of_data = [key for key in kept if key.startswith("data.") and key not in OF_THE_MODEL]
@@ -121,7 +123,8 @@ def _settings(
         names = " and ".join(f"{name}=" for name in needed)
         raise UserError(f"the run got {names} from Python: use fedray.evaluate(RUN, {names}...)")
     if missing:
-        notes.append(f"the run got its {' and '.join(sorted(missing))} from Python; here they are the task's own")
+        names = " and ".join(sorted(missing))
+        notes.append(f"warning: the run got its {names} from Python; here they are the task's own")
         kept = {key: value for key, value in kept.items() if key not in ("task.metric", "task.mode")}
     return {**kept, **asked}, notes
 

@@ -50,7 +50,7 @@ def fit_task(
         outputs = outputs_of(module, x, training=False)
     obstacle = _misfit(kind, outputs, y, classes)
     if obstacle and loss is not None and section.kind == "auto":
-        notes.append(f"task.kind=other, because model {name} {obstacle}: models are compared by the loss")
+        notes.append(f"warning: task.kind=other, because model {name} {obstacle}: models are compared by the loss")
         kind, obstacle = "other", None
     if obstacle:
         raise UserError(f"model {name} {obstacle}")

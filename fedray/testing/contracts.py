@@ -11,7 +11,7 @@ class TestMine(AlgorithmContract):
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -19,9 +19,10 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor, nn
 
 from fedray.config import load
-from fedray.core.optimizer import LocalOptimizer
+from fedray.core.optimizer import Carry, LocalOptimizer
 from fedray.data.federated import FederatedData
 from fedray.data.source import Source
 from fedray.engine import checkpoint as checkpoints
@@ -59,6 +60,9 @@ SETTINGS: dict[str, Any] = {
 Clients have unequal sizes, so that last batches are smaller, and only a part of them takes part in each round.
 """
 
+OPTIMIZER: dict[str, Any] = {"train.momentum": 0.5, "train.weight_decay": 0.01, "train.grad_clip": 1.0}
+"""The clients' optimizer in the contract tests, unless ``settings`` name another one."""
+
 
 def small_source() -> Source:
     """Returns a data set of 360 + 60 samples with 12 features in 4 classes, made of fixed random numbers."""
@@ -90,7 +94,15 @@ class AlgorithmContract:
         """
         hyper = {f"algorithm.{name}": value for name, value in self.hyper.items()}
         named = {"algorithm.name": self.algorithm, "run.output": str(folder)}
-        return {**SETTINGS, **named, **hyper, **self.settings, **{k.replace("__", "."): v for k, v in changes.items()}}
+        optimizer = {} if "train.optimizer" in self.settings else OPTIMIZER
+        return {
+            **SETTINGS,
+            **optimizer,
+            **named,
+            **hyper,
+            **self.settings,
+            **{k.replace("__", "."): v for k, v in changes.items()},
+        }
 
     def simulate(self, folder: Path, **changes: Any) -> RunResult:
         """Runs the configuration of :meth:`config`, and returns its result."""
@@ -197,6 +209,18 @@ class AlgorithmContract:
         for found in forms.values():
             assert all(each == found[0] for each in found), "a phase does not return the same for all clients"
 
+    def test_steps_of_the_optimizer(self, tmp_path: Path) -> None:
+        """Checks that the momentum of each model lasts over a client's local steps, and is that model's alone.
+
+        The steps that ``client.optimizer`` makes of a model are those of torch.optim.SGD with the same gradients.
+        """
+        if "train.momentum" not in self.config(tmp_path):
+            import pytest
+
+            pytest.skip("it is about train.optimizer=sgd")
+        with mock.patch.object(LocalOptimizer, "direction", _checked_direction(LocalOptimizer.direction)):
+            self.simulate(tmp_path, run__rounds=2, engine__vectorize=False, train__decay_norms_and_biases=True)
+
     def test_bytes(self, tmp_path: Path) -> None:
         """Checks that the bytes in metrics.csv are the multiples of the model's size that the algorithm declares."""
         run = self.simulate(tmp_path)
@@ -284,6 +308,42 @@ def assert_same(a: RunResult, b: RunResult) -> None:
     assert a.has_evaluation == b.has_evaluation
     if a.has_evaluation:
         pd.testing.assert_frame_equal(a.evaluation, b.evaluation, check_exact=True)
+
+
+def _checked_direction(direction: Callable[..., tuple[Tensor, Carry]]) -> Callable[..., tuple[Tensor, Carry]]:
+    """Returns the method ``direction`` of :class:`LocalOptimizer`, which compares what it returns with torch.optim.SGD.
+
+    A client has an optimizer of its own. What the optimizer remembers when it makes its first step, the algorithm has
+    given it.
+    """
+    torchs: dict[LocalOptimizer, dict[str, tuple[nn.Parameter, torch.optim.SGD]]] = {}
+
+    def checked(self: LocalOptimizer, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
+        found, after = direction(self, carry, name, gradient)
+        training, known = self.training, torchs.setdefault(self, {})
+        for each in (name,) if known else {name, *carry.memories}:
+            model = nn.Parameter(carry[each].parameters.double().clone())
+            sgd = torch.optim.SGD(
+                [model], 1, training.momentum, weight_decay=training.weight_decay, nesterov=training.nesterov
+            )
+            if each in carry.memories and not known:
+                sgd.state[model]["momentum_buffer"] = carry.memory(each).buffer("momentum", gradient).double().clone()
+            known.setdefault(each, (model, sgd))
+        model, sgd = known[name]
+        with torch.no_grad():
+            model.copy_(carry[name].parameters)
+        model.grad = gradient.double().clone()
+        if training.grad_clip:
+            torch.nn.utils.clip_grad_norm_([model], training.grad_clip)
+        sgd.step()
+        expected = carry[name].parameters.double() - model.detach()
+        torch.testing.assert_close(
+            found.double(), expected, rtol=1e-4, atol=1e-5,
+            msg=f"a step of the model {name!r} is not that of SGD with the gradients and the momentum of this model",
+        )  # fmt: skip
+        return found, after
+
+    return checked
 
 
 def _open_run(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:

@@ -11,7 +11,7 @@ METRICS = {
     "iterations": "local steps so far: of each round, the most that a client of its cohort made",
     "cohort_size": "clients of the round's cohort",
     "train_loss": "mean over the cohort's clients of each one's mean task loss (without an algorithm's own terms) on "
-    "the mini-batches of its local steps",
+    "the mini-batches of its local steps; of the clients that took a gradient, and empty if none did",
     "train_accuracy": "accuracy of the evaluated model on run.eval_train_samples training samples",
     "test_loss": "mean loss of the evaluated model on the whole test set",
     "test_accuracy": "accuracy of the evaluated model on the whole test set",
@@ -137,6 +137,7 @@ SUMMARY = {
     "partition_hash": "sha256 of which client holds which training samples",
     "class_names": "names of the classes, in the order of their numbers; only where the data name them",
     "stopped_by": "run.stop_at or run.patience if one of them has ended the run before run.rounds; null if not",
+    "records": "digests (sha256) of the tables and models in the folder, by which damage is noticed",
     "versions": "versions of Python, fedray, torch, numpy and Ray",
     "machine": "`bits_promised`: whether the same configuration gives the same bits again; `nondeterministic`: "
     "operations for which it does not; `processes`: node, pid, device, instruction set and torch version of each "

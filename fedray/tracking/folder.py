@@ -21,6 +21,7 @@ from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
 from fedray.files import replacement_of, write_whole
 from fedray.tracking.lock import PATIENCE, folder_lock
+from fedray.tracking.records import PartsDigest, RowsDigest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -247,18 +248,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 class RoundsFile:
     """A CSV file to which each round appends a row.
 
-    ``lost`` is the number of rows of earlier rounds that should be there and are not.
+    ``lost`` is the number of rows of earlier rounds that should be there and are not, and ``digest`` that of all rows.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
         """Opens the file; rows of rounds after ``after`` are removed."""
         self.columns = columns
-        kept: list[dict[str, str]] = []
-        if after and path.exists():
-            with path.open(newline="", errors="replace") as file:
-                kept = [row for row in csv.DictReader(file) if (row.get("round") or "").isdigit()]
-                kept = [row for row in kept if int(row["round"]) <= after]
-        self.lost = after - len(kept)
+        kept = _rows_until(path, after)
+        self.lost, self.digest = after - len(kept), RowsDigest(kept)
         with replacement_of(path) as staging, staging.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
             writer.writeheader()
@@ -267,7 +264,9 @@ class RoundsFile:
         self._writer = csv.DictWriter(self._file, self.columns)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        self._writer.writerow({name: row.get(name, "") for name in self.columns})
+        cells = {name: "" if row.get(name) is None else str(row[name]) for name in self.columns}
+        self._writer.writerow(cells)
+        self.digest.add(cells)
         self._file.flush()
 
     def sync(self) -> None:
@@ -277,10 +276,33 @@ class RoundsFile:
         self._file.close()
 
 
+def _rows_until(path: Path, after: int) -> list[dict[str, Any]]:
+    """Returns the rows of a CSV file that are of rounds up to ``after``."""
+    if not after or not path.exists():
+        return []
+    with path.open(newline="", errors="replace") as file:
+        rows = [row for row in csv.DictReader(file) if (row.get("round") or "").isdigit()]
+    return [row for row in rows if int(row["round"]) <= after]
+
+
+def check_numbers(path: Path, after: int) -> None:
+    """Raises :class:`UserError` if something in the rows of a CSV file that are of rounds up to ``after`` is no number,
+    so that nothing can go on with them."""
+    for row in _rows_until(path, after):
+        for name, cell in row.items():
+            try:
+                float(cell or 0)
+            except (TypeError, ValueError):
+                what = f"column {name} has {cell!r}" if name else f"there is {','.join(cell)!r} too much"
+                raise UserError(
+                    f"{path} is damaged: in round {row['round']} {what}; mend it, or use run.resume=false to start over"
+                ) from None
+
+
 class ParquetRows:
     """A folder of parquet files, to which each round appends several rows, such as clients.parquet.
 
-    Each file holds the rows of some consecutive rounds.
+    Each file holds the rows of some consecutive rounds. ``digest`` is that of all files.
     """
 
     def __init__(self, path: Path, after: int) -> None:
@@ -295,8 +317,10 @@ class ParquetRows:
                 part.unlink()
             elif last > after:
                 table = pq.read_table(part)
-                self._write(table.filter(pa.compute.field("round") <= after), first, after)
+                with replacement_of(path / _name_of_part(first, after)) as staging:
+                    pq.write_table(table.filter(pa.compute.field("round") <= after), staging)
                 part.unlink()
+        self.digest = PartsDigest(path)
 
     def append(self, rows: Mapping[str, Any]) -> None:
         """Appends the rows of one round.
@@ -316,14 +340,15 @@ class ParquetRows:
             pa.table({"round": [rows["round"]] * _length(rows)} | {k: v for k, v in rows.items() if k != "round"})
             for rows in self._rows
         ]
-        self._write(
-            pa.concat_tables(tables, promote_options="default"), self._rows[0]["round"], self._rows[-1]["round"]
-        )
+        part = self.path / _name_of_part(self._rows[0]["round"], self._rows[-1]["round"])
+        with replacement_of(part) as staging:
+            pq.write_table(pa.concat_tables(tables, promote_options="default"), staging)
+        self.digest.add(part)
         self._rows, self._held = [], 0
 
-    def _write(self, table: pa.Table, first: int, last: int) -> None:
-        with replacement_of(self.path / f"part-{first:08d}-{last:08d}.parquet") as staging:
-            pq.write_table(table, staging)
+
+def _name_of_part(first: int, last: int) -> str:
+    return f"part-{first:08d}-{last:08d}.parquet"
 
 
 def _length(rows: Mapping[str, Any]) -> int:

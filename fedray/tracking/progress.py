@@ -16,11 +16,16 @@ PLAIN_SECONDS = 2.0
 
 
 class Display:
-    """A display of a run's progress on ``console``, with lines above it."""
+    """A display of a run's progress on ``console``, with lines above it.
 
-    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+    With ``quiet`` it shows nothing, and gives the lines to ``warn``.
+    """
+
+    def __init__(
+        self, console: Console | None = None, quiet: bool = False, warn: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
-        self.quiet = quiet
+        self.quiet, self.warn = quiet, warn
         self._bar: Progress | None = None
         self._began = self._shown = 0.0
         self._clients = 0
@@ -29,7 +34,9 @@ class Display:
         self._metric = "accuracy"
 
     def say(self, line: str) -> None:
-        if not self.quiet:
+        if self.quiet:
+            self.warn(line)
+        else:
             (self._bar.console if self._bar else self.console).print(line, markup=False)
 
     def start(self, rounds: int, done: int, metric: str = "accuracy") -> None:

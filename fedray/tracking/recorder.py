@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedray.tracking.columns import CLIENT_FACTS, METRICS, PURPOSES
 from fedray.tracking.folder import INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
+from fedray.tracking.records import FILES, KEY, digest_of
 from fedray.tracking.tensorboard import Events
 
 if TYPE_CHECKING:
@@ -64,6 +65,18 @@ class Recorder:
     def rows_lost(self) -> int:
         """The number of rows of earlier rounds that metrics.csv should have and does not have."""
         return self._metrics.lost
+
+    def digests(self) -> dict[str, str]:
+        """Returns the digests of the tables, by the file's name. What was recorded last may not be in them before
+        :meth:`sync`."""
+        tables = {
+            "metrics.csv": self._metrics,
+            "profile.csv": self._profile,
+            self.folder.clients.name: self._clients,
+            self.folder.evaluation.name: self._scores,
+            "layers.parquet": self._layers,
+        }
+        return {name: table.digest.value for name, table in tables.items() if table is not None}
 
     def note(self, line: str) -> None:
         """Writes a line to log.txt, with the time before it."""
@@ -122,7 +135,9 @@ class Recorder:
         metrics = read_metrics(self.folder.path)
         config = self.folder.config
         summary = summarize(metrics, status, config.run, config.task.metric or "accuracy", config.task.mode) | facts
-        summary |= {"versions": versions(), "machine": self.machine}
+        files = {name: digest_of(self.folder.path / name) for name in FILES}
+        records = self.digests() | {name: digest for name, digest in files.items() if digest is not None}
+        summary |= {"versions": versions(), "machine": self.machine, KEY: records}
         self._events.hyper_parameters(
             self.hyper_parameters,
             {f"final/{key}_{summary['metric']}": summary[key] for key in ("final", "best") if summary[key] is not None},

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from fedray.config import load
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
-from fedray.simulation import interruptible
+from fedray.simulation import handed_over, interruptible
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
+from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedray.algorithms import Algorithm
     from fedray.experiment import Own
     from fedray.tuning.sweep import Sweep
     from fedray.tuning.trial_source import TrialSource
@@ -63,6 +65,7 @@ def tune(
     loss: Any = None,
     metrics: Mapping[str, Any] | None = None,
     transform: Any = None,
+    algorithm: type[Algorithm] | None = None,
     retry_failed: bool = False,
     verbose: bool = False,
     view: View | None = None,
@@ -70,7 +73,7 @@ def tune(
     """Searches hyper-parameters, or continues a search that was stopped or killed.
 
     ``space`` is a space file, the name of one that comes with fedray, or a mapping like a space file. ``overrides`` are
-    texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. ``data`` to ``transform`` are as
+    texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. ``data`` to ``algorithm`` are as
     in :func:`fedray.simulate`; a module as ``model`` starts the runs of all seeds (``tune.seeds``) from its own
     weights, and a class starts each from weights that are drawn with its seed. ``retry_failed`` runs trials that failed
     once more. ``verbose`` shows what the command ``fedray tune`` shows. ``view`` replaces the object that shows it.
@@ -78,11 +81,12 @@ def tune(
     Returns a result for each environment of the space file, or a single one if it has none. Raises
     :class:`fedray.UserError` for what can't be searched as asked.
     """
-    view = view or View(quiet=not verbose)
-    specs = read_sweeps(space, overrides)
+    view = view or View(quiet=not verbose, warn=PythonWarnings())
+    named, algorithm = handed_over(algorithm)
+    specs = read_sweeps(space, [*overrides, *named])
     check_together(specs)
     with start_ray(specs, view) as start:
-        own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics, transform)
+        own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics, transform, algorithm)
         return run_sweeps(specs, own, start, view, retry_failed)
 
 
@@ -106,6 +110,7 @@ def load_own(
     loss: Any = None,
     metrics: Mapping[str, Any] | None = None,
     transform: Any = None,
+    algorithm: type[Algorithm] | None = None,
 ) -> Own:
     """Returns what all trials are made from: the user's own objects and the data set, which is loaded once for all.
 
@@ -126,7 +131,7 @@ def load_own(
         raise UserError("tune(test=...) needs data=... too")
     else:
         source = source_of(config.data, config.task)
-    return Own(source, model, loss, metrics or {}, transform, preloaded=data is None)
+    return Own(source, model, loss, metrics or {}, transform, algorithm, preloaded=data is None)
 
 
 def run_sweeps(
@@ -192,7 +197,7 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
             for line in (*sweep.notes, sweep.introduction(concurrent)):
                 view.say(line)
     changes = () if own.transform is None else SeededTransform(own.transform).code
-    own_objects = (own.model, own.loss, *changes, *own.metrics.values())
+    own_objects = (own.model, own.loss, own.algorithm, *changes, *own.metrics.values())
     ship_own_code([thing for thing in own_objects if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)

@@ -28,6 +28,7 @@ from fedray.tuning.spec import RECORD, SweepSpec, merge_settings, read_record
 from fedray.tuning.storage import JOURNAL, has_study, hold_study, open_storage, storage_of, study_name
 from fedray.tuning.study import Study
 from fedray.tuning.sweep import Sweep
+from fedray.warning import WARNING
 
 TRIALS = 30
 """The number of trials of a sweep that is not a grid and does not set ``tune.trials``."""
@@ -59,7 +60,8 @@ def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda li
         record = {"inputs": {**experiment.inputs, **models}, **spec.record()}
         storage = _open_folder(spec, record)
         first, outside = _first_values(spec, resolved)
-        notes = [*outside, *unequal, *own.notes(spec.tune.seeds), *experiment.facts.notes]
+        warnings = [line for line in experiment.notes if line.startswith(WARNING)]
+        notes = [*outside, *unequal, *own.notes(spec.tune.seeds), *warnings]
         total = trials_of(spec, resolved)
         study = Study(
             storage=storage,

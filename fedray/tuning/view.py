@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optuna.trial import TrialState
@@ -29,12 +29,14 @@ TABLE_SECONDS = 0.2
 class View:
     """A :class:`~fedray.tuning.sweep.SweepObserver` that shows several sweeps on one console.
 
-    With ``quiet`` it shows nothing.
+    With ``quiet`` it shows nothing, and gives the lines to ``warn``.
     """
 
-    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self, console: Console | None = None, quiet: bool = False, warn: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
-        self.quiet = quiet
+        self.quiet, self.warn = quiet, warn
         self.sweeps: Sequence[Sweep] = ()
         self._live: Live | None = None
         self._start_time, self._ended = time.monotonic(), 0
@@ -42,7 +44,9 @@ class View:
 
     def say(self, line: str) -> None:
         """Prints a line; if there is a table, above it."""
-        if not self.quiet:
+        if self.quiet:
+            self.warn(line)
+        else:
             (self._live.console if self._live else self.console).print(line, markup=False)
 
     def start(self, sweeps: Sequence[Sweep]) -> None:
