@@ -87,7 +87,7 @@ class FederatedData:
     @property
     def own_classes(self) -> list[type]:
         """The classes of data sets that are read item by item, which may be the user's own."""
-        return [type(x.dataset) for x in (self.x, self.x_test) if isinstance(x, LazyItems)]
+        return [cls for x in (self.x, self.x_test) if isinstance(x, LazyItems) for cls in x.classes]
 
     @cached_property
     def labels(self) -> Labels:
