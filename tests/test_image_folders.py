@@ -236,9 +236,14 @@ def test_pictures_of_which_only_a_part_could_be_read(tmp_path):
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_pixels_of_32_bits_are_refused(kind, tmp_path):
-    Image.fromarray(GREY.astype(kind)).save(tmp_path / "a.tif")
-    with pytest.raises(UserError, match=r"a.tif has pixels of 32 bits, of which nobody knows which number is white"):
-        read_image(tmp_path / "a.tif", 16)
+    Image.fromarray(GREY.astype(kind)).save(tmp_path / "bytes.tif")
+    assert (read_image(tmp_path / "bytes.tif", 16)[0] == GREY).all()
+    for change in (200, -3):
+        Image.fromarray(GREY.astype(kind) + kind(change)).save(tmp_path / "a.tif")
+        with pytest.raises(
+            UserError, match=r"a.tif has pixels of 32 bits that are not 0, 1, ..., 255, of which nobody"
+        ):
+            read_image(tmp_path / "a.tif", 16)
 
 
 def test_the_lines_are_shown(tmp_path, capsys):

@@ -99,8 +99,8 @@ def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarr
     ``size``.
 
     Images of 16 bits are scaled from 0..65535 to 0..255. Of an animation the first picture is taken. Raises
-    :class:`UserError` as :func:`read_image` does, and for a TIFF file of several pages, and for pixels of 32 bits, of
-    which nobody knows which number is white.
+    :class:`UserError` as :func:`read_image` does; for a TIFF file of several pages; and for pixels of 32 bits that are
+    not 0, 1, ..., 255, of which nobody knows which number is white.
     """
     with _opened(file, name) as image:
         if size is not None:
@@ -143,7 +143,12 @@ def _of_bytes(image: Image.Image, name: str) -> Image.Image:
         # Image.convert would make white of everything above 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise UserError(f"{name} has pixels of 32 bits, of which nobody knows which number is white: save 8 or 16 bits")
+        pixels = np.asarray(image)
+        with np.errstate(invalid="ignore"):
+            are_bytes = np.array_equal(pixels, np.clip(pixels, 0, 255).astype(np.uint8))
+        if not are_bytes:
+            what = "that are not 0, 1, ..., 255, of which nobody knows which number is white"
+            raise UserError(f"{name} has pixels of 32 bits {what}: save 8 or 16 bits")
     return image
 
 
