@@ -176,7 +176,8 @@ def test_parts_of_other_names_are_suspected(tmp_path):
 
 def deep(path: Path, values: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(values.astype(np.uint16)).save(path)
+    # older versions of Pillow write such .pgm files from 32 bits alone
+    Image.fromarray(values.astype(np.int32 if path.suffix == ".pgm" else np.uint16)).save(path)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".pgm", ".jp2"])

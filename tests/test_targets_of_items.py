@@ -158,6 +158,21 @@ def test_data_sets_within_others_list_their_targets(wrap):
     assert len(read) < 100
 
 
+class Methods(Listed):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.targets
+
+    def labels(self) -> list[str]:
+        return ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("wrap", [lambda it: it, lambda it: Subset(it, range(COUNT)), lambda it: ConcatDataset([it])])
+def test_what_is_called_labels_may_be_something_else(wrap):
+    source = own_source(wrap(Methods()), Listed(), access="lazy")
+    assert source.y_train.tolist() == (np.arange(COUNT) % 3).tolist()
+
+
 def with_clients(clients: list[str]) -> Listed:
     data = Listed(count=len(clients))
     data.clients = clients
@@ -210,6 +225,11 @@ def test_what_processes_need_of_data_sets_within_others():
     ]  # fmt: skip
 
 
+def table() -> Any:
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": [0, 1]})
+
+
 FRAME = pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
 
 
@@ -220,6 +240,7 @@ FRAME = pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
         (lambda: [with_clients(["a", "b"]), Listed()], r"data\[0\] has clients of its own, but in a list"),
         (lambda: (Listed(), np.arange(COUNT)), r"data=... holds a data set \(Listed\) among arrays; give arrays"),
         (lambda: [FRAME, FRAME], r"data=... is a list of tables; join them by pandas.concat, with a column"),
+        (lambda: [table(), table()], r"data=... is a list of tables; join them by datasets.concatenate_datasets, with"),
         (lambda: parts(), r"data=... is a list of 3 data sets, one for each client, and test=... one of 2"),
         (lambda: [], "data is an empty data set"),
     ],
