@@ -245,6 +245,15 @@ class ChannelsLastMaker(AroundMaker):
         return module
 
 
+class OtherShape(UserError):
+    """Raised for a file of weights with a tensor of another shape than the model's. ``outputs`` are those of the model
+    in the file, if it is the tensor of the last layer that has another number of them; otherwise None."""
+
+    def __init__(self, message: str, outputs: int | None) -> None:
+        super().__init__(message)
+        self.outputs = outputs
+
+
 class Loaded(NamedTuple):
     """What was not loaded of a file of weights: the model's tensors that ``kept`` the weights that were drawn, and the
     file's that are ``unused``."""
@@ -261,7 +270,7 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
     if that of the file has another number. The file may have further tensors of layers that were replaced
     (``model.norm``, ``model.head``). With ``classes`` None there are none of both: the file must have exactly the
     model's tensors. Raises :class:`UserError` if the file can't be read, has any other tensor, or lacks one of the
-    right name, shape, type and finite numbers; ``key`` says in messages where the file was named.
+    right name, shape (:class:`OtherShape`), type and finite numbers; ``key`` says in messages where the file was named.
     """
     try:
         tensors = _tensors_in(path)
@@ -286,7 +295,8 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
         if name not in tensors:
             raise UserError(f"{key}: {path} has no tensor {name!r}{near_miss(name, tensors)}")
         if tensors[name].shape != shape:
-            raise UserError(f"{key}: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model")
+            line = f"{key}: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model"
+            raise OtherShape(line, _other_outputs(module, tensors))
         if _kind(tensors[name]) != _kind(own[name]):
             raise UserError(
                 f"{key}: {name} in {path} is of {tensors[name].dtype}, but of {own[name].dtype} in the model"
@@ -342,10 +352,20 @@ def _is_replaced(name: str, module: nn.Module, heads: Sequence[str]) -> bool:
     return isinstance(layers.get(name.rpartition(".")[0]), (nn.Identity, nn.GroupNorm))
 
 
-def _classifier(module: nn.Module, classes: int) -> list[str]:
-    """Returns the names of the tensors of the model's last Linear layer, if it has ``classes`` outputs."""
+def _other_outputs(module: nn.Module, tensors: Mapping[str, Tensor]) -> int | None:
+    """Returns the number of outputs of the last Linear layer in a file, if that of ``module`` has another number."""
+    names = _classifier(module)
+    if not names or names[0] not in tensors or tensors[names[0]].dim() != 2:
+        return None
+    outputs = len(tensors[names[0]])
+    return None if outputs == len(tensors_of(module)[names[0]]) else outputs
+
+
+def _classifier(module: nn.Module, classes: int | None = None) -> list[str]:
+    """Returns the names of the tensors of the model's last Linear layer, the weight first, if it has ``classes``
+    outputs; None stands for any number of them."""
     layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    if not layers or layers[-1][1].out_features != classes:
+    if not layers or classes not in (None, layers[-1][1].out_features):
         return []
     return [f"{layers[-1][0]}.{name}".lstrip(".") for name, _ in layers[-1][1].named_parameters()]
 

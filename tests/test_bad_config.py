@@ -89,7 +89,7 @@ KEYS = [
     ),
     ("data.partition.kind=label_skew data.partition.classes_per_client=11", "more than the 10 classes"),
     ("data.partition.kind=natural", "needs a source that says whose each sample is"),
-    ("data.partition.alpha=0.001 data.clients=60", "some client always had fewer than 1 samples"),
+    ("data.partition.alpha=0.001 data.clients=60", "some client always had no samples: raise data.partition.alpha"),
     ("data.clients=20000", "can't give data.clients=20000 at least 1 each"),
     ("train.cohort_size=50", "more than the 20 clients that have samples"),
     ("data.public_samples=10000", "leave none of the 10000 training samples"),

@@ -93,7 +93,74 @@ def test_fractions_are_refused_and_whole_floats_taken_in_every_form():
     for read in both_ways(Y.astype(float), YT.astype(np.float32)):
         source = read()
         assert (source.y_train.dtype, source.y_train.tolist(), source.class_names) == (np.int64, Y.tolist(), None)
-        assert "taken for classes; task.kind=regression takes them for quantities" in source.notes[0]
+        assert source.notes[0].startswith("warning: y_train holds whole numbers of type float")
+        assert source.notes[0].endswith("taken for 3 classes; task.kind=regression takes numbers for quantities")
+
+
+def first_warning(y, y_test):
+    """The line about labels, which must be the same in every form."""
+    notes = [read().notes for read in both_ways(y, y_test)]
+    assert all(len(each) == 1 and each[0].startswith("warning: ") for each in notes), notes
+    assert len(set(notes)) == 1
+    return notes[0][0].removeprefix("warning: ")
+
+
+def test_what_may_be_no_labels_is_told_in_every_form():
+    assert first_warning(Y // 2 * 7, YT // 2 * 7) == (
+        "the largest label is 7, so that there are 8 classes, but no sample has label 1, 2, 3, 4, 5 and 1 others: the "
+        "model has outputs for these, too, unless labels are numbered without gaps"
+    )
+    assert first_warning(np.minimum(Y, 1), YT) == (
+        "4 of the 12 samples of y_test have a label that no sample of y_train has (2), so that it can't be learnt"
+    )
+    many = np.arange(60) % 41
+    assert first_warning(many, YT) == (
+        "y_train has 41 classes for 60 samples; task.kind=regression takes numbers for quantities"
+    )
+    names = np.array([f"n{i:02}" for i in range(41)])
+    assert first_warning(names[many], names[:12]) == (
+        "y_train has 41 classes for 60 samples; are these names the labels?"
+    )
+
+
+@pytest.mark.parametrize(("y", "message"), [(Y - 2, "has label -2 in row 0"), (Y * 500, "has label 1000 in row 2")])
+def test_numbers_that_can_not_be_labels_may_be_quantities(y, message):
+    refusals(y, YT, f"y_train {message}.*task.kind=regression takes numbers for quantities")
+
+
+RAGGED = [[0, 1] if i != 7 else [0] for i in range(60)]
+
+
+def test_rows_of_unequal_length_are_named():
+    """Of targets and clients, as lists, arrays of objects and columns of tables."""
+    objects = np.empty(60, dtype=object)
+    objects[:] = RAGGED
+    message = r"{}row 7 of {} has shape \[1\], the first one \[2\]; all must be equally large"
+    for y in (RAGGED, objects, pd.Series(RAGGED)):
+        with pytest.raises(UserError, match=message.format("data: ", "y_train")):
+            own_source((X, y), (XT, YT))
+        with pytest.raises(UserError, match=message.format("data: ", "client_train")):
+            own_source((X, Y, y), (XT, YT))
+    with pytest.raises(UserError, match=message.format("data: ", "y_train")):
+        own_source(frame(X, RAGGED), frame(XT, YT))
+    with pytest.raises(UserError, match=message.format("mine: ", "y_train")):
+        from_fields("mine", {"x_train": X, "y_train": RAGGED, "x_test": XT, "y_test": YT})
+    data = Items(lambda i: (X[i], np.array(RAGGED[i])))
+    data.targets = RAGGED
+    with pytest.raises(UserError, match=message.format("data: ", "targets")):
+        own_source(data, (XT, YT), access="lazy")
+
+
+def test_targets_that_are_no_array_are_named():
+    with pytest.raises(UserError, match=r"data: y_train can't be read as an array: RuntimeError: .*requires grad"):
+        own_source((X, torch.zeros(60, requires_grad=True)), (XT, YT))
+
+
+def test_rows_that_are_lists_are_targets_of_several_numbers():
+    y = [[i / 2, 1.0] for i in range(60)]
+    for given in (frame(X, y), (X, pd.Series(y))):
+        source = own_source(given, (XT, y[:12]) if isinstance(given, tuple) else frame(XT, y[:12]))
+        assert (source.task, source.y_train.tolist()) == ("regression", y)
 
 
 def test_names_are_numbered_in_their_order_and_kept_in_every_form():

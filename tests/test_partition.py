@@ -260,8 +260,16 @@ MISTAKES = {
     "overlap of unknown size": (config("iid", 4, overlap=True), "needs data.samples_per_client"),
     "overlap beyond the set": (config("dirichlet_fixed", 4, 6001, overlap=True), "more than the 6000"),
     "nobody's samples": (config("natural", 4), "client_train"),
-    "more clients than samples": (config("iid", 6002), "client 6000 has 0 samples, fewer than 1"),
-    "clients too small": (config("iid", 1000, min_samples=7), "client 0 has 6 samples, fewer than 7"),
+    "more clients than samples": (
+        config("iid", 6002),
+        "iid: client 6000 would have no samples, like 1 other: lower data.clients=6002, or set data.partition.min_sam",
+    ),
+    "one client more than samples": (config("iid", 6001), "client 6000 would have no samples: lower data.clients=6001"),
+    "clients too small": (
+        config("iid", 1000, min_samples=7),
+        "6 samples, like 999 others, but data.partition.min_samples=7",
+    ),
+    "a client without a size": (config("quantity_skew", 2, sizes=[1, 10**6]), "raise its data.partition.sizes, or set"),
     "shards too small": (config("shards", 4, shards_per_client=1501), "can't be cut"),
     "dirichlet of too many": (config("dirichlet", 6001), "6000 samples can't give"),
 }

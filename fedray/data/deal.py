@@ -62,3 +62,12 @@ def indices_and_offsets(split: Split) -> tuple[np.ndarray, np.ndarray]:
     """Returns a split as two int64 arrays: client i has the samples ``indices[offsets[i]:offsets[i + 1]]``."""
     offsets = np.cumsum([0, *map(len, split)], dtype=np.int64)
     return np.concatenate([np.empty(0, np.int64), *split]), offsets
+
+
+def number_of_samples(count: int) -> str:
+    """Returns a number of samples in words: no samples, 1 sample, 2 samples.
+
+    >>> number_of_samples(0)
+    'no samples'
+    """
+    return f"{count or 'no'} sample{'' if count == 1 else 's'}"

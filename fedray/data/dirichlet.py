@@ -64,10 +64,11 @@ def dirichlet(
         best = max(best, int(counts.sum(axis=1).min()))
         if best >= min_samples:
             return deal(labels, counts, rng)
+    few = f"fewer than {min_samples} samples (at best the smallest had {best})"
+    lack = "no samples" if min_samples == 1 else few
     raise UserError(
-        f"dirichlet: in {MAX_DRAWS} draws some client always had fewer than {min_samples} samples (at best "
-        f"the smallest had {best}): raise data.partition.alpha={alpha:g}, lower data.clients={clients} or set "
-        f"data.partition.min_samples (0 allows clients without samples)"
+        f"dirichlet: in {MAX_DRAWS} draws some client always had {lack}: raise data.partition.alpha={alpha:g}, lower "
+        f"data.clients={clients} or set data.partition.min_samples (0 allows clients without samples)"
     )
 
 

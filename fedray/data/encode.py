@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedray.data.features import as_array
 from fedray.errors import UserError, near_miss
 
 Names = tuple[str, ...]
@@ -29,6 +30,7 @@ def encode_labels(
     array does not have.
     """
     first = next(iter(given))
+    given = {key: array_or_categories(where, key, values) for key, values in given.items()}
     _refuse_mixture(where, given)
     if not are_names(given[first]):
         return {key: whole_numbers(where, key, values) for key, values in given.items()}, _texts(names)
@@ -44,6 +46,8 @@ def encode_clients(
 
     They are numbered as labels are (:func:`encode_labels`). Test samples of clients without training samples get -1.
     """
+    train = array_or_categories(where, "client_train", train)
+    test = None if test is None else array_or_categories(where, "client_test", test)
     _refuse_mixture(where, {"client_train": train} | ({} if test is None else {"client_test": test}))
     if are_names(train):
         known = names_of(where, "client_train", train) if names is None else names
@@ -140,6 +144,11 @@ def codes_of(where: str, key: str, values: Any, known: Sequence[Any]) -> np.ndar
 def _categories(values: Any) -> Any:
     """Returns the categories of a categorical column of pandas; None for all other values."""
     return getattr(getattr(values, "dtype", None), "categories", None)
+
+
+def array_or_categories(where: str, key: str, values: Any) -> Any:
+    """Returns categories of pandas as they are, and other ``values`` as :func:`fedray.data.features.as_array` does."""
+    return as_array(where, key, values) if _categories(values) is None else values
 
 
 def are_names(values: Any) -> bool:

@@ -40,11 +40,7 @@ def form_of(x: Any) -> Any:
 
 
 def _read_array(where: str, name: str, x: Any) -> np.ndarray:
-    with as_user_error(f"{where}: {name} can't be read as an array"):
-        try:
-            x = np.asarray(x)
-        except ValueError:  # samples of unequal shapes
-            x = stack_samples(f"{where}: row", name, x)
+    x = as_array(where, name, x)
     if x.dtype in (np.float64, np.float16):
         # a number that is too large for float32 becomes infinite, which is refused below
         with np.errstate(over="ignore"):
@@ -65,6 +61,21 @@ def _read_array(where: str, name: str, x: Any) -> np.ndarray:
             what = "NaN" if np.isnan(x[row]).any() else "an infinite number"
             raise UserError(f"{where}: {name} has {what} in row {row} ({int((~finite).sum())} such rows)")
     return np.ascontiguousarray(x)
+
+
+def as_array(where: str, name: str, values: Any) -> np.ndarray:
+    """Returns ``values`` as an array; rows that are arrays or lists themselves are stacked.
+
+    Raises :class:`UserError`, which names the first row that is unlike row 0, or says what failed.
+    """
+    with as_user_error(f"{where}: {name} can't be read as an array"):
+        try:
+            found = np.asarray(values)
+        except ValueError:  # rows of unequal shapes
+            return stack_samples(f"{where}: row", name, values)
+        if found.dtype == object and found.ndim == 1 and len(found) and np.ndim(found[0]):
+            return stack_samples(f"{where}: row", name, found)
+    return found
 
 
 def alike(where: str, name: str, x: Any, first: Any) -> Any:

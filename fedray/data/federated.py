@@ -87,7 +87,12 @@ class FederatedData:
     @property
     def own_classes(self) -> list[type]:
         """The classes of data sets that are read item by item, which may be the user's own."""
-        return [type(x.dataset) for x in (self.x, self.x_test) if isinstance(x, LazyItems)]
+        return [cls for x in (self.x, self.x_test) if isinstance(x, LazyItems) for cls in x.classes]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Those of the ``notes`` that say what may make results others than the user expects."""
+        return [note for note in self.notes if note.startswith("warning: ")]
 
     @cached_property
     def labels(self) -> Labels:

@@ -21,6 +21,9 @@ from fedray.errors import UserError, near_miss
 
 TRAIN = ("train.csv", "federated_train.csv")
 
+ENDINGS = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
+"""The endings with which the image of an id is looked for."""
+
 SCALE, SHIFT = (1 / (255 * np.array([0.229, 0.224, 0.225])), -np.array([0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225])
 """The normalisation of ImageNet's photographs, which models with pretrained weights expect."""
 
@@ -96,17 +99,19 @@ def _load(name: str, folder: Path, image_size: int | None, published: Counts | N
     if published is not None:
         _check_counts(name, found, train, published)
     labels, tests = (table["class"].to_numpy(np.int64) for table in (train, test))
+    images = _images(found, train, folder, image_size)
     return Source(
         name,
-        _items(found, train, folder, image_size),
+        LazyItems(images, str(found)),
         labels,
-        _items(folder / "test.csv", test, folder, image_size),
+        LazyItems(_images(folder / "test.csv", test, folder, image_size), str(folder / "test.csv")),
         tests,
         classes=1 + int(max(labels.max(), tests.max())),
         scale=SCALE.astype(np.float32),
         shift=SHIFT.astype(np.float32),
         client_train=train["user_id"].to_numpy(object),
         client_test=test["user_id"].to_numpy(object) if "user_id" in test else None,
+        notes=images.notes(),
     )
 
 
@@ -158,7 +163,7 @@ def _check_counts(name: str, path: Path, train: pd.DataFrame, published: Counts)
             )
 
 
-def _items(path: Path, table: pd.DataFrame, folder: Path, size: int) -> LazyItems:
+def _images(path: Path, table: pd.DataFrame, folder: Path, size: int) -> ImageFiles:
     """Returns the images of a table, in its order."""
     places = [_place(folder, name) for name in table["image_id"]]
     missing = [row for row, place in enumerate(places) if place is None]
@@ -168,7 +173,7 @@ def _items(path: Path, table: pd.DataFrame, folder: Path, size: int) -> LazyItem
             f"{path}: image {image!r} in row {missing[0]} is in none of {folder}/train, {folder}/test, as "
             f"{'/'.join(image[:3])}/{image}.jpg or {image}.jpg ({len(missing)} such rows)"
         )
-    return LazyItems(ImageFiles(folder, [str(place) for place in places], table["class"].to_numpy(), size), str(path))
+    return ImageFiles(folder, [str(place) for place in places], table["class"].to_numpy(), size)
 
 
 def _place(folder: Path, image: str) -> str | None:
@@ -176,7 +181,7 @@ def _place(folder: Path, image: str) -> str | None:
     # an id is the name of a file and nothing else, so that a table can't lead out of the folder
     if "/" in image or "\\" in image or image in (".", ".."):
         return None
-    for suffix in SUFFIXES:
+    for suffix in ENDINGS:
         for part in ("train", "test"):
             for below in ("/".join([part, *image[:3], image]), f"{part}/{image}"):
                 if (folder / (below + suffix)).is_file():

@@ -7,21 +7,33 @@ from pathlib import Path
 
 import numpy as np
 
+from fedray.data.class_folders import (
+    Images,
+    beside_classes,
+    class_folders,
+    note_on_left_out,
+    note_on_same_folders,
+    others_with_images,
+    part_of,
+)
 from fedray.data.columns import HELD_OUT
 from fedray.data.find import find_files
-from fedray.data.images import SUFFIXES, ImageFiles
+from fedray.data.images import ImageFiles
 from fedray.data.lazy import LazyItems
 from fedray.data.source import Source
 from fedray.errors import UserError
 
-TESTS = ("test", "val", "validation")
+TRAINS = ("train", "training")
+TESTS = ("test", "val", "validation", "valid", "testing")
+"""The names of folders of training and of test images, in small or capital letters; of several, the first counts."""
 
 
 def image_folder(root: str | None, image_size: int | None) -> Source:
     """Loads the user's own images. Classes are numbered in the order of their names.
 
-    Images directly in ``root/CLASS`` have no division of their own: of each class, every fifth in the order of names
-    is a test image. Raises :class:`UserError` if there are no such folders, or a test class has no training images.
+    Images directly in ``root/CLASS``, or without a folder of tests, have no division of their own: of each class, every
+    fifth in the order of names is a test image. Raises :class:`UserError` if there are no such folders, a class has no
+    images, or a test class has no training images.
     """
     if root is None:
         raise UserError("data.source=image_folder needs data.root: the folder with the classes' folders")
@@ -30,28 +42,51 @@ def image_folder(root: str | None, image_size: int | None) -> Source:
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise UserError(f"data.root={folder} is not a folder")
-    tests = next((part for part in TESTS if (folder / part).is_dir()), None)
-    train = _files(folder / "train" if tests else folder)
+    train, test, notes = _divided(folder)
     names = tuple(sorted(train))
-    notes: tuple[str, ...] = ()
-    if tests:
-        test = _files(folder / tests)
-        if unknown := sorted(set(test) - set(train)):
-            raise UserError(f"{folder / tests} has class {unknown[0]!r}, which {folder / 'train'} does not have")
-    else:
-        test = {name: paths[HELD_OUT - 1 :: HELD_OUT] for name, paths in train.items()}
-        train = {name: [path for path in paths if path not in set(test[name])] for name, paths in train.items()}
-        notes = (f"{folder} has no folder test: of each class, every fifth image is a test image",)
     sets = {}
     for part, classes in (("train", train), ("test", test)):
         paths = [str(path.relative_to(folder)) for name in names for path in classes.get(name, ())]
         labels = np.repeat(np.arange(len(names)), [len(classes.get(name, ())) for name in names])
         if not paths:
             raise UserError(f"{folder} has no {part} images")
-        sets[part] = LazyItems(ImageFiles(folder, paths, labels, image_size), f"{folder} ({part})"), labels
+        images = ImageFiles(folder, paths, labels, image_size)
+        notes += images.notes() if part == "train" else []
+        sets[part] = LazyItems(images, f"{folder} ({part})"), labels
     (x, y), (x_test, y_test) = sets["train"], sets["test"]
     scale = np.full(3, 1 / 255, np.float32)
-    return Source("image_folder", x, y, x_test, y_test, len(names), scale, class_names=names, notes=notes)
+    return Source("image_folder", x, y, x_test, y_test, len(names), scale, class_names=names, notes=tuple(notes))
+
+
+def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
+    """Returns the training and the test images in ``folder``, and lines for the user about what is not taken."""
+    train, tests = part_of(folder, TRAINS), part_of(folder, TESTS)
+    parts = [part for part in (train, tests) if part is not None]
+    others = others_with_images(folder, parts) if parts else []
+    beside = beside_classes(folder)
+    if tests is None:
+        # with other folders beside it, it is the class of that name
+        whole = train if train is not None and not others else folder
+        found = class_folders(whole)
+        beside = beside if whole != folder else []
+        notes = [f"{whole} has no folder test: of each class, every fifth image is a test image"]
+        notes += [*note_on_left_out(folder, [*beside, *found.left_out]), *note_on_same_folders(whole, found.images)]
+        test = {name: paths[HELD_OUT - 1 :: HELD_OUT] for name, paths in found.images.items()}
+        held_out = {path for paths in test.values() for path in paths}
+        rest = {name: [path for path in paths if path not in held_out] for name, paths in found.images.items()}
+        return rest, test, notes
+    if train is None:
+        raise UserError(f"{folder} has a folder {tests.name}, but none called train")
+    found, found_tests = class_folders(train), class_folders(tests)
+    if unknown := sorted(set(found_tests.images) - set(found.images)):
+        raise UserError(f"{tests} has class {unknown[0]!r}, which {train} does not have")
+    notes = [*note_on_left_out(folder, [*beside, *found.left_out, *found_tests.left_out])]
+    if others:
+        notes.append(
+            f"warning: {folder}: {', '.join(others)} are not read: {train.name} and {tests.name} are the sets to train "
+            "on and to test on"
+        )
+    return found.images, found_tests.images, notes
 
 
 def fire(root: str | None, image_size: int | None) -> Source:
@@ -69,17 +104,3 @@ def fire(root: str | None, image_size: int | None) -> Source:
         address="https://github.com/cair/Fire-Detection-Image-Dataset",
     )  # fmt: skip
     return replace(image_folder(str(folder), image_size or 64), name="fire")
-
-
-def _files(folder: Path) -> dict[str, list[Path]]:
-    """Returns the image files of each class, which may lie in folders below the class's own."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
-    found = {}
-    for each in sorted(path for path in folder.iterdir() if path.is_dir()):
-        images = sorted(path for path in each.rglob("*") if path.suffix in SUFFIXES)
-        if images:
-            found[each.name] = images
-    if not found:
-        raise UserError(f"{folder} has no folders with images ({', '.join(SUFFIXES[:5])}), one for each class")
-    return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
@@ -14,8 +15,19 @@ from PIL import Image, ImageOps
 
 from fedray.errors import UserError, first_sentence
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".JPEG", ".JPG")
-"""The endings of file names that count as images."""
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".jp2", ".pbm", ".pgm", ".ppm")
+"""The endings of file names that count as images, in small or capital letters."""
+
+LOOKED_AT = 16
+"""The number of images that are looked at to find out whether there are some of 16 bits."""
+
+DARK = 1 << 13
+"""A value of 16 bits, an eighth of white. Images that stay below it probably use fewer bits than they have."""
+
+
+def is_image(path: Path) -> bool:
+    """Returns whether a file's name ends as those of images do."""
+    return path.suffix.lower() in SUFFIXES
 
 
 class ImageFiles:
@@ -50,6 +62,25 @@ class ImageFiles:
             times.update(f"{found.st_mtime_ns} {found.st_ctime_ns}\n".encode())
         return sizes.hexdigest(), times.hexdigest()
 
+    def notes(self) -> tuple[str, ...]:
+        """Returns lines for the user: that there are images of 16 bits, and whether they become dark."""
+        largest: dict[Path, int] = {}
+        for i in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
+            path = self.root / str(self.paths[i])
+            with _opened(path, str(path)) as image:
+                if _is_deep(image):
+                    largest[path] = int(np.asarray(image).max())
+        if not largest:
+            return ()
+        path, most = next(iter(largest)), max(largest.values())
+        line = f"images of 16 bits, such as {path}, are scaled from 0..65535 to 0..255"
+        if most >= DARK:
+            return (line,)
+        return (
+            f"warning: {line}; of {len(largest)} that were looked at, the largest value is {most}, so that they become "
+            f"dark: multiply them by {1 << (16 - max(1, most.bit_length()))}",
+        )
+
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         return read_image(self.root / str(self.paths[i]), self.size), int(self.targets[i])
 
@@ -65,21 +96,67 @@ def read_image(path: Path, size: int) -> np.ndarray:
 
 def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarray:
     """Returns the image in a file, which messages call ``name``, as uint8 ``[3, size, size]``, and as it is without a
-    ``size``. Raises :class:`UserError` as :func:`read_image` does."""
+    ``size``.
+
+    Images of 16 bits are scaled from 0..65535 to 0..255. Of an animation the first picture is taken. Raises
+    :class:`UserError` as :func:`read_image` does; for a TIFF file of several pages; and for pixels of 32 bits that are
+    not 0, 1, ..., 255, of which nobody knows which number is white.
+    """
+    with _opened(file, name) as image:
+        if size is not None:
+            # a JPEG is decoded at a half, a quarter or an eighth of its size if that is enough
+            image.draft("RGB", (size, size))
+        fitted = _of_bytes(image, name).convert("RGB")
+        if size is not None:
+            fitted = ImageOps.fit(fitted, (size, size), Image.Resampling.BILINEAR)
+    return np.ascontiguousarray(np.asarray(fitted).transpose(2, 0, 1))
+
+
+@contextlib.contextmanager
+def _opened(file: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
+    """A context with an opened image, in which Pillow's errors become errors of the user."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file) as image:
-                if size is not None:
-                    # a JPEG is decoded at a half, a quarter or an eighth of its size if that is enough
-                    image.draft("RGB", (size, size))
-                fitted = image.convert("RGB")
-                if size is not None:
-                    fitted = ImageOps.fit(fitted, (size, size), Image.Resampling.BILINEAR)
+                yield image
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"there is no file {name}") from None
     except Image.UnidentifiedImageError:
         raise UserError(f"{name} is not an image that Pillow knows") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UserError(f"{name} can't be read as an image: {first_sentence(error)}") from None
-    return np.ascontiguousarray(np.asarray(fitted).transpose(2, 0, 1))
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Returns whether an image is grey, of 16 bits. Pillow itself takes the upper 8 bits of colours of 16 bits."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+
+
+def _of_bytes(image: Image.Image, name: str) -> Image.Image:
+    """Returns an image whose pixels have 8 bits a channel."""
+    if image.format == "TIFF" and _has_pages(image):
+        raise UserError(f"{name} has several pages, of which only one could be read: save each as an image of its own")
+    if _is_deep(image):
+        # Image.convert would make white of everything above 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        pixels = np.asarray(image)
+        with np.errstate(invalid="ignore"):
+            are_bytes = np.array_equal(pixels, np.clip(pixels, 0, 255).astype(np.uint8))
+        if not are_bytes:
+            what = "that are not 0, 1, ..., 255, of which nobody knows which number is white"
+            raise UserError(f"{name} has pixels of 32 bits {what}: save 8 or 16 bits")
+    return image
+
+
+def _has_pages(image: Image.Image) -> bool:
+    """Returns whether a TIFF file has another image as large as the first; smaller ones are previews of it."""
+    sizes = []
+    for frame in range(getattr(image, "n_frames", 1)):
+        image.seek(frame)
+        sizes.append(image.size)
+    image.seek(0)
+    return sizes.count(sizes[0]) > 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fedray.core.seeds import global_generators
 from fedray.core.structure import leaves, map_leaves, outline
-from fedray.data.features import as_sample, read_features, stack_samples
+from fedray.data.features import as_array, as_sample, read_features, stack_samples
+from fedray.data.wrapped import classes_of, list_of, mark_of
 from fedray.errors import UserError
 from fedray.importing import as_user_error
 
@@ -30,15 +32,25 @@ class Indexed(Protocol):
     def __getitem__(self, i: int, /) -> Any: ...
 
 
+class ItemTargets(NamedTuple):
+    """The targets of all items of a data set, and where it lists them; ``listed`` is "" if they were read from the
+    items."""
+
+    values: Any
+    listed: str
+
+
 class LazyItems:
     """The items (x, y) of a torch Dataset, or of anything else with ``len`` and indices.
 
     ``name`` stands for it in messages. ``first`` is the input of item 0 as arrays ``[1, ...]``, or a tuple or dict of
-    arrays: all items must have its shapes and types.
+    arrays: all items must have its shapes and types. With :meth:`checked`, items must also have the targets that the
+    run takes for theirs.
     """
 
     def __init__(self, dataset: Indexed, name: str) -> None:
         self.dataset, self.name = dataset, name
+        self.targets: ItemTargets | None = None
         with global_generators(0):
             self.first = self._stacked([read_item(dataset, name, 0)[0]])
 
@@ -49,12 +61,27 @@ class LazyItems:
     def bytes_each(self) -> int:
         return sum(leaf.nbytes for leaf in leaves(self.first))
 
+    @property
+    def classes(self) -> list[type]:
+        """The class of the data set, and those of the data sets within it."""
+        return classes_of(self.dataset)
+
+    def checked(self, targets: ItemTargets) -> LazyItems:
+        """Returns these items, whose targets are compared with ``targets`` whenever one is read."""
+        found = copy.copy(self)
+        found.targets = targets._replace(values=as_array(self.name, targets.listed or "the targets", targets.values))
+        return found
+
     def read(self, i: int) -> Any:
         """Returns the input of item ``i`` as arrays ``[1, ...]``.
 
-        Raises :class:`UserError`, which names the item, if it is unlike item 0.
+        Raises :class:`UserError`, which names the item, if it is unlike item 0, or has another target than the run
+        takes for its target.
         """
-        x = self._stacked([read_item(self.dataset, self.name, i)[0]])
+        sample, y = read_item(self.dataset, self.name, i)
+        if self.targets is not None:
+            self._check_target(i, y, np.asarray(self.targets.values[i]))
+        x = self._stacked([sample])
         if outline(x) != outline(self.first):
             raise UserError(f"item {i} of {self.name} is {outline(x)}, the first one {outline(self.first)}")
         for leaf, first in zip(leaves(x), leaves(map_leaves(lambda _, own: own, x, self.first)), strict=True):
@@ -64,6 +91,22 @@ class LazyItems:
                     f"{list(first.shape[1:])} ({first.dtype}); all must be alike"
                 )
         return x
+
+    def _check_target(self, i: int, y: np.ndarray, known: np.ndarray) -> None:
+        assert self.targets is not None
+        if np.array_equal(*((y.reshape(()), known.reshape(())) if y.size == known.size == 1 else (y, known))):
+            return
+        has = f"item {i} of {self.name} has the target {y.tolist()!r}"
+        if self.targets.listed:
+            raise UserError(
+                f"{has}, but {self.name}.{self.targets.listed} lists {known.tolist()!r} for it, which partitions and "
+                "losses use: list the targets that items have, or nothing, so that every item is read once before the "
+                "first round"
+            )
+        raise UserError(
+            f"{has}, but had {known.tolist()!r} when targets were read: transforms may change inputs at random, but no "
+            "targets"
+        )
 
     def _stacked(self, samples: list[Any]) -> Any:
         return read_features(self.name, "x", stack_samples("item", self.name, samples), len(samples))
@@ -87,10 +130,9 @@ class LazyItems:
         It is what the data set's own method ``stamp`` returns, or else ``digest``. Raises :class:`UserError` if it has
         neither of them.
         """
-        for name in ("stamp", "digest"):
-            own = getattr(self.dataset, name, None)
-            if callable(own):
-                return str(own())
+        found = mark_of(self.dataset, ("stamp", "digest"))
+        if found is not None:
+            return found
         raise UserError(
             f"data.access=mapped keeps the items of {self.name} for later runs, and can't tell whether they are still "
             "the same then: give the Dataset a method digest(), which returns another text when an item changes, or "
@@ -107,9 +149,8 @@ class LazyItems:
         from fedray.code_digest import code_digest
 
         places = np.unique(np.linspace(0, len(self) - 1, HASHED).astype(np.int64))
-        own = getattr(self.dataset, "digest", None)
-        known = own() if callable(own) else ""
-        digest = hashlib.sha256(f"{code_digest(type(self.dataset))} {len(self)} {known}".encode())
+        known, code = mark_of(self.dataset, ("digest",)) or "", "".join(map(code_digest, self.classes))
+        digest = hashlib.sha256(f"{code} {len(self)} {known}".encode())
         for leaf in leaves(self.chosen(places)):
             digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
@@ -124,17 +165,18 @@ def read_item(dataset: Indexed, name: str, i: int) -> tuple[Any, np.ndarray]:
         return as_sample(item[0]), np.asarray(item[1])
 
 
-def targets_of(dataset: Indexed, name: str) -> Any:
+def targets_of(dataset: Indexed, name: str) -> ItemTargets:
     """Returns the targets of all items: what the data set lists, or else what its items have, which are all read.
 
-    A list is not taken if some item has another target, as with a transform of targets.
+    A list is not taken if some item that is looked at has another target, as with a transform of targets; the others
+    are compared when they are read (:meth:`LazyItems.checked`).
     """
     for attribute in TARGETS:
-        listed: Any = getattr(dataset, attribute, None)
+        listed: Any = list_of(dataset, attribute, name)
         if hasattr(listed, "__len__") and len(listed) == len(dataset) and _is_of_items(listed, dataset, name):
-            return listed
+            return ItemTargets(listed, attribute)
     with global_generators(0):
-        return stack_targets(name, [read_item(dataset, name, i)[1] for i in range(len(dataset))])
+        return ItemTargets(stack_targets(name, [read_item(dataset, name, i)[1] for i in range(len(dataset))]), "")
 
 
 def _is_of_items(listed: Any, dataset: Indexed, name: str) -> bool:

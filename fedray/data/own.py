@@ -19,6 +19,7 @@ from fedray.data.normalization import DEFAULT, OF_TABLES, of_choice
 from fedray.data.source import Source, from_fields, validate
 from fedray.data.tables import read_frame, with_columns_of
 from fedray.data.targets import AUTO
+from fedray.data.wrapped import Joined, is_dataset, list_of
 from fedray.errors import UserError
 
 LABEL = "label"
@@ -63,6 +64,12 @@ def _source_of(
         return validate(replace(data, files=()), None, kind, ignored)
     if test is None:
         raise UserError("data=... needs test=... in the same form")
+    data, test = _one_per_client(data, "data", label_column), _one_per_client(test, "test", label_column)
+    if isinstance(data, Joined) and isinstance(test, Joined) and len(data.datasets) != len(test.datasets):
+        raise UserError(
+            f"data=... is a list of {len(data.datasets)} data sets, one for each client, and test=... one of "
+            f"{len(test.datasets)}: give each client's own, or one data set for all"
+        )
     columns = Columns(label_column, client_column, None, "label_column", "client_column", "Dataset.select_columns")
     if (label_column, client_column) != (LABEL, None) and not isinstance(data, pd.DataFrame) and not is_table(data):
         raise UserError(
@@ -82,6 +89,32 @@ def _source_of(
     elif _is_arrays(data) and _is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
         test = (with_columns_of(data[0], test[0]), *test[1:])
     return from_fields("own", given | _read_fields(test, "test", "test", columns, access), "data", kind, ignored)
+
+
+def _one_per_client(data: Any, name: str, label_column: str) -> Any:
+    """Returns a list of data sets, one for each client, as one; whatever else ``data`` is, it is returned as it is.
+
+    Raises :class:`UserError` for a list of tables, of which there must be one, and for a Dataset among arrays.
+    """
+    if not isinstance(data, (list, tuple)) or not len(data):
+        return data
+    tables = [is_table(each) for each in data]
+    if any(tables) or all(isinstance(each, pd.DataFrame) and label_column in each for each in data):
+        how = "datasets.concatenate_datasets" if any(tables) else "pandas.concat"
+        raise UserError(
+            f"{name}=... is a list of tables; join them by {how}, with a column that says whose each row is "
+            "(client_column)"
+        )
+    are_datasets = [is_dataset(each) for each in data]
+    if all(are_datasets):
+        return Joined(data, name)
+    if any(are_datasets) and _is_arrays(data):
+        kind = type(data[are_datasets.index(True)]).__name__
+        raise UserError(
+            f"{name}=... holds a data set ({kind}) among arrays; give arrays (x, y) or (x, y, client), a Dataset, or a "
+            "list of Datasets, one for each client"
+        )
+    return data
 
 
 def _read_fields(data: Any, name: str, part: str, columns: Columns, access: str) -> dict[str, Any]:
@@ -121,10 +154,11 @@ def _read_dataset(dataset: Sequence[Any], name: str, access: str) -> tuple[Any, 
             f"data.access={access} it would stay as first read in all rounds: use data.access=lazy, or give it without "
             "them, and data.augment or data.transform, which change mini-batches in training"
         )
-    clients = getattr(dataset, "clients", None)
+    clients = list_of(dataset, "clients", name)
     owners = () if clients is None else (clients,)
     if access == "lazy" or item is not None or is_much(lazy.bytes_each * len(lazy)):
-        return lazy, targets_of(dataset, name), *owners
+        known = targets_of(dataset, name)
+        return lazy.checked(known), known.values, *owners
     with global_generators():
         items = [read_item(dataset, name, i) for i in range(len(dataset))]
     x, targets = (list(column) for column in zip(*items, strict=True))

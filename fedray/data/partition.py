@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedray.config import MIN_SAMPLES, DataConfig, PartitionConfig
-from fedray.data.deal import Split
+from fedray.data.deal import Split, number_of_samples
 from fedray.data.dirichlet import dirichlet, dirichlet_fixed
 from fedray.data.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
 from fedray.errors import UserError, near_miss
@@ -151,7 +151,10 @@ def _check_sizes(split: Split, least: int, kind: str) -> None:
     sizes = np.array([len(indices) for indices in split])
     if len(sizes) and sizes.min() < least:
         client, few = int(np.argmax(sizes < least)), int((sizes < least).sum())
+        lack = f", but data.partition.min_samples={least}" if least > 1 else ""
+        rest = f", like {few - 1:,} other{'s' * (few > 2)}" if few > 1 else ""
+        remedy = "raise its data.partition.sizes" if kind == "quantity_skew" else f"lower data.clients={len(sizes)}"
         raise UserError(
-            f"{kind}: client {client} has {sizes[client]} samples, fewer than {least} ({few} such clients): lower "
-            f"data.clients={len(sizes)} or set data.partition.min_samples (0 allows empty clients)"
+            f"{kind}: client {client} would have {number_of_samples(sizes[client])}{rest}{lack}: {remedy}, or set "
+            f"data.partition.min_samples=0, with which clients may have none"
         )

@@ -214,7 +214,8 @@ def _make_source(where: str, given: dict[str, Any], kind: str, ignored: int) -> 
                 raise UserError(
                     f"{where}: {name} has {count} samples and {key} {len(found[key])}; they must be equally many"
                 )
-    notes = (*(given.get("notes") or ()), *targets.notes)
+    # of a source that is checked again, the same is said again
+    notes = tuple(dict.fromkeys((*(given.get("notes") or ()), *targets.notes)))
     scaling = checked(where, form_of(found["x_train"]), given.get("scale"), given.get("shift"))
     return Source(**{**given, **found, **scaling, "notes": notes})
 

@@ -8,10 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedray.config import IGNORED
-from fedray.data.encode import are_names, encode_labels, whole_numbers
+from fedray.data.encode import are_names, array_or_categories, encode_labels, whole_numbers
 from fedray.errors import UserError
 
 AUTO = "auto"
+
+QUANTITIES = "task.kind=regression takes numbers for quantities"
+
+MANY, FEW = 20, 5
+"""More classes than ``MANY`` are taken for a mistake if they have fewer samples than ``FEW`` each, in the mean."""
+
+LISTED = 5
+"""The most classes that a line names."""
 
 
 class Targets(NamedTuple):
@@ -44,16 +52,22 @@ def read_targets(
 
     Raises :class:`UserError`, which names array and row, for whatever is wrong.
     """
-    notes: tuple[str, ...] = ()
+    given = {key: array_or_categories(where, key, values) for key, values in given.items()}
+    first, notes, asked = next(iter(given)), [], kind
     if kind == AUTO:
-        first = next(iter(given))
         kind, why = _kind_of(where, first, given[first])
-        notes = (why,) if why else ()
+        notes += [why] if why else []
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, (int, np.integer)) or classes < 1):
         raise UserError(f"{where}: classes must be a whole number of at least 1, not {classes!r}")
     if kind == "classification":
         arrays, names = encode_labels(where, given, names)
-        counted = len(names) if names else _count_classes(where, arrays) if classes is None else int(classes)
+        if asked == AUTO and classes is None and not notes:
+            notes += _note_on_many(first, arrays[first], names is None)
+        if names is None and classes is None:
+            classes = _count_classes(where, arrays)
+            notes += _note_on_gaps(arrays, classes)
+        notes += _note_on_unknown(arrays, names)
+        counted = int(classes) if names is None else len(names)
     else:
         arrays = {key: _READERS[kind](where, key, values) for key, values in given.items()}
         _check_shapes(where, arrays)
@@ -64,7 +78,7 @@ def read_targets(
     if kind in ("classification", "tokens"):
         for key, y in arrays.items():
             _in_range(where, key, y, classes, ignored if kind == "tokens" else None)
-    return Targets(kind, arrays, classes, None if names is None else tuple(names), notes)
+    return Targets(kind, arrays, classes, None if names is None else tuple(names), tuple(notes))
 
 
 def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
@@ -81,11 +95,19 @@ def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
     shape = ", ".join(["n", *map(str, y.shape[1:])])
     binary = y.shape[1:] != (1,) and bool(((y == 0) | (y == 1)).all())
     if binary and y.ndim == 2:
-        one_hot = " (each row has exactly one 1: if that is its class, give argmax(1))" if _one_hot(y) else ""
-        return "multilabel", f"task.kind=multilabel, because {key} [{shape}] holds only 0 and 1{one_hot}"
-    kind = "regression" if y.dtype.kind == "f" else "tokens"
-    what = "numbers" if kind == "regression" else "whole numbers"
-    return kind, f"task.kind={kind}, because {key} [{shape}] holds {what}"
+        line = f"task.kind=multilabel, because {key} [{shape}] holds only 0 and 1"
+        if not _one_hot(y):
+            return "multilabel", f"{line}; {QUANTITIES}"
+        return "multilabel", (
+            f"warning: {line}. Each row has exactly one 1: if that is its class, give {key}.argmax(1), for which "
+            f"task.kind=classification is right; {QUANTITIES}"
+        )
+    if y.dtype.kind != "f":
+        return "tokens", f"task.kind=tokens, because {key} [{shape}] holds whole numbers; {QUANTITIES}"
+    line = f"task.kind=regression, because {key} [{shape}] holds numbers"
+    if y.shape[1:] == (1,) and (y == np.trunc(y)).all():
+        return "regression", f"warning: {line}. All are whole: if they are classes, give them as [n] ({key}[:, 0])"
+    return "regression", line
 
 
 def _kind_of_numbers(key: str, y: np.ndarray) -> tuple[str, str]:
@@ -96,9 +118,50 @@ def _kind_of_numbers(key: str, y: np.ndarray) -> tuple[str, str]:
         row = int(np.argmax(fraction))
         return "regression", f"task.kind=regression, because {key} has fractions ({y[row]:g} in row {row})"
     return "classification", (
-        f"{key} holds whole numbers of type {y.dtype}, which are taken for classes; task.kind=regression takes them "
-        "for quantities"
+        f"warning: {key} holds whole numbers of type {y.dtype}, which are taken for {len(np.unique(y)):,} classes; "
+        f"{QUANTITIES}"
     )
+
+
+def _note_on_many(key: str, y: np.ndarray, numbers: bool) -> list[str]:
+    """Returns the line about labels of which each has next to no samples, as quantities have."""
+    classes = len(np.unique(y))
+    if classes <= MANY or len(y) >= FEW * classes:
+        return []
+    hint = QUANTITIES if numbers else "are these names the labels?"
+    return [f"warning: {key} has {classes:,} classes for {len(y):,} samples; {hint}"]
+
+
+def _note_on_gaps(arrays: Mapping[str, np.ndarray], classes: int) -> list[str]:
+    """Returns the line about numbers below the largest label that no sample has."""
+    absent = np.setdiff1d(np.arange(classes), np.concatenate(list(arrays.values())))
+    if not len(absent):
+        return []
+    return [
+        f"warning: the largest label is {classes - 1}, so that there are {classes:,} classes, but no sample has label "
+        f"{_listed(absent)}: the model has outputs for these, too, unless labels are numbered without gaps"
+    ]
+
+
+def _note_on_unknown(arrays: Mapping[str, np.ndarray], names: Sequence[str] | None) -> list[str]:
+    """Returns a line for each set with labels that no training sample has."""
+    (first, known), *others = arrays.items()
+    notes = []
+    for key, y in others:
+        unknown = ~np.isin(y, known)
+        if unknown.any():
+            labels = np.unique(y[unknown])
+            shown = _listed(labels if names is None else [names[label] for label in labels if label < len(names)])
+            notes.append(
+                f"warning: {int(unknown.sum()):,} of the {len(y):,} samples of {key} have a label that no sample of "
+                f"{first} has ({shown}), so that it can't be learnt"
+            )
+    return notes
+
+
+def _listed(labels: Any) -> str:
+    shown = ", ".join(map(str, labels[:LISTED]))
+    return f"{shown} and {len(labels) - LISTED:,} others" if len(labels) > LISTED else shown
 
 
 def _one_hot(y: np.ndarray) -> bool:
@@ -188,7 +251,7 @@ def _count_classes(where: str, labels: Mapping[str, np.ndarray]) -> int:
     if largest >= max(samples, 2):
         raise UserError(
             f"{where}: {name} has label {largest} in row {int(labels[name].argmax())}, but there are {samples} samples "
-            "in all; labels must be 0..classes-1"
+            f"in all; labels must be 0..classes-1, and {QUANTITIES}"
         )
     if largest > 1 and min(int(y.min(initial=largest)) for y in labels.values()) == 1:
         raise UserError(
@@ -204,7 +267,7 @@ def _in_range(where: str, name: str, y: np.ndarray, classes: int | None = None, 
     if bad.any():
         place = np.unravel_index(int(np.argmax(bad)), y.shape)
         row, label = int(place[0]), y[place]
-        known = f"0..{classes - 1}" if classes is not None else "0, 1, 2, ..."
+        known = f"0..{classes - 1}" if classes is not None else f"0, 1, 2, ..., and {QUANTITIES}"
         hint = " (they start at 1: subtract 1)" if y.min() == 1 and y.max() == classes else ""
         hint = hint if ignored is None else f", or task.ignore_index={ignored} for tokens that do not count"
         raise UserError(f"{where}: {name} has label {label} in row {row}; labels must be {known}{hint}")

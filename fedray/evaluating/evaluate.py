@@ -28,7 +28,7 @@ from fedray.evaluating.features import features_of
 from fedray.evaluating.request import Request, request_of
 from fedray.evaluating.tables import Evaluation, confusion_of, table_of_classes, value_over
 from fedray.experiment import Experiment, Own
-from fedray.making import load_weights
+from fedray.making import OtherShape, load_weights
 from fedray.resolve import resolve
 from fedray.simulation import own_objects
 from fedray.warning import PythonWarnings
@@ -111,7 +111,7 @@ def _evaluate(
             hint = ": data.validation_samples sets some aside" if split == "validation" else ""
             raise UserError(f"{source} has no {split} samples{hint}")
         begins = f"evaluating {request.file} on {len(indices):,} {split} samples of {source} ..."
-        for line in (*request.notes, *_differences(request, experiment.inputs), begins):
+        for line in (*data.warnings, *request.notes, *_differences(request, experiment.inputs), begins):
             say(line)
         found = _run(clients, samples, indices)
         represented = features_of(clients, samples, indices, features) if features else None
@@ -139,12 +139,29 @@ def _evaluate(
 
 def _load_model(clients: Clients, request: Request, source: str) -> None:
     """Loads the model of the file into the network. Raises :class:`UserError` if it does not fit."""
-    names = clients.data.class_names
+    data = clients.data
+    names = data.class_names
     if request.class_names and names and tuple(request.class_names) != names:
         raise UserError(
             f"the model's classes are {_listed(request.class_names)}, but those of {source} are {_listed(names)}"
         )
-    load_weights(clients.network.module, request.file, None, "evaluate")
+    try:
+        load_weights(clients.network.module, request.file, None, "evaluate")
+    except OtherShape as other:
+        if other.outputs is None:
+            raise UserError(f"{other}; the samples of {source} have shape {_shapes(data.input_shape)}") from None
+        what = "classes" if data.task in ("classification", "tokens") else "outputs"
+        raise UserError(
+            f"the model in {request.file} has {other.outputs} {what}, but the targets of {source} have {data.classes}"
+        ) from None
+
+
+def _shapes(shape: Any) -> str:
+    """Returns the shape of one sample's inputs, or those of several inputs, as a text."""
+    if isinstance(shape, Mapping):
+        return ", ".join(f"{_shapes(part)} ({name})" for name, part in shape.items())
+    several = isinstance(shape, tuple) and any(isinstance(part, (tuple, Mapping)) for part in shape)
+    return ", ".join(map(_shapes, shape)) if several else str(list(shape))
 
 
 def _listed(names: Sequence[str]) -> str:
