@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedray.config import Config, load, run_name
 from fedray.engine.ray_start import RayStart
-from fedray.errors import UserError
+from fedray.errors import RayNotStarted, UserError
 from fedray.loading import collector_paused
 from fedray.tracking.progress import Display, figure
 
@@ -192,11 +192,26 @@ def run_experiment(
     ``own`` is called, and torch imported, while Ray starts, because each of these takes seconds.
     """
     display = display or Display(quiet=True)
-    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
-        experiment, engine = _prepared(settings, own, display, start)
-        result = _run(experiment, engine, callbacks, display)
+    try:
+        result = _run_with_ray(settings, own, callbacks, display)
+    except RayNotStarted as error:
+        if settings.engine.asks_for_ray:
+            raise RayNotStarted(f"{error}; engine.kind=local needs no Ray, and computes the same bits") from None
+        display.say(f"{error}; going on without Ray, as with engine.kind=local: the bits are the same")
+        local = settings.engine.model_copy(update={"kind": "local"})
+        result = _run_with_ray(settings.model_copy(update={"engine": local}), own, callbacks, display)
     display.say(_line_about_end(result))
     return result
+
+
+def _run_with_ray(
+    settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback], display: Display
+) -> RunResult:
+    """Runs an experiment with a connection to Ray, if that is its engine. Raises :class:`RayNotStarted`, before the run
+    has changed anything, if Ray can't be started."""
+    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
+        experiment, engine = _prepared(settings, own, display, start)
+        return _run(experiment, engine, start, callbacks, display)
 
 
 def _prepared(
@@ -271,16 +286,22 @@ def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
 
 
 def _run(
-    experiment: Experiment, engine: LocalEngine | RayEngine, callbacks: Sequence[Callback], display: Display
+    experiment: Experiment,
+    engine: LocalEngine | RayEngine,
+    start: RayStart,
+    callbacks: Sequence[Callback],
+    display: Display,
 ) -> RunResult:
     from fedray.engine.driver import Driver
     from fedray.tracking.folder import RunFolder
 
-    for line in experiment.notes:
-        display.say(line)
     folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
     result = RunResult(folder.path, experiment.module)
     found = folder.look()
+    if found.status != "finished" and experiment.config.engine.kind == "ray":
+        start.ready()
+    for line in experiment.notes:
+        display.say(line)
     if found.status == "finished":
         display.say(f"{folder.path} is finished already")
         return result
