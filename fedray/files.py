@@ -8,6 +8,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedray.errors import UserError
+
+
+def in_home(path: str | Path) -> Path:
+    """Returns a path that the user gave, with a ``~`` at its beginning replaced by the user's home folder.
+
+    Raises :class:`UserError` if there is no such folder, as for a user without an entry in the system's list.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{path}: there is no home folder here, as $HOME is not set: give the whole path") from None
+
 
 @contextlib.contextmanager
 def replacement_of(path: Path) -> Iterator[Path]:

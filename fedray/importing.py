@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from fedray.errors import UserError, near_miss
+from fedray.files import in_home
 
 FORMS = "file.py:Name or module:Name"
 """The two ways in which a config can name an object of the user's own, as a message shows them."""
@@ -93,7 +94,7 @@ def _module(name: str, what: str) -> ModuleType:
 
 def _module_in_file(given: Path, what: str) -> ModuleType:
     """Imports a file as a module whose name depends on the file's path and content, so that no other module has it."""
-    path = given.expanduser().absolute()
+    path = in_home(given).absolute()
     try:
         code = path.read_bytes()
     except OSError as error:

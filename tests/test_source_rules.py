@@ -13,7 +13,8 @@ import fedray
 PACKAGE = Path(fedray.__file__).parent
 
 LAYERS = [
-    ("errors", "files", "loading"),
+    ("errors", "loading"),
+    ("files",),
     ("importing", "own_modules"),
     ("config", "code_digest"),
     ("core",),

@@ -49,6 +49,10 @@ def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Call
     """
     for name, value in OF_CLUSTER.items():
         os.environ.setdefault(name, value)
+    try:
+        Path.home()
+    except RuntimeError:  # Ray keeps a token in the user's home folder
+        os.environ["HOME"] = tempfile.gettempdir()
     folder = ray_folder()
     failure = _failure(engine, folder, options)
     if failure and wanted():
@@ -107,7 +111,7 @@ def _other_folder(folder: Path) -> Path:
 
 
 def _short(folder: Path) -> Path:
-    """Returns ``folder``, or a symbolic link to it if the paths of sockets in it would be longer than the system allows.
+    """Returns ``folder``, or a symbolic link to it if paths of sockets in it would be longer than the system allows.
 
     The link is always the same for a folder and a user. Raises OSError if it can't be made.
     """
@@ -126,4 +130,4 @@ def _short(folder: Path) -> Path:
                 link.symlink_to(folder)
             if link.resolve() == folder.resolve():
                 return link
-    raise OSError(f"the path of a socket in {folder} is longer than {SOCKET_BYTES} bytes; set RAY_TMPDIR to a short one")
+    raise OSError(f"the path of a socket in {folder} is longer than {SOCKET_BYTES} bytes; let RAY_TMPDIR be short")
