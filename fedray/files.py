@@ -37,9 +37,9 @@ def replacement_of(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes ``text`` to ``path``, which is replaced as a whole (:func:`replacement_of`)."""
+    """Writes ``text`` to ``path``, in UTF-8, which is replaced as a whole (:func:`replacement_of`)."""
     with replacement_of(path) as staging:
-        staging.write_text(text)
+        staging.write_text(text, encoding="utf-8")
 
 
 def sha256_of_file(path: Path) -> str:

@@ -5,12 +5,17 @@ It also works where fedray is installed and only this file is copied, as `ray su
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
 
 def main(default: str | None = None) -> None:
     """Runs the command that the first argument names, or ``default`` if the first argument is no command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a name with letters that the terminal does not have is shown with escapes
+            stream.reconfigure(errors="backslashreplace")
     if os.getcwd() not in sys.path:
         # the user's own modules lie in the working directory; it comes last, because in front of the others a file
         # there such as profile.py would be imported instead of Python's own module

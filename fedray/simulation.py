@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedray.config import Config, load, run_name
 from fedray.engine.ray_start import RayStart
 from fedray.errors import RayNotStarted, UserError
+from fedray.first_checks import check_first
 from fedray.loading import collector_paused
 from fedray.tracking.progress import Display, figure
 
@@ -154,6 +155,7 @@ def simulate(
     settings = config if isinstance(config, Config) else load(config, overrides)
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
+    check_first(settings, data_given=data is not None, model_given=model is not None)
     own = partial(own_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform)
     return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose))
 

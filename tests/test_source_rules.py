@@ -21,7 +21,7 @@ LAYERS = [
     ("models", "data"),
     ("algorithms",),
     ("tracking", "inputs"),
-    ("placement", "backend", "implied", "making", "comparing"),
+    ("placement", "backend", "implied", "making", "first_checks", "comparing"),
     ("experiment",),
     ("local_training",),
     ("resolve",),

@@ -228,7 +228,7 @@ def decided_in(folder: Path) -> dict[str, bool]:
 def _engine_of(folder: Path) -> Mapping[str, Any]:
     """Returns the section ``engine`` of the run in ``folder``; nothing if it can't be read."""
     try:
-        found = parse_yaml((folder / "config.yaml").read_text())["engine"]
+        found = parse_yaml((folder / "config.yaml").read_text(encoding="utf-8"))["engine"]
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return {}
     return found if isinstance(found, Mapping) else {}
@@ -236,7 +236,7 @@ def _engine_of(folder: Path) -> Mapping[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        loaded = parse_yaml(path.read_text())
+        loaded = parse_yaml(path.read_text(encoding="utf-8"))
         if isinstance(loaded["run"]["rounds"], int):
             return loaded
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
@@ -255,15 +255,15 @@ class RoundsFile:
         self.columns = columns
         kept: list[dict[str, str]] = []
         if after and path.exists():
-            with path.open(newline="", errors="replace") as file:
+            with path.open(newline="", encoding="utf-8", errors="replace") as file:
                 kept = [row for row in csv.DictReader(file) if (row.get("round") or "").isdigit()]
                 kept = [row for row in kept if int(row["round"]) <= after]
         self.lost = after - len(kept)
-        with replacement_of(path) as staging, staging.open("w", newline="") as file:
+        with replacement_of(path) as staging, staging.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(kept)
-        self._file = path.open("a", newline="")
+        self._file = path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, self.columns)
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -332,7 +332,7 @@ def _length(rows: Mapping[str, Any]) -> int:
 
 def read_metrics(path: Path) -> pd.DataFrame:
     """Reads the table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
-    with (path / "metrics.csv").open() as file:
+    with (path / "metrics.csv").open(encoding="utf-8") as file:
         names = next(csv.reader(file))
     kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}
     return pa.csv.read_csv(path / "metrics.csv", convert_options=pa.csv.ConvertOptions(column_types=kinds)).to_pandas()

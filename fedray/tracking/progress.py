@@ -30,7 +30,8 @@ class Display:
 
     def say(self, line: str) -> None:
         if not self.quiet:
-            (self._bar.console if self._bar else self.console).print(line, markup=False)
+            console = self._bar.console if self._bar else self.console
+            console.print(printable(line, console), markup=False)
 
     def start(self, rounds: int, done: int, metric: str = "accuracy") -> None:
         """Says that the rounds begin, of which ``done`` were made before. ``metric`` is the task's main metric."""
@@ -50,7 +51,7 @@ class Display:
         number, now = int(metrics["round"]), time.monotonic()
         self._clients += int(metrics["cohort_size"])
         speed = self._clients / max(now - self._began, 1e-9)
-        status = f"{_status(metrics, self._metric)}  {speed:,.0f} clients/s"
+        status = printable(f"{_status(metrics, self._metric)}  {speed:,.0f} clients/s", self.console)
         if self._bar:
             self._bar.update(self._task, completed=number, status=status)
         elif number in (self._first + 1, self._rounds) or now - self._shown >= PLAIN_SECONDS:
@@ -105,6 +106,11 @@ def _status(metrics: Mapping[str, Any], metric: str) -> str:
         f"clients_{metric}_mean": "clients",
     }
     return "  ".join(f"{word} {figure(metrics[key])}" for key, word in shown.items() if metrics.get(key) is not None)
+
+
+def printable(line: str, console: Console) -> str:
+    """Returns a line with escapes in the place of letters that the console's encoding does not have."""
+    return line.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
 def figure(value: float) -> str:

@@ -57,7 +57,7 @@ class Recorder:
         else:
             (path / "profile.csv").unlink(missing_ok=True)
         self._events = Events(path, after)
-        self._log = (path / "log.txt").open("a")
+        self._log = (path / "log.txt").open("a", encoding="utf-8")
         self.note(f"round {after} reached before; resuming" if after else "started")
 
     @property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedray.config import load
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
+from fedray.first_checks import check_first
 from fedray.simulation import interruptible
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
@@ -81,6 +82,7 @@ def tune(
     view = view or View(quiet=not verbose)
     specs = read_sweeps(space, overrides)
     check_together(specs)
+    check_first(load(specs[0].base), data_given=data is not None, model_given=model is not None)
     with start_ray(specs, view) as start:
         own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics, transform)
         return run_sweeps(specs, own, start, view, retry_failed)
