@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -22,6 +23,22 @@ def in_home(path: str | Path) -> Path:
         raise UserError(f"{path}: there is no home folder here, as $HOME is not set: give the whole path") from None
 
 
+FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
+"""What the system says if there is no room for what is written."""
+
+
+@contextlib.contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """A context in which ``path`` is written. Raises :class:`UserError`, which names it, if there is no room."""
+    try:
+        yield
+    except Exception as error:  # libraries have errors of their own
+        reason = next((each for each in FULL if each in str(error)), None)
+        if reason is None or isinstance(error, UserError):
+            raise
+        raise UserError(f"can't write {path}: {reason}; make room, and give the same command again") from None
+
+
 @contextlib.contextmanager
 def replacement_of(path: Path) -> Iterator[Path]:
     """A context with a path beside ``path`` to write to; at its end, the file there becomes ``path``.
@@ -30,8 +47,9 @@ def replacement_of(path: Path) -> Iterator[Path]:
     """
     staging = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield staging
-        move_whole(staging, path)
+        with room_for(path):
+            yield staging
+            move_whole(staging, path)
     finally:
         staging.unlink(missing_ok=True)
 

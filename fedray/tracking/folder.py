@@ -19,7 +19,7 @@ import yaml
 
 from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
-from fedray.files import replacement_of, write_whole
+from fedray.files import replacement_of, room_for, write_whole
 from fedray.tracking.lock import PATIENCE, folder_lock
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class RoundsFile:
 
     def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
         """Opens the file; rows of rounds after ``after`` are removed."""
-        self.columns = columns
+        self.path, self.columns = path, columns
         kept: list[dict[str, str]] = []
         if after and path.exists():
             with path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -267,11 +267,13 @@ class RoundsFile:
         self._writer = csv.DictWriter(self._file, self.columns)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        self._writer.writerow({name: row.get(name, "") for name in self.columns})
-        self._file.flush()
+        with room_for(self.path):
+            self._writer.writerow({name: row.get(name, "") for name in self.columns})
+            self._file.flush()
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        with room_for(self.path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

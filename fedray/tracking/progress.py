@@ -37,6 +37,8 @@ class Display:
         """Says that the rounds begin, of which ``done`` were made before. ``metric`` is the task's main metric."""
         self._metric = metric
         self._rounds, self._first, self._began = rounds, done, time.monotonic()
+        if done:
+            self.say(f"round {done} reached before; going on from its checkpoint")
         if self.quiet or not self.console.is_terminal:
             return
         self._bar = Progress(

@@ -5,14 +5,17 @@ These are metrics.csv, clients.parquet, evaluation.parquet, TensorBoard events, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from fedray.files import room_for
 from fedray.tracking.columns import CLIENT_FACTS, METRICS, PURPOSES
 from fedray.tracking.folder import INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.tensorboard import Events
@@ -67,8 +70,12 @@ class Recorder:
 
     def note(self, line: str) -> None:
         """Writes a line to log.txt, with the time before it."""
-        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-        self._log.flush()
+        with room_for(self.folder.path / "log.txt"):
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            self._log.flush()
+
+    def _room_for_events(self) -> AbstractContextManager[None]:
+        return room_for(self.folder.path / "events.out.tfevents")
 
     def withdraw_promise(self, operations: Sequence[str]) -> None:
         """Records that ``operations`` may have other bits another time, so that the summary does not promise equal
@@ -85,7 +92,8 @@ class Recorder:
         if self._clients:
             self._clients.append(clients)
         scores = {name: values for name, values in clients.items() if name not in CLIENT_FACTS}
-        self._events.round(row, scores, histograms="test_loss" in row)
+        with self._room_for_events():
+            self._events.round(row, scores, histograms="test_loss" in row)
 
     def scores(self, rows: Mapping[str, Any]) -> None:
         """Records the rows of evaluation.parquet, as a list for each column. Does nothing if clients are not scored."""
@@ -104,7 +112,8 @@ class Recorder:
         """
         if self._profile:
             self._profile.append({"round": round, **seconds})
-            self._events.profile(round, seconds)
+            with self._room_for_events():
+                self._events.profile(round, seconds)
 
     def sync(self) -> None:
         """Waits until everything that was recorded so far is on the disk."""
@@ -114,7 +123,8 @@ class Recorder:
         for further in (self._scores, self._layers):
             if further:
                 further.flush()
-        self._events.flush()
+        with self._room_for_events():
+            self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:
         """Writes summary.json, which is the last thing that a run does. ``facts`` are further keys of the file."""
@@ -123,20 +133,21 @@ class Recorder:
         config = self.folder.config
         summary = summarize(metrics, status, config.run, config.task.metric or "accuracy", config.task.mode) | facts
         summary |= {"versions": versions(), "machine": self.machine}
-        self._events.hyper_parameters(
-            self.hyper_parameters,
-            {f"final/{key}_{summary['metric']}": summary[key] for key in ("final", "best") if summary[key] is not None},
-        )
-        self._events.flush()
+        last = {f"final/{key}_{summary['metric']}": summary[key] for key in ("final", "best")}
+        with self._room_for_events():
+            self._events.hyper_parameters(
+                self.hyper_parameters, {name: value for name, value in last.items() if value is not None}
+            )
+            self._events.flush()
         self.note(f"{status} after round {summary['rounds']}")
         self.folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def close(self) -> None:
-        self._metrics.close()
-        if self._profile:
-            self._profile.close()
-        self._events.close()
-        self._log.close()
+        for each in (self._metrics, self._profile, self._events, self._log):
+            # what must be on the disk has been waited for; the error that ended the run is the one to show
+            with contextlib.suppress(OSError):
+                if each is not None:
+                    each.close()
 
 
 def summarize(
