@@ -59,6 +59,7 @@ def _check_output(config: Config) -> None:
             "the names of files; set LC_ALL=C.UTF-8"
         ) from None
     above = next(each for each in folder.absolute().parents if each.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    effective = os.access in os.supports_effective_ids
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK, effective_ids=effective):
         reason = "Permission denied" if above.is_dir() else "Not a directory"
         raise UserError(f"can't write to run.output={config.run.output}: {reason}")
