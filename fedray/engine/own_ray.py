@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray._private import utils
 
@@ -89,6 +88,8 @@ def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str
 
 def end_processes() -> None:
     """Ends all processes of clusters that this process has started, and waits until they are gone."""
+    import psutil  # it comes with Ray, and is found once Ray is imported
+
     # the name of a cluster's folder has the number of the process that started it
     ours = re.compile(rf"/session_[\d_-]+_{os.getpid()}(/|$)", re.MULTILINE)
 

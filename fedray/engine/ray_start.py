@@ -59,6 +59,9 @@ class RayStart:
         try:
             while _given_up:
                 _given_up.pop().join()
+            if self._over.is_set():
+                self._found.set_result(None)
+                return
             for name, value in LIMITS.items():
                 # some of them are read when Ray is imported
                 os.environ.setdefault(name, value)
