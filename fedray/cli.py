@@ -354,7 +354,7 @@ def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
         view.say("to go on, give the same command again")
         return EXIT_INTERRUPTED
     written = write_suite(suite)
-    view.say(written[1].read_text().rstrip())
+    view.say(written[1].read_text(encoding="utf-8").rstrip())
     view.say(f"wrote {', '.join(map(str, written))}")
     if status == "incomplete":
         print("fedray: the table lacks runs: an algorithm has no winner, or a winner's run failed", file=sys.stderr)

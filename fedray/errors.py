@@ -13,6 +13,10 @@ class UserError(ValueError):
     """
 
 
+class RayNotStarted(UserError):
+    """No Ray could be started on this machine, which may be too busy."""
+
+
 class ClientError(Exception):
     """The code of clients (model, loss, algorithm) raised, or the actors that ran it kept dying.
 

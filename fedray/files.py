@@ -3,10 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from fedray.errors import UserError
+
+
+def in_home(path: str | Path) -> Path:
+    """Returns a path that the user gave, with a ``~`` at its beginning replaced by the user's home folder.
+
+    Raises :class:`UserError` if there is no such folder, as for a user without an entry in the system's list.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{path}: there is no home folder here, as $HOME is not set: give the whole path") from None
+
+
+FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
+"""What the system says if there is no room for what is written."""
+
+
+@contextlib.contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """A context in which ``path`` is written. Raises :class:`UserError`, which names it, if there is no room."""
+    try:
+        yield
+    except Exception as error:  # libraries have errors of their own
+        reason = next((each for each in FULL if each in str(error)), None)
+        if reason is None or isinstance(error, UserError):
+            raise
+        raise UserError(f"can't write {path}: {reason}; make room, and give the same command again") from None
 
 
 @contextlib.contextmanager
@@ -17,16 +47,17 @@ def replacement_of(path: Path) -> Iterator[Path]:
     """
     staging = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield staging
-        move_whole(staging, path)
+        with room_for(path):
+            yield staging
+            move_whole(staging, path)
     finally:
         staging.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes ``text`` to ``path``, which is replaced as a whole (:func:`replacement_of`)."""
+    """Writes ``text`` to ``path``, in UTF-8, which is replaced as a whole (:func:`replacement_of`)."""
     with replacement_of(path) as staging:
-        staging.write_text(text)
+        staging.write_text(text, encoding="utf-8")
 
 
 def sha256_of_file(path: Path) -> str:

@@ -17,9 +17,14 @@ from types import ModuleType
 from typing import Any
 
 from fedray.errors import UserError, near_miss
+from fedray.files import in_home
 
 FORMS = "file.py:Name or module:Name"
 """The two ways in which a config can name an object of the user's own, as a message shows them."""
+
+
+PREFIXES = ("torchvision:",)
+"""What stands before the colon of a name that is not of the user's own."""
 
 
 def is_own(name: str) -> bool:
@@ -46,6 +51,15 @@ def import_object(name: str, key: str) -> Any:
         raise UserError(f"{key}={name}: {kind}{where} has no {attribute!r}{near_miss(attribute, own)}") from None
 
 
+def check_own(name: str, key: str) -> None:
+    """Raises :class:`UserError`, which names the config's ``key``, if ``name`` is of the user's own and of no form that
+    there is, or names a file that can't be read. Nothing is imported."""
+    if is_own(name) and not name.startswith(PREFIXES):
+        where = _parts(name, key)[0]
+        if where.endswith(".py"):
+            _code_in(Path(where), f"{key}={name}")
+
+
 def home_of(name: str, key: str) -> str:
     """Returns the name of the Python module in which :func:`import_object` finds the object of this name."""
     return _found(name, key)[0].__name__
@@ -53,13 +67,20 @@ def home_of(name: str, key: str) -> str:
 
 def _found(name: str, key: str) -> tuple[ModuleType, str]:
     """Returns the module of ``module:Name`` or ``file.py:Name``, and ``Name``."""
-    where, _, attribute = name.rpartition(":")
-    in_file = where.endswith(".py")
-    if not attribute.isidentifier() or not (in_file or all(part.isidentifier() for part in where.split("."))):
-        raise UserError(f"{key}={name} is not of the form {FORMS}, for example mine.py:Mine or my_package.mine:Mine")
+    where, attribute = _parts(name, key)
     with as_user_error(f"{key}={name}: can't import {where!r}"):
-        module = _module_in_file(Path(where), f"{key}={name}") if in_file else _module(where, f"{key}={name}")
-    return module, attribute
+        read = _module_in_file if where.endswith(".py") else _module
+        return read(where, f"{key}={name}"), attribute
+
+
+def _parts(name: str, key: str) -> tuple[str, str]:
+    """Returns ``module`` or ``file.py``, and ``Name``."""
+    where, _, attribute = name.rpartition(":")
+    if not attribute.isidentifier() or not (
+        where.endswith(".py") or all(part.isidentifier() for part in where.split("."))
+    ):
+        raise UserError(f"{key}={name} is not of the form {FORMS}, for example mine.py:Mine or my_package.mine:Mine")
+    return where, attribute
 
 
 def source_file(thing: Any) -> Path | None:
@@ -91,15 +112,20 @@ def _module(name: str, what: str) -> ModuleType:
         raise
 
 
-def _module_in_file(given: Path, what: str) -> ModuleType:
-    """Imports a file as a module whose name depends on the file's path and content, so that no other module has it."""
-    path = given.expanduser().absolute()
+def _code_in(given: str | Path, what: str) -> tuple[Path, bytes]:
+    """Returns the absolute path of a file of the user's, and its code."""
+    path = in_home(given).absolute()
     try:
-        code = path.read_bytes()
+        return path, path.read_bytes()
     except OSError as error:
         beside = [each.name for each in path.parent.glob("*.py")] if not path.exists() else []
         hint = near_miss(path.name, beside) if beside else ""
         raise UserError(f"{what}: can't read the file {path}: {error.strerror}{hint}") from None
+
+
+def _module_in_file(given: str, what: str) -> ModuleType:
+    """Imports a file as a module whose name depends on the file's path and content, so that no other module has it."""
+    path, code = _code_in(given, what)
     name = f"own_{path.stem}_{hashlib.sha256(bytes(path) + code).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]

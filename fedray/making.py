@@ -358,7 +358,7 @@ def _other_outputs(module: nn.Module, tensors: Mapping[str, Tensor]) -> int | No
     if not names or names[0] not in tensors or tensors[names[0]].dim() != 2:
         return None
     outputs = len(tensors[names[0]])
-    return None if outputs == len(tensors_of(module)[names[0]]) else outputs
+    return None if outputs == len(Places(module).tensors[names[0]]) else outputs
 
 
 def _classifier(module: nn.Module, classes: int | None = None) -> list[str]:

@@ -108,7 +108,7 @@ def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
 
 
 def _rows(folder: Path) -> dict[str, dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
         return {row["round"]: row for row in csv.DictReader(file)}
 
 

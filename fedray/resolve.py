@@ -85,9 +85,13 @@ def resolve(
     own, around = own or Own(), around or Surroundings()
     _check_given(config, own)
     algorithm = _algorithm(config, own)
+    head = _head(config, algorithm)
+    # before the data are read, which may take long
+    find_head(head)
+    if own.model is None:
+        find_model(config.model.name)
     source, data, digests, access, data_notes = resolve_data(config, own, map_all)
     cohort_size = _cohort_size(config, data)
-    head = _head(config, algorithm)
     model = _model(config, own, algorithm, data, head)
     task = model.task
     transform, transform_notes = own_transform(config, own, data)

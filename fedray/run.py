@@ -5,22 +5,40 @@ It also works where fedray is installed and only this file is copied, as `ray su
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
 
 def main(default: str | None = None) -> None:
     """Runs the command that the first argument names, or ``default`` if the first argument is no command."""
-    if os.getcwd() not in sys.path:
+    _prepare_streams()
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        print("fedray: the working directory has been removed: change into another one", file=sys.stderr)
+        sys.exit(2)
+    if here not in sys.path:
         # the user's own modules lie in the working directory; it comes last, because in front of the others a file
         # there such as profile.py would be imported instead of Python's own module
-        sys.path.append(os.getcwd())
+        sys.path.append(here)
     from fedray.cli import COMMANDS
     from fedray.cli import main as command_line
 
     arguments = sys.argv[1:]
     named = bool(arguments) and arguments[0] in COMMANDS
     sys.exit(command_line(arguments if named or default is None else [default, *arguments]))
+
+
+def _prepare_streams() -> None:
+    """Makes the output streams take whatever is written to them."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed by whoever started the program
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            # a name with letters that the terminal does not have is shown with escapes
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.config import Config, load, run_name
+from fedray.engine.interrupting import interruptible
 from fedray.engine.ray_start import RayStart
-from fedray.errors import UserError
+from fedray.errors import RayNotStarted, UserError
+from fedray.first_checks import check_first
 from fedray.loading import collector_paused
 from fedray.tracking.progress import Display, figure
 from fedray.warning import WARNING, PythonWarnings
@@ -173,6 +172,8 @@ def simulate(
     settings = _settings(config, [*overrides, *named])
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
+    objects = {"data": data, "model": model, "algorithm": algorithm}
+    check_first(settings, [name for name, each in objects.items() if each is not None])
     own = partial(
         own_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
     )
@@ -238,11 +239,26 @@ def run_experiment(
     ``own`` is called, and torch imported, while Ray starts, because each of these takes seconds.
     """
     display = display or Display(quiet=True)
-    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
-        experiment, engine = _prepared(settings, own, display, start)
-        result = _run(experiment, engine, callbacks, display)
+    try:
+        result = _run_with_ray(settings, own, callbacks, display)
+    except RayNotStarted as error:
+        if settings.engine.asks_for_ray:
+            raise RayNotStarted(f"{error}; engine.kind=local needs no Ray, and computes the same bits") from None
+        display.say(f"{error}; going on without Ray, as with engine.kind=local: the bits are the same")
+        local = settings.engine.model_copy(update={"kind": "local"})
+        result = _run_with_ray(settings.model_copy(update={"engine": local}), own, callbacks, display)
     display.say(_line_about_end(result))
     return result
+
+
+def _run_with_ray(
+    settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback], display: Display
+) -> RunResult:
+    """Runs an experiment with a connection to Ray, if that is its engine. Raises :class:`RayNotStarted`, before the run
+    has changed anything, if Ray can't be started."""
+    with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
+        experiment, engine = _prepared(settings, own, display, start)
+        return _run(experiment, engine, start, callbacks, display)
 
 
 def _prepared(
@@ -321,16 +337,22 @@ def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
 
 
 def _run(
-    experiment: Experiment, engine: LocalEngine | RayEngine, callbacks: Sequence[Callback], display: Display
+    experiment: Experiment,
+    engine: LocalEngine | RayEngine,
+    start: RayStart,
+    callbacks: Sequence[Callback],
+    display: Display,
 ) -> RunResult:
     from fedray.engine.driver import Driver
     from fedray.tracking.folder import RunFolder
 
-    for line in experiment.notes:
-        display.say(line)
     folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
     result = RunResult(folder.path, experiment.module)
     found = folder.look()
+    if found.status != "finished" and experiment.config.engine.kind == "ray":
+        start.ready()
+    for line in experiment.notes:
+        display.say(line)
     if found.status == "finished":
         display.say(f"{folder.path} is finished already")
         return result
@@ -356,29 +378,3 @@ def _run(
         finally:
             display.stop()
     return result
-
-
-@contextlib.contextmanager
-def interruptible(say: Callable[[str], None], line: str) -> Iterator[threading.Event]:
-    """A context with an event that the first Ctrl-C or SIGTERM sets.
-
-    ``say`` is then called with ``line``. A second Ctrl-C raises KeyboardInterrupt. In another thread than the main one
-    the event is never set.
-    """
-    stopping = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        stopping.set()
-        say(f"{line} (once more to stop at once) ...")
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

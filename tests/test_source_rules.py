@@ -13,14 +13,15 @@ import fedray
 PACKAGE = Path(fedray.__file__).parent
 
 LAYERS = [
-    ("errors", "files", "loading", "warning"),
+    ("errors", "loading", "warning"),
+    ("files",),
     ("importing", "own_modules"),
     ("config", "code_digest"),
     ("core",),
     ("models", "data"),
     ("algorithms",),
     ("tracking", "inputs"),
-    ("placement", "backend", "implied", "making", "comparing"),
+    ("placement", "backend", "implied", "making", "first_checks", "comparing"),
     ("experiment",),
     ("local_training",),
     ("resolve",),

@@ -333,6 +333,11 @@ class EngineConfig(Section):
     portable_bits: bool = Field(False, description="the same bits on different CPUs (slower); changes bits")
     profile: bool = Field(False, description="record what each round's time went into (profile.csv, TensorBoard)")
 
+    @property
+    def asks_for_ray(self) -> bool:
+        """Whether the user named the engine, or a cluster, so that no other engine may take its place."""
+        return "kind" in self.model_fields_set or self.address is not None
+
     @model_validator(mode="after")
     def _check_ranges(self) -> EngineConfig:
         if isinstance(self.actors, int) and self.actors < 1:

@@ -16,6 +16,7 @@ from fedray.data.source import Source, from_fields
 from fedray.data.tables import read_frame, with_columns_of
 from fedray.data.targets import AUTO
 from fedray.errors import UserError, first_sentence
+from fedray.files import in_home
 
 WHOLE = r"-?(?:0|[1-9]\d{0,17})"
 """A text that stands for a whole number, in the one way in which it is written. Others, such as 007, are names."""
@@ -40,7 +41,7 @@ def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGN
     """
     if root is None:
         raise UserError("data.source=csv needs data.root: the folder with train.csv and test.csv, or one csv file")
-    place = Path(root).expanduser()
+    place = in_home(root)
     notes: tuple[str, ...] = ()
     names = None
     if place.is_dir():

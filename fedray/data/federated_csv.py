@@ -18,6 +18,7 @@ from fedray.data.images import SUFFIXES, ImageFiles
 from fedray.data.lazy import LazyItems
 from fedray.data.source import Source
 from fedray.errors import UserError, near_miss
+from fedray.files import in_home
 
 TRAIN = ("train.csv", "federated_train.csv")
 
@@ -59,7 +60,7 @@ def federated_csv(root: str | None, image_size: int | None) -> Source:
     image that is listed twice, and for a class that is no number from 0."""
     if root is None:
         raise UserError("data.source=federated_csv needs data.root: the folder with train.csv, test.csv and the images")
-    return _load("federated_csv", Path(root).expanduser(), image_size, None)
+    return _load("federated_csv", in_home(root), image_size, None)
 
 
 def gldv2(root: str | None, image_size: int | None) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedray.errors import UserError, first_sentence
-from fedray.files import move_whole
+from fedray.files import in_home, move_whole
 
 Files = TypeVar("Files")
 
@@ -20,8 +21,13 @@ class PartlyThere(UserError):
 
 
 def cache_folder() -> Path:
-    """Returns the folder for files that fedray can get again: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
+    """Returns the folder for files that fedray can get again: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache.
+
+    A user without a home folder has one in the folder for temporary files.
+    """
+    with contextlib.suppress(RuntimeError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
+    return Path(tempfile.gettempdir()) / f"fedray-cache-{os.getuid()}"
 
 
 def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
@@ -54,12 +60,12 @@ def find_files(
     at which their publisher offers them.
     """
     if root is not None:
-        place = Path(root).expanduser()
+        place = in_home(root)
         if not place.is_dir():
             raise UserError(f"data.root={place} is not a folder")
         return look(place)
     cache = cache_folder()
-    places = [Path(place).expanduser() for place in (os.environ.get("FEDRAY_DATA"), *system) if place]
+    places = [in_home(place) for place in (os.environ.get("FEDRAY_DATA"), *system) if place]
     partly: PartlyThere | None = None
     for place in [*places, cache]:
         try:

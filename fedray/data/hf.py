@@ -25,6 +25,7 @@ from fedray.data.hf_items import INSTALL, clients_of, fields_of
 from fedray.data.source import Source, from_fields
 from fedray.data.targets import AUTO
 from fedray.errors import UserError, first_sentence, near_miss
+from fedray.files import in_home
 
 TRAIN, TESTS = "train", ("test", "validation", "val", "valid")
 """The names of the set to train on, and of the one to test on, of which the first that is there is taken."""
@@ -88,7 +89,7 @@ def _no_progress_bars(datasets: Any) -> Iterator[None]:
 
 
 def _find(datasets: Any, root: str) -> Found:
-    place = Path(root).expanduser()
+    place = in_home(root)
     if place.is_file():
         if place.suffix != ".parquet":
             raise UserError(

@@ -22,6 +22,7 @@ from fedray.data.images import ImageFiles
 from fedray.data.lazy import LazyItems
 from fedray.data.source import Source
 from fedray.errors import UserError
+from fedray.files import in_home
 
 TRAINS = ("train", "training")
 TESTS = ("test", "val", "validation", "valid", "testing")
@@ -39,7 +40,7 @@ def image_folder(root: str | None, image_size: int | None) -> Source:
         raise UserError("data.source=image_folder needs data.root: the folder with the classes' folders")
     if image_size is None:
         raise UserError("data.source=image_folder needs data.image_size: the pixels to which images are scaled")
-    folder = Path(root).expanduser()
+    folder = in_home(root)
     if not folder.is_dir():
         raise UserError(f"data.root={folder} is not a folder")
     train, test, notes = _divided(folder)

@@ -15,6 +15,7 @@ from fedray.data.find import file_stamp
 from fedray.data.source import Source, from_fields
 from fedray.data.targets import AUTO
 from fedray.errors import UserError
+from fedray.files import in_home
 
 ARRAYS = [field.name for field in fields(Source) if "_" in field.name]
 
@@ -30,7 +31,7 @@ def npz(root: str | None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
     """
     if root is None:
         raise UserError("data.source npz needs data.root: the path of the .npz file itself")
-    path = Path(root).expanduser()
+    path = in_home(root)
     files = (file_stamp(path),) if path.is_file() else ()
     given = _read(path)
     return replace(from_fields(path.stem, given, str(path), kind, ignored), files=files)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedray.config import DataConfig
 from fedray.data.normalization import OF_IMAGES, OF_PIXELS, OF_TABLES, OF_TOKENS
 from fedray.errors import UserError, near_miss
+from fedray.importing import FORMS, check_own, is_own
 
 FREE_FOR_RESEARCH = "no formal licence; free for research"
 
@@ -40,6 +42,12 @@ class SourceEntry:
         if asked not in self.variants:
             raise UserError(f"data.variant: the source {name} has no {asked!r}{near_miss(asked, self.variants)}")
         return asked
+
+    def check_normalization(self, name: str, asked: str) -> None:
+        """Raises :class:`UserError` if the source, whose name is ``name``, does not take ``data.normalization``."""
+        if asked not in self.normalizations:
+            hint = near_miss(asked, self.normalizations)
+            raise UserError(f"data.normalization: the source {name} has no {asked!r}{hint}")
 
 
 SOURCES = {
@@ -197,3 +205,23 @@ SOURCES = {
         OF_TABLES,
     ),
 }
+
+
+def check_source(data: DataConfig) -> None:
+    """Raises :class:`UserError` if there is no such source, or it has no such variant or normalization. Nothing is
+    imported or read."""
+    entry = SOURCES.get(data.source)
+    if entry is not None:
+        entry.variant(data.source, data.variant)
+        entry.check_normalization(data.source, data.normalization)
+    elif is_own(data.source):
+        check_own(data.source, "data.source")
+    else:
+        raise no_source(data.source)
+
+
+def no_source(name: str) -> UserError:
+    """Returns the error about a source that there is not."""
+    return UserError(
+        f"data.source: there is no source {name!r}{near_miss(name, SOURCES)}; your own is given as {FORMS}"
+    )

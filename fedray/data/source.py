@@ -16,9 +16,10 @@ from fedray.data.encode import encode_clients
 from fedray.data.features import alike, count_samples, form_of, read_features
 from fedray.data.normalization import DEFAULT, checked, of_bytes, of_choice
 from fedray.data.registry import SOURCES as SOURCES
+from fedray.data.registry import no_source
 from fedray.data.targets import AUTO, read_targets
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, as_user_error, import_object, is_own
+from fedray.importing import as_user_error, import_object, is_own
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +104,7 @@ def load_source(
         if not callable(loader):
             raise UserError(f"data.source={name} is not a function but {type(loader).__name__}")
     else:
-        close = near_miss(name, SOURCES)
-        raise UserError(f"data.source: there is no source {name!r}{close}; your own is given as {FORMS}")
+        raise no_source(name)
     with as_user_error(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
         own = {"kind": kind, "ignored": ignored, "image_size": image_size, "access": access}
         own |= {"columns": columns or Columns(), "variant": variant}
@@ -135,9 +135,8 @@ def _call(name: str, loader: Any, root: str | None, normalization: str, own: Map
         own = {**own, "variant": entry.variant(name, own["variant"])}
     elif own["variant"] is not None:
         raise UserError(f"data.variant is for sources that come with fedray, not for {name}")
-    if entry is not None and normalization not in entry.normalizations:
-        hint = near_miss(normalization, entry.normalizations)
-        raise UserError(f"data.normalization: the source {name} has no {normalization!r}{hint}")
+    if entry is not None:
+        entry.check_normalization(name, normalization)
     if entry is None and normalization != DEFAULT and "normalization" not in taken:
         raise UserError(f"data.normalization={normalization}: the source {name} takes no argument normalization")
     if (entry is None or "columns" not in taken) and (keys := own["columns"].keys_set):

@@ -17,6 +17,7 @@ from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult
 from fedray.engine.run_state import RunState
 from fedray.experiment import Experiment
+from fedray.files import room_for
 from fedray.tracking.columns import DIAGNOSTICS
 from fedray.tracking.costs import bytes_per_client, flops_of_round
 from fedray.tracking.diagnostics import Measured
@@ -128,14 +129,16 @@ class Checkpoints(Observer):
         earlier = {seen: f"model-{seen}" for seen in state.earlier.handles}
         handles = {file.name: file for file in state.clients.values()}
         handles |= {name: state.earlier.handles[seen] for seen, name in earlier.items()}
-        checkpoints.save(
-            self.recorder.folder.checkpoints,
-            number,
-            state.vectors(),
-            {**state.record(), "wall_seconds": self.wall_seconds(), KEY: self.recorder.digests()},
-            states={client: state.clients[client].name for client in sorted(state.clients)},
-            past=earlier,
-            store=lambda name, path: self.pool.store(handles[name], path),
-            keep=self.experiment.config.run.keep_checkpoints,
-        )
+        folder = self.recorder.folder.checkpoints
+        with room_for(folder):
+            checkpoints.save(
+                folder,
+                number,
+                state.vectors(),
+                {**state.record(), "wall_seconds": self.wall_seconds(), KEY: self.recorder.digests()},
+                states={client: state.clients[client].name for client in sorted(state.clients)},
+                past=earlier,
+                store=lambda name, path: self.pool.store(handles[name], path),
+                keep=self.experiment.config.run.keep_checkpoints,
+            )
         self.saved_round = number

@@ -12,16 +12,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole
+from fedray.engine.own_ray import start_cluster
 from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:
     # it imports torch, and Ray is started meanwhile
     from fedray.experiment import Experiment
-
-INLINE_BYTES = 4 << 20
-"""Results up to this size are sent together with an actor's answer. Ray's own limit is 100 kB. A larger result goes
-through the object store, which is asked several times for each and answers slowly while all cores train. The setting
-takes effect only in a cluster that is started here."""
 
 NO_TASK_EVENTS = {"enable_task_events": False}
 """An option for actors. It stops Ray from recording their tasks, which are shown by its dashboard and by ``ray list
@@ -42,42 +38,30 @@ def in_trial_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) if group else None
 
 
-def connect(engine: EngineConfig, say: Callable[[str], None]) -> bool | None:
+def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool] = lambda: True) -> bool | None:
     """Connects this process to a Ray cluster, unless it is connected: to the one at ``engine.address``, to the one that
-    this node belongs to, or to a new one.
+    this node belongs to, or to a new one, which is started as :func:`~fedray.engine.own_ray.start_cluster` does.
 
     Returns whether the cluster was started here, or None if there was a connection before.
     """
     if ray.is_initialized():
         return None
-    address = existing_cluster(engine) or "local"
+    address = existing_cluster(engine)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if address == "local":
+    if address is None:
         say("starting Ray on this machine ...")
-        # the client actors are the work: Ray would start them at a lower priority than whatever else runs here
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        # they would wait without work: an actor of ours gets a process with environment variables of its own
-        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        os.environ.setdefault("RAY_max_direct_call_object_size", str(INLINE_BYTES))
-        try:
-            ray.init(address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir, **quiet)
-        except (OSError, ValueError) as error:
-            if engine.spill_dir is None:
-                raise
-            raise UserError(
-                f"Ray did not start with engine.spill_dir={engine.spill_dir}: {first_line(error)}"
-            ) from None
-    else:
-        say(f"connecting to the Ray cluster at {address} ...")
-        try:
-            # ray.init may try for minutes where nobody listens
-            if ":" in address and "://" not in address:
-                _connect(address)
-            ray.init(address=address, **quiet)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
-    return address == "local"
+        start_cluster(engine, say, wanted, **quiet)
+        return True
+    say(f"connecting to the Ray cluster at {address} ...")
+    try:
+        # ray.init may try for minutes where nobody listens
+        if ":" in address and "://" not in address:
+            _connect(address)
+        ray.init(address=address, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
+    return False
 
 
 def existing_cluster(engine: EngineConfig) -> str | None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.config import load
+from fedray.engine.interrupting import interruptible
 from fedray.engine.ray_start import RayStart
 from fedray.errors import last_line
 from fedray.reproducing.published import Planned
-from fedray.simulation import interruptible
 from fedray.tracking.progress import clock
 from fedray.tuning.finals import is_finished
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd

@@ -73,7 +73,7 @@ class CostTable:
 
     def write(self, path: Path) -> None:
         """Writes the table as CSV, with all digits."""
-        with path.open("w", newline="") as file:
+        with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(self.columns)
             writer.writerows(self.rows)

@@ -19,7 +19,7 @@ import yaml
 
 from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
-from fedray.files import replacement_of, write_whole
+from fedray.files import replacement_of, room_for, write_whole
 from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tracking.records import PartsDigest, RowsDigest
 
@@ -229,7 +229,7 @@ def decided_in(folder: Path) -> dict[str, bool]:
 def _engine_of(folder: Path) -> Mapping[str, Any]:
     """Returns the section ``engine`` of the run in ``folder``; nothing if it can't be read."""
     try:
-        found = parse_yaml((folder / "config.yaml").read_text())["engine"]
+        found = parse_yaml((folder / "config.yaml").read_text(encoding="utf-8"))["engine"]
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return {}
     return found if isinstance(found, Mapping) else {}
@@ -237,7 +237,7 @@ def _engine_of(folder: Path) -> Mapping[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        loaded = parse_yaml(path.read_text())
+        loaded = parse_yaml(path.read_text(encoding="utf-8"))
         if isinstance(loaded["run"]["rounds"], int):
             return loaded
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
@@ -253,24 +253,26 @@ class RoundsFile:
 
     def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
         """Opens the file; rows of rounds after ``after`` are removed."""
-        self.columns = columns
+        self.path, self.columns = path, columns
         kept = _rows_until(path, after)
         self.lost, self.digest = after - len(kept), RowsDigest(kept)
-        with replacement_of(path) as staging, staging.open("w", newline="") as file:
+        with replacement_of(path) as staging, staging.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(kept)
-        self._file = path.open("a", newline="")
+        self._file = path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, self.columns)
 
     def append(self, row: Mapping[str, Any]) -> None:
         cells = {name: "" if row.get(name) is None else str(row[name]) for name in self.columns}
-        self._writer.writerow(cells)
+        with room_for(self.path):
+            self._writer.writerow(cells)
+            self._file.flush()
         self.digest.add(cells)
-        self._file.flush()
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        with room_for(self.path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -280,7 +282,7 @@ def _rows_until(path: Path, after: int) -> list[dict[str, Any]]:
     """Returns the rows of a CSV file that are of rounds up to ``after``."""
     if not after or not path.exists():
         return []
-    with path.open(newline="", errors="replace") as file:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = [row for row in csv.DictReader(file) if (row.get("round") or "").isdigit()]
     return [row for row in rows if int(row["round"]) <= after]
 
@@ -357,7 +359,7 @@ def _length(rows: Mapping[str, Any]) -> int:
 
 def read_metrics(path: Path) -> pd.DataFrame:
     """Reads the table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
-    with (path / "metrics.csv").open() as file:
+    with (path / "metrics.csv").open(encoding="utf-8") as file:
         names = next(csv.reader(file))
     kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}
     return pa.csv.read_csv(path / "metrics.csv", convert_options=pa.csv.ConvertOptions(column_types=kinds)).to_pandas()

@@ -32,7 +32,7 @@ def folder_lock(folder: Path, busy: str, say: Callable[[str], None], patience: f
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        holder = path.read_text().strip() or "another process"
+        holder = path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
         say(f"{folder} is in use by {holder}; waiting up to {patience:g} s for it to end ...")
         try:
             lock.acquire(timeout=patience, poll_interval=0.1)
@@ -40,7 +40,7 @@ def folder_lock(folder: Path, busy: str, say: Callable[[str], None], patience: f
             raise UserError(f"{folder} {busy} ({holder})") from None
     try:
         # filelock does not say who holds a lock, so the holder's name is written into the lock's file
-        path.write_text(f"process {os.getpid()} on {platform.node()}")
+        path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:
         lock.release()

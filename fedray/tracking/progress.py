@@ -37,12 +37,15 @@ class Display:
         if self.quiet:
             self.warn(line)
         else:
-            (self._bar.console if self._bar else self.console).print(line, markup=False)
+            console = self._bar.console if self._bar else self.console
+            console.print(printable(line, console), markup=False)
 
     def start(self, rounds: int, done: int, metric: str = "accuracy") -> None:
         """Says that the rounds begin, of which ``done`` were made before. ``metric`` is the task's main metric."""
         self._metric = metric
         self._rounds, self._first, self._began = rounds, done, time.monotonic()
+        if done:
+            self.say(f"round {done} reached before; going on from its checkpoint")
         if self.quiet or not self.console.is_terminal:
             return
         self._bar = Progress(
@@ -57,7 +60,7 @@ class Display:
         number, now = int(metrics["round"]), time.monotonic()
         self._clients += int(metrics["cohort_size"])
         speed = self._clients / max(now - self._began, 1e-9)
-        status = f"{_status(metrics, self._metric)}  {speed:,.0f} clients/s"
+        status = printable(f"{_status(metrics, self._metric)}  {speed:,.0f} clients/s", self.console)
         if self._bar:
             self._bar.update(self._task, completed=number, status=status)
         elif number in (self._first + 1, self._rounds) or now - self._shown >= PLAIN_SECONDS:
@@ -112,6 +115,11 @@ def _status(metrics: Mapping[str, Any], metric: str) -> str:
         f"clients_{metric}_mean": "clients",
     }
     return "  ".join(f"{word} {figure(metrics[key])}" for key, word in shown.items() if metrics.get(key) is not None)
+
+
+def printable(line: str, console: Console) -> str:
+    """Returns a line with escapes in the place of letters that the console's encoding does not have."""
+    return line.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
 def figure(value: float) -> str:

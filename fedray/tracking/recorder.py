@@ -5,14 +5,17 @@ These are metrics.csv, clients.parquet, evaluation.parquet, TensorBoard events, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from fedray.files import room_for
 from fedray.tracking.columns import CLIENT_FACTS, METRICS, PURPOSES
 from fedray.tracking.folder import INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.records import FILES, KEY, digest_of
@@ -58,7 +61,7 @@ class Recorder:
         else:
             (path / "profile.csv").unlink(missing_ok=True)
         self._events = Events(path, after)
-        self._log = (path / "log.txt").open("a")
+        self._log = (path / "log.txt").open("a", encoding="utf-8")
         self.note(f"round {after} reached before; resuming" if after else "started")
 
     @property
@@ -80,8 +83,12 @@ class Recorder:
 
     def note(self, line: str) -> None:
         """Writes a line to log.txt, with the time before it."""
-        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-        self._log.flush()
+        with room_for(self.folder.path / "log.txt"):
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            self._log.flush()
+
+    def _room_for_events(self) -> AbstractContextManager[None]:
+        return room_for(self.folder.path / "events.out.tfevents")
 
     def withdraw_promise(self, operations: Sequence[str]) -> None:
         """Records that ``operations`` may have other bits another time, so that the summary does not promise equal
@@ -98,7 +105,8 @@ class Recorder:
         if self._clients:
             self._clients.append(clients)
         scores = {name: values for name, values in clients.items() if name not in CLIENT_FACTS}
-        self._events.round(row, scores, histograms="test_loss" in row)
+        with self._room_for_events():
+            self._events.round(row, scores, histograms="test_loss" in row)
 
     def scores(self, rows: Mapping[str, Any]) -> None:
         """Records the rows of evaluation.parquet, as a list for each column. Does nothing if clients are not scored."""
@@ -117,7 +125,8 @@ class Recorder:
         """
         if self._profile:
             self._profile.append({"round": round, **seconds})
-            self._events.profile(round, seconds)
+            with self._room_for_events():
+                self._events.profile(round, seconds)
 
     def sync(self) -> None:
         """Waits until everything that was recorded so far is on the disk."""
@@ -127,7 +136,8 @@ class Recorder:
         for further in (self._scores, self._layers):
             if further:
                 further.flush()
-        self._events.flush()
+        with self._room_for_events():
+            self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:
         """Writes summary.json, which is the last thing that a run does. ``facts`` are further keys of the file."""
@@ -138,20 +148,21 @@ class Recorder:
         files = {name: digest_of(self.folder.path / name) for name in FILES}
         records = self.digests() | {name: digest for name, digest in files.items() if digest is not None}
         summary |= {"versions": versions(), "machine": self.machine, KEY: records}
-        self._events.hyper_parameters(
-            self.hyper_parameters,
-            {f"final/{key}_{summary['metric']}": summary[key] for key in ("final", "best") if summary[key] is not None},
-        )
-        self._events.flush()
+        last = {f"final/{key}_{summary['metric']}": summary[key] for key in ("final", "best")}
+        with self._room_for_events():
+            self._events.hyper_parameters(
+                self.hyper_parameters, {name: value for name, value in last.items() if value is not None}
+            )
+            self._events.flush()
         self.note(f"{status} after round {summary['rounds']}")
         self.folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def close(self) -> None:
-        self._metrics.close()
-        if self._profile:
-            self._profile.close()
-        self._events.close()
-        self._log.close()
+        for each in (self._metrics, self._profile, self._events, self._log):
+            # what must be on the disk has been waited for; the error that ended the run is the one to show
+            with contextlib.suppress(OSError):
+                if each is not None:
+                    each.close()
 
 
 def summarize(

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.config import load
+from fedray.engine.interrupting import interruptible
 from fedray.engine.ray_start import RayStart
 from fedray.errors import UserError
-from fedray.simulation import handed_over, interruptible
+from fedray.first_checks import check_first
+from fedray.simulation import handed_over
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
 from fedray.warning import PythonWarnings
@@ -85,6 +87,8 @@ def tune(
     named, algorithm = handed_over(algorithm)
     specs = read_sweeps(space, [*overrides, *named])
     check_together(specs)
+    objects = {"data": data, "model": model, "algorithm": algorithm}
+    check_first(load(specs[0].base), [name for name, each in objects.items() if each is not None])
     with start_ray(specs, view) as start:
         own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics, transform, algorithm)
         return run_sweeps(specs, own, start, view, retry_failed)

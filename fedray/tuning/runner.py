@@ -313,6 +313,6 @@ def _tune_settings(max_concurrent_trials: int) -> Iterator[None]:
 def _cause_of_death(trial: Any) -> str:
     """Returns why the process of a Tune trial died: one line, and under it whatever else Ray says."""
     # trial.get_error() looks for this file in the storage, where Tune would copy it only later
-    found = Path(trial.error_file).read_text() if trial.error_file else ""
+    found = Path(trial.error_file).read_text(encoding="utf-8", errors="replace") if trial.error_file else ""
     lines = [line for line in found.splitlines() if line.strip() and not line.startswith("Failure #")]
     return "\n".join(["its process died" + (f": {lines[0]}" if lines else ""), *lines[1:]])

@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from fedray.tracking.progress import clock
+from fedray.tracking.progress import clock, printable
 from fedray.tuning.study import ENDED, sampled_values
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class View:
         if self.quiet:
             self.warn(line)
         else:
-            (self._live.console if self._live else self.console).print(line, markup=False)
+            console = self._live.console if self._live else self.console
+            console.print(printable(line, console), markup=False)
 
     def start(self, sweeps: Sequence[Sweep]) -> None:
         """Begins to show the trials of ``sweeps``; the time that is left is estimated from now on."""

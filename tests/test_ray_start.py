@@ -1,0 +1,153 @@
+"""Ray's start where it fails, takes long or is not needed: another try, no Ray, or one line; nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from test_surroundings import SETTINGS, model_of, run
+from test_surroundings import refused as refused_line
+
+from fedray import simulate
+from fedray.cli import main
+
+psutil = pytest.importorskip("psutil", reason=f"it comes with Ray {ray.__version__}")
+
+FAILING = {"RAY_GCS_SERVER_PORT": "none"}
+"""Ray can't start with this, and finds out at once."""
+
+
+def left_of(process: int) -> list[Any]:
+    """Returns the processes of clusters that this process has started."""
+    ours = re.compile(rf"/session_[\d_-]+_{process}(/|\b)")
+    return [
+        each for each in psutil.process_iter(["cmdline"]) if ours.search(" ".join(each.info["cmdline"] or ()) + "/")
+    ]
+
+
+def test_a_run_that_did_not_ask_for_ray_goes_on_without(tmp_path: Path) -> None:
+    done = run(tmp_path, change=FAILING)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Ray did not start \(.*\); trying once more, in ", done.stdout)
+    assert "going on without Ray, as with engine.kind=local: the bits are the same" in done.stdout
+    assert yaml.safe_load((tmp_path / "runs/fedavg-sample/config.yaml").read_text())["engine"]["kind"] == "local"
+    # it goes on with Ray where there is one
+    longer = {**SETTINGS, "run.rounds": 3}
+    resumed = run(tmp_path, "run.rounds=3", "engine.kind=ray")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.index("round 2 reached before; going on") < resumed.stdout.index("round 3/3")
+    whole = simulate({**longer, "engine.kind": "local", "run.output": str(tmp_path / "whole")})
+    assert model_of(tmp_path / "runs") == whole.summary["model_sha256"]
+
+
+@pytest.mark.parametrize("asked", ["engine.kind=ray", "engine.address=local"])
+def test_a_run_that_asked_for_ray_says_why_it_has_none(tmp_path: Path, asked: str) -> None:
+    line = refused_line(run(tmp_path, asked, change=FAILING))
+    assert re.match(r"Ray did not start on this machine: .* \(Ray's logs are in .*\)", line)
+    assert line.endswith("engine.kind=local needs no Ray, and computes the same bits")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def other_folders() -> Iterator[None]:
+    """Removes what a second try leaves, as Ray's logs are kept."""
+    before = {*Path("/tmp").glob("ray-*")}
+    yield
+    for folder in {*Path("/tmp").glob("ray-*")} - before:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.usefixtures("other_folders")
+def test_a_second_try_is_made_in_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run(tmp_path, "engine.kind=ray", change={"RAY_TMPDIR": str(tmp_path / "file" / "below")})
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Ray did not start \(.*Not a directory.*\); trying once more, in ", done.stdout)
+
+
+@pytest.mark.slow
+def test_a_start_that_hangs_is_tried_once_more_and_leaves_nothing(tmp_path: Path) -> None:
+    program = (
+        "import sys; from fedray.config import EngineConfig; from fedray.engine.ray_start import RayStart\n"
+        "with RayStart(EngineConfig(address='local'), lambda line: print(line, flush=True), at_once=True) as start:\n"
+        "    print(start.ready(), flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "RAY_raylet_start_wait_time_s": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline().startswith("starting Ray")
+        stopped = None
+        while stopped is None:
+            stopped = next((each for each in psutil.Process(child.pid).children() if each.name() == "raylet"), None)
+        stopped.send_signal(signal.SIGSTOP)
+        assert child.stdout.readline().startswith("Ray has not started for 15 s; waiting for its processes (")
+        assert "timed out during startup); trying once more, in " in child.stdout.readline()
+        assert not stopped.is_running()
+        assert child.stdout.readline() == "True\n"
+        child.stdin.close()
+    assert child.returncode == 0
+    assert not left_of(child.pid)
+
+
+def test_an_error_does_not_wait_for_ray(tmp_path: Path) -> None:
+    """Nor does the next start: it comes after the end of the one that nobody needed, which says nothing any more."""
+    program = (
+        "from fedray.config import EngineConfig; from fedray.engine.ray_start import RayStart\n"
+        "first = RayStart(EngineConfig(address='local'), print, at_once=True)\n"
+        "try:\n"
+        "    with first: raise ValueError\n"
+        "except ValueError: print(first._thread.is_alive())\n"
+        "with RayStart(EngineConfig(address='local'), print, at_once=True) as second:\n"
+        "    print(second.ready(), first._thread.is_alive())\n"
+        "try:\n"
+        "    with RayStart(EngineConfig(address='local'), print, at_once=True): raise ValueError\n"
+        "except ValueError: pass\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        out, err = child.communicate(timeout=200)
+    assert child.returncode == 0, err
+    assert out.splitlines()[:3] == ["True", "starting Ray on this machine ...", "True False"]
+    assert not err
+    psutil.wait_procs(left_of(child.pid), timeout=30)
+    assert not left_of(child.pid)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "data.source=mnits", "data.source=none.py:load", "data.variant=letters", "data.normalization=often",
+        "algorithm.name=fedavgg", "algorithm.name=none.py:Mine", "model.name=lenet6", "model.name=none.py:Mine",
+        "model.head=mone", "model.head=none.py:Mine", "model.weights=none.pt", "run.output=/proc/1/runs",
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("own_folder")
+def test_what_is_wrong_with_a_name_is_found_before_ray_starts(capsys, wrong: str) -> None:
+    base = [f"{key}={value}" for key, value in SETTINGS.items()]
+    sources = {"run": base, "tune": ["space.yaml"]}
+    Path("space.yaml").write_text(
+        yaml.safe_dump({"base": SETTINGS, "spaces": {"small": {"train.lr": {"uniform": [0.1, 0.2]}}}})
+    )
+    for command, given in sources.items():
+        key, _, value = wrong.partition("=")
+        if command == "tune" and key.startswith("run."):
+            continue
+        assert main([command, *given, f"{key}={value}"]) == 2
+        said = capsys.readouterr()
+        (line,) = said.err.splitlines()
+        assert re.search(rf"{key}|{value}", line)
+        assert "Ray" not in said.out

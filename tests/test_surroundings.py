@@ -1,0 +1,190 @@
+"""In odd surroundings (users, folders, variables, terminals, disks) a run gives the plain run's model, or one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedray
+from fedray import UserError, simulate
+
+SETTINGS = {"algorithm.name": "fedavg", "model.name": "logistic", "run.rounds": 2, "data.clients": 10}
+LOCAL = "engine.kind=local"
+ROOT = Path(fedray.__file__).parent.parent
+NOBODY = 12345
+"""A user without an entry in the system's list of users."""
+
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root can become another user"
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The model of the plain run."""
+    result = simulate({**SETTINGS, "engine.kind": "local", "run.output": str(tmp_path_factory.mktemp("plain"))})
+    return result.summary["model_sha256"]
+
+
+def run(
+    folder: Path,
+    *arguments: str,
+    change: Mapping[str, str | None] | None = None,
+    before: tuple[str, ...] = (),
+    **how: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `fedray run` in ``folder``, with environment variables changed; None takes one out. ``before`` are the words
+    of a command that starts it."""
+    found = {**os.environ, "PYTHONPATH": str(ROOT), **(change or {})}
+    settings = [f"{key}={value}" for key, value in SETTINGS.items()]
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+    return subprocess.run(
+        [*before, sys.executable, str(ROOT / "fedray" / "run.py"), *settings, *arguments],
+        cwd=folder,
+        env={name: value for name, value in found.items() if value is not None},
+        encoding="utf-8",
+        errors="surrogateescape",
+        timeout=200,
+        check=False,
+        **how,
+    )
+
+
+def model_of(folder: Path) -> str:
+    """Returns the sha256 of the model of the one run below ``folder``."""
+    (summary,) = folder.glob("**/summary.json")
+    return json.loads(summary.read_text())["model_sha256"]
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns the one line of a run that must have ended with exit code 2."""
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fedray: ")
+    return line.removeprefix("fedray: ")
+
+
+VARIABLES: dict[str, dict[str, str | None]] = {
+    "odd": {
+        "OMP_NUM_THREADS": "7", "COLUMNS": "1", "TERM": "dumb", "TZ": "Asia/Kathmandu", "PYTHONHASHSEED": "1",
+        "PYTHONOPTIMIZE": "2",
+    },
+    "warnings are errors": {"PYTHONWARNINGS": "error"},
+    "folders that are not there": {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": None, "TMPDIR": "/proc/nowhere"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", VARIABLES.values(), ids=VARIABLES)
+def test_variables(plain: str, tmp_path: Path, change: Mapping[str, str | None]) -> None:
+    done = run(tmp_path, LOCAL, change=change)
+    assert done.returncode == 0, done.stderr
+    assert model_of(tmp_path) == plain
+
+
+def test_letters_that_the_terminal_does_not_have(plain: str, tmp_path: Path) -> None:
+    (tmp_path / "eigene_größe.py").write_text(
+        "from fedray.models import Logistic\nclass Größe(Logistic):\n    pass\n", encoding="utf-8"
+    )
+    own = ("model.name=eigene_größe.py:Größe", "run.name=läuft-日本", "run.output=ausgäbe")
+    done = run(tmp_path, LOCAL, *own, change={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert r"l\xe4uft-\u65e5\u672c" in done.stdout
+    assert model_of(tmp_path / "ausgäbe" / "läuft-日本") == plain
+
+
+def test_a_locale_without_the_letters_of_a_files_name(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("run.name: läuft", encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    assert "LC_ALL=C.UTF-8" in refused(run(tmp_path, LOCAL, "config.yaml", change=ascii_only))
+
+
+def test_closed_streams(plain: str, tmp_path: Path) -> None:
+    def close() -> None:
+        for stream in (0, 1, 2):
+            os.close(stream)
+
+    assert run(tmp_path, LOCAL, preexec_fn=close, stdout=None, stderr=None).returncode == 0
+    assert model_of(tmp_path) == plain
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+
+    def remove() -> None:
+        gone.rmdir()
+
+    assert "working directory" in refused(run(gone, LOCAL, preexec_fn=remove))
+
+
+def as_nobody(*without: str) -> dict[str, Any]:
+    """Returns how a run is started by a user without an entry and a home folder, who may read all files here, because
+    Python itself may lie in the home folder of root."""
+    may_read = "+dac_read_search,+dac_override"
+    return {
+        "before": ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", f"--inh-caps={may_read}",
+                   f"--ambient-caps={may_read}"),
+        "change": {"HOME": None, "XDG_CACHE_HOME": None, "USER": None, "LOGNAME": None},
+    }  # fmt: skip
+
+
+@needs_root
+def test_a_user_without_a_home_folder(plain: str, tmp_path: Path) -> None:
+    how = as_nobody()
+    done = run(tmp_path, LOCAL, **how)
+    assert done.returncode == 0, done.stderr
+    assert model_of(tmp_path) == plain
+    assert "there is no home folder" in refused(run(tmp_path, LOCAL, "data.source=npz", "data.root=~/x.npz", **how))
+
+
+@needs_root
+def test_ray_below_a_deep_folder_for_a_user_without_a_home_folder(plain: str, tmp_path: Path) -> None:
+    """Paths of Ray's sockets would be longer than the 107 bytes that the system allows."""
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    how = as_nobody()
+    how["change"] |= {"RAY_TMPDIR": None, "TMPDIR": str(deep)}
+    done = run(tmp_path, "engine.kind=ray", "engine.address=local", **how)
+    assert done.returncode == 0, done.stderr
+    assert model_of(tmp_path) == plain
+    # Ray's files are where the user wants them
+    assert list(deep.glob("ray/session_*/logs"))
+
+
+def with_limit(size: int) -> Callable[[], None]:
+    """Returns a function that keeps this process and its children from writing longer files, as a full disk would."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_no_room(tmp_path: Path) -> None:
+    line = refused(run(tmp_path, LOCAL, preexec_fn=with_limit(20_000)))
+    assert line.startswith("can't write runs/fedavg-sample/checkpoints: File too large; make room")
+    # the same command goes on
+    assert run(tmp_path, LOCAL).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "keys", "file"),
+    [
+        (20_000, {"run.checkpoint_every": 0}, "model.safetensors"),
+        (400, {}, "config.yaml"),
+    ],
+)
+def test_no_room_in_a_run_from_python(tmp_path: Path, size: int, keys: dict[str, Any], file: str) -> None:
+    config = {**SETTINGS, "engine.kind": "local", "run.output": str(tmp_path), **keys}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(UserError, match=rf"can't write {tmp_path}/fedavg-sample/{file}: File too large"):
+            simulate(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
