@@ -148,7 +148,7 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
     if not clients:
         return []
     args, named = arguments(x)
-    names = {layer: name for name, layer in module.named_modules()}
+    names = {layer: f"{name} ({type(layer).__name__})" for name, layer in module.named_modules()}
     head = predicting_head(module)
 
     def run() -> None:
@@ -157,7 +157,7 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
             head.predictor(torch.zeros(1, head.classifier.in_features))
 
     more = f" and {len(clients) - 1} more" if len(clients) > 1 else ""
-    who = f"client {clients[0]}{more}"
+    who, have = f"client {clients[0]}{more}", "have" if more else "has"
     with without_traces(module):
         resting = single_value_norms(module, run)
         module.train()
@@ -167,15 +167,14 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
             run()
         except Exception as error:
             raise UserError(
-                f"the model can't be trained on a mini-batch of one sample, such as {who} has "
+                f"the model can't be trained on a mini-batch of one sample, such as {who} {have} "
                 f"({first_sentence(error)}): let no client have one, by data.partition.min_samples or train.batch_size"
             ) from None
     if not resting:
         return []
     return [
-        f"warning: {who} has mini-batches of one sample, of which {', '.join(names[each] for each in resting[:NAMED])} "
-        "can't normalise the only value of a channel: their running statistics are used there, where torch would raise "
-        "an error"
+        f"warning: {who} {have} mini-batches of one sample, where torch can't normalise the only "
+        f"value per channel in {', '.join(names[each] for each in resting[:NAMED])}: there running statistics are used"
     ]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fedray.core.known_code import global_hooks
 from fedray.core.network import predicting_head
 from fedray.core.places import with_parameters_of
 from fedray.core.unit_vectors import unit_vectors
@@ -114,7 +115,12 @@ def prepare(module: nn.Module, name: str) -> list[str]:
 
 
 def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[str]:
-    """Yields what the user should know about buffers whose means may mean nothing."""
+    """Yields what the user should know about hooks, and about buffers whose means may mean nothing."""
+    if global_hooks():
+        yield (
+            "warning: this process has hooks that torch calls for every module; other processes, such as Ray's client "
+            "actors, do not have them"
+        )
     usual = unit_vectors(module)
     for prefix, layer in module.named_modules():
         if isinstance(layer, _NormBase):
