@@ -92,6 +92,9 @@ class ClientPhase:
         decayed = None if training.decay_norms_and_biases else network.decayed
         self.optimizer = LocalOptimizer(training, lr, decayed)
         self.stack, self.round, self.lr, self.N, self.members = stack, round, lr, clients, members
+        if network.writes:
+            # no forward pass may write into what other clients receive too
+            shared = {name: value.clone() if isinstance(value, Model) else value for name, value in shared.items()}
         self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
         self._initial, self._device = initial, network.device
         self.scalars = {name: self._column(values) for name, values in stack.scalars.items()}
@@ -128,7 +131,7 @@ class ClientPhase:
         if not isinstance(shared, Model):
             return shared.expand(self.size, -1)
         rows = shared.rows(self.size)
-        # no client may write into what all have received
+        # nor into what its own client compares its model with
         return rows.clone() if self.objective.network.writes and not rows.has_buffers else rows
 
     def initial_models(self, own: bool) -> Model:

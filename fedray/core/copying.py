@@ -88,6 +88,8 @@ def require_copyable(module: nn.Module) -> None:
             "one of them"
         )
     for key, parameter in Places(module).parameters.items():
+        if parameter.device.type == "meta":
+            raise UserError(f"model=...: its parameter {key} is on the device meta, and has no numbers")
         if parameter._post_accumulate_grad_hooks:
             raise UserError(
                 f"model=...: its parameter {key} has a hook that torch calls when a gradient is accumulated, which "

@@ -66,7 +66,7 @@ class LoopNetwork(Network):
         """Returns what :meth:`pure_gradient` returns for the client in ``row``, with a loss of the algorithm if there
         is one. The new buffers are those of ``at``, which is updated in place."""
         value = self._empty_gradient()
-        self.load(at)
+        self.load(at, owned=True)
         own_loss = rule_loss is not None
         with self._direct or contextlib.nullcontext():
             outputs = self.outputs(x, features=own_loss, predict=own_loss)

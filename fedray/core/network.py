@@ -93,7 +93,7 @@ class Network:
         self._trainable = [self.places.parameters[slot.name] for slot in self.layout.slots]
         self._buffers = {slot.name: self.places.buffers[slot.name] for b in self.layout.blocks for slot in b.slots}
         self._pristine = {name: b.clone() for name, b in self.layout.constants.items()} if writes else {}
-        self._copied = writes or self.layout.width <= COPIED
+        self._is_copied = self.layout.width <= COPIED
         self._bind(self.loaded().parameters)
         self._predicting = False
         self._mode: tuple[bool, bool] | None = None
@@ -145,7 +145,7 @@ class Network:
                     "before the first round: let it write into the buffer in every pass (self.x.copy_(self.x)), "
                     "so that the buffer is known to change"
                 )
-        if not self._copied:
+        if not self._is_copied:
             self._bind(torch.zeros(1, device=self.device, dtype=self.dtype).expand(self.layout.width))
 
     def loaded(self) -> Model:
@@ -202,10 +202,13 @@ class Network:
             for layer in [*resting, *self._frozen_norms] if training else ():
                 layer.eval()
 
-    def load(self, model: Model) -> None:
-        """Loads the parameters and buffers of a single model into the module."""
-        if self._copied:
+    def load(self, model: Model, owned: bool = False) -> None:
+        """Loads the parameters and buffers of a single model into the module. A forward pass that writes into
+        parameters may write into the model's if it is ``owned``."""
+        if self._is_copied:
             self._bound.copy_(model.parameters)
+        elif self.writes and not owned:
+            self._bind(model.parameters.clone())
         else:
             self._bind(model.parameters.contiguous())
         for name, value in self.layout.split_buffers(model.buffers).items():
@@ -234,7 +237,8 @@ class Network:
             if not _lies_in(parameter, place):
                 place.copy_(parameter.detach())
                 parameter.data = place
-        model.parameters.copy_(self._bound)
+        if self._is_copied:
+            model.parameters.copy_(self._bound)
 
     def _present_buffers(self) -> dict[str, Tensor]:
         """Returns the changing buffers as the module has them now."""

@@ -27,7 +27,7 @@ from fedray.engine.packing import Packed
 from fedray.errors import UserError
 from fedray.files import move_whole, sha256_of_file
 
-FORMAT = 2
+FORMAT = 3
 """The version of a checkpoint's files. A run can't go on from a checkpoint of another version."""
 
 THREADS = 4

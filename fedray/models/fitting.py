@@ -88,11 +88,21 @@ def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
 
 
 def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
-    """Returns what ``module`` makes of the inputs ``x [b, ...]``. It is left as it was."""
+    """Returns what ``module`` makes of the inputs ``x [b, ...]``. It is left as it was.
+
+    Raises :class:`UserError` if the pass makes new parameters.
+    """
     args, named = arguments(x)
+    before = {name for name, _ in module.named_parameters()}
     with without_traces(module):
         module.train(training)
-        return module(*args, **named)
+        outputs = module(*args, **named)
+    if new := [name for name, _ in module.named_parameters() if name not in before]:
+        raise UserError(
+            f"the model makes its parameter {new[0]} in its first forward pass, so that copies lack it: "
+            "make it in __init__, or use a lazy layer (nn.LazyLinear)"
+        )
+    return outputs
 
 
 def _misfit(kind: str, outputs: Any, y: Tensor, classes: int) -> str | None:
