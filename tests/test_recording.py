@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import odd_modules
 import pytest
 import torch
 from client_stacks import data
@@ -240,6 +241,14 @@ class Composed(nn.Sequential):
         (Partial, "Partial has code of its own"),
         (lambda: OwnWay(1, 2, 3), "OwnWay has code of its own"),
         (lambda: nn.Sequential(Counting()), "Counting has code of its own"),
+        (lambda: odd_modules.made("method_replaced"), "the forward of a layer Linear is not torch's"),
+        (
+            lambda: odd_modules.made("function_in_a_layer"),
+            "the activation of a layer TransformerEncoderLayer is not torch's",
+        ),
+        (lambda: odd_modules.made("traced"), "Sequential has code of its own"),
+        (lambda: nn.TransformerEncoderLayer(4, 2, 8, activation=torch.relu), None),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(12, 4)), None),
     ],
 )
 def test_by_default_known_code_alone_is_replayed(make, unknown):
@@ -249,6 +258,19 @@ def test_by_default_known_code_alone_is_replayed(make, unknown):
     hooked = make()
     [*hooked.parameters()][-1].register_hook(lambda gradient: gradient.clamp(-1, 1))
     assert unknown_code(hooked, Task()) is not None
+
+
+def test_nothing_is_replayed_where_every_module_has_a_hook(tmp_path):
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+    try:
+        replayed, _ = decided(tmp_path)
+        assert not replayed
+        experiment, _ = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), Own(source=small_source()))
+        assert [line for line in experiment.notes if "hooks that torch calls for every module" in line]
+    finally:
+        handle.remove()
+    assert decided(tmp_path)[0]
 
 
 def decided(tmp_path: Path, model: Any = None, **changed: Any) -> tuple[bool, list[str]]:

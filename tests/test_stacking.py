@@ -199,6 +199,18 @@ def test_others_are_trained_in_stacks(model, tmp_path):
     assert (vectors[0] - vectors[1]).norm() < 1e-5 * vectors[1].norm()
 
 
+def test_a_line_says_why_a_small_model_is_not_stacked(tmp_path):
+    x, y = np.zeros((80, 12), np.float32), np.arange(80) % 4
+    keys = {"engine.kind": "local", "algorithm.name": "fedavg", "data.clients": 20, "data.public_samples": 0}
+    model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    experiment, _ = resolve(load(keys), Own(Source("own", x, y, x[:4], y[:4], 4), model))
+    (line,) = [line for line in experiment.notes if "engine.vectorize" in line]
+    assert line == (
+        "engine.vectorize=auto: clients are trained one after another, which is slower, because its forward pass "
+        "changes buffers, such as BatchNorm's running statistics"
+    )
+
+
 @pytest.mark.parametrize("model", [MLP, LeNet5, ResNet20])
 def test_shipped_models_can_be_stacked(model):
     rng = np.random.default_rng(0)

@@ -45,7 +45,7 @@ def unknown_layer(module: nn.Module) -> str | None:
             return f"{name} has code of its own"
         for key, value in vars(layer).items():
             if callable(value) and (hasattr(type(layer), key) or not _is_of_known(value)):
-                return f"a layer {name} has a {key} of its own"
+                return f"the {key} of a layer {name} is not torch's"
     return None
 
 

@@ -1,0 +1,81 @@
+"""Weights of a model whose layers share parameters, in files that have them under any of their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file, save_model
+from torch import Tensor, nn
+
+from fedray import UserError
+from fedray.config import load
+from fedray.data.source import Source
+from fedray.experiment import Own
+from fedray.resolve import resolve
+
+rng = np.random.default_rng(0)
+X, Y = rng.integers(0, 9, (40, 5)), rng.integers(0, 9, (40, 5))
+
+
+class Words(nn.Module):
+    """The next word after each word; the last layer has the weights of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix, self.score = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 9, bias=False)
+        self.score.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.score(torch.tanh(self.mix(self.words(x))))
+
+
+def loaded(path: Path) -> nn.Module:
+    keys = {"algorithm.name": "fedavg", "data.clients": 2, "model.weights": str(path), "task.kind": "tokens"}
+    experiment, _ = resolve(load(keys), Own(Source("own", X, Y, X[:4], Y[:4], 9, task="tokens"), Words()))
+    return experiment.build_model()
+
+
+def all_names(model: nn.Module, path: Path) -> None:
+    torch.save(model.state_dict(), path.with_suffix(".pt"))
+
+
+def one_name(model: nn.Module, path: Path) -> None:
+    save_model(model, str(path))
+
+
+def other_name(model: nn.Module, path: Path) -> None:
+    state = model.state_dict()
+    del state["words.weight"]
+    save_file({name: tensor.clone() for name, tensor in state.items()}, path)
+
+
+@pytest.mark.parametrize("save", [all_names, one_name, other_name])
+def test_any_name_will_do(tmp_path, save: Any):
+    model = Words()
+    save(model, tmp_path / "model.safetensors")
+    (path,) = tmp_path.iterdir()
+    found = loaded(path)
+    for tensor, expected in zip(found.parameters(), model.parameters(), strict=True):
+        assert torch.equal(tensor, expected)
+    assert found.score.weight is found.words.weight
+
+
+def test_two_names_with_other_values_are_refused(tmp_path):
+    state = {name: tensor.clone() for name, tensor in Words().state_dict().items()}
+    state["score.weight"] += 1
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(
+        UserError, match=r"(words|score).weight and (words|score).weight differ in .*, but are one tensor in the model"
+    ):
+        loaded(tmp_path / "model.safetensors")
+
+
+def test_a_missing_tensor_is_named(tmp_path):
+    state = {name: tensor.clone() for name, tensor in Words().state_dict().items() if "weight" not in name}
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"has no tensor 'words.weight'"):
+        loaded(tmp_path / "model.safetensors")
