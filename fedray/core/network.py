@@ -176,8 +176,11 @@ class Network:
         self._predicting = predict
         with self._autocast():
             args, named = arguments(x)
-            with contextlib.nullcontext() if tensors is None else self.places.holding(tensors):
+            if tensors is None:
                 logits = self.module(*args, **named)
+            else:
+                with self.places.holding(tensors):
+                    logits = self.module(*args, **named)
         z, prediction = (
             None if found is None else found.to(self.dtype) for found in (self._features, self._prediction)
         )
@@ -211,9 +214,10 @@ class Network:
             self._bind(model.parameters.clone())
         else:
             self._bind(model.parameters.contiguous())
-        for name, value in self.layout.split_buffers(model.buffers).items():
-            self.places.put(name, self._buffers[name])
-            self._buffers[name].copy_(value)
+        if self._buffers:
+            for name, value in self.layout.split_buffers(model.buffers).items():
+                self.places.put(name, self._buffers[name])
+                self._buffers[name].copy_(value)
 
     def saved(self, model: Model) -> dict[str, Tensor]:
         """Returns the tensors of ``model`` as a file keeps them: all that the module's ``state_dict()`` has, where a
