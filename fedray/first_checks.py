@@ -23,6 +23,7 @@ def check_first(config: Config, given: Collection[str] = ()) -> None:
 
     ``given`` names what was handed over from Python, such as ``data`` and ``model``, whose keys do not count.
     """
+    check_given(config, given)
     if "data" not in given:
         check_source(config.data)
     if "algorithm" not in given:
@@ -34,6 +35,17 @@ def check_first(config: Config, given: Collection[str] = ()) -> None:
     if weights is not None and not Path(weights).exists():
         raise UserError(f"model.weights: can't read {weights}: No such file or directory")
     _check_output(config)
+
+
+def check_given(config: Config, given: Collection[str]) -> None:
+    """Raises :class:`UserError` if ``config`` was made with something from Python that is not among ``given``."""
+    missing = [f"{name}=" for name in config.run.given if name not in given]
+    if missing:
+        call = "".join(f", {name}=..." + (", test=..." if name == "data" else "") for name in config.run.given)
+        raise UserError(
+            f"run.given: this configuration was made with {' and '.join(missing)} given from Python, which it does not "
+            f"hold: use fedray.simulate(CONFIG{call})"
+        )
 
 
 def _check_name(name: str, key: str, module: str, find: str) -> None:

@@ -30,6 +30,7 @@ from fedray.data.source import Source, source_of
 from fedray.data.test_shares import draw_eval_clients, with_test_shares
 from fedray.errors import UserError
 from fedray.experiment import Experiment, Own
+from fedray.first_checks import check_given
 from fedray.implied import implied_values, notes_on, values_for_nulls
 from fedray.importing import as_user_error
 from fedray.inputs import inputs_of
@@ -251,13 +252,7 @@ def _spread(config: Config, algorithm: Algorithm, source: Source) -> tuple[Feder
 
 
 def _check_given(config: Config, own: Own) -> None:
-    missing = [f"{name}=" for name in config.run.given if name not in own.given]
-    if missing:
-        call = "".join(f", {name}=..." + (", test=..." if name == "data" else "") for name in config.run.given)
-        raise UserError(
-            f"run.given: this configuration was made with {' and '.join(missing)} given from Python, which it does not "
-            f"hold: use fedray.simulate(CONFIG{call})"
-        )
+    check_given(config, own.given)
     if "data" in own.given and (named := Columns.of(config.data).keys_set):
         raise UserError(
             f"{named[0]} is for data.source; with data=... columns are named by label_column= and client_column=, and "

@@ -172,7 +172,8 @@ def simulate(
     settings = _settings(config, [*overrides, *named])
     if data is None and test is not None:
         raise UserError("simulate(test=...) needs data=... too")
-    objects = {"data": data, "model": model, "algorithm": algorithm}
+    objects = {"data": data, "model": model, "loss": loss, "metrics": metrics, "transform": transform}
+    objects["algorithm"] = algorithm
     check_first(settings, [name for name, each in objects.items() if each is not None])
     own = partial(
         own_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform, algorithm

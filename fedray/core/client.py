@@ -92,7 +92,8 @@ class ClientPhase:
         decayed = None if training.decay_norms_and_biases else network.decayed
         self.optimizer = LocalOptimizer(training, lr, decayed)
         self.stack, self.round, self.lr, self.N, self.members = stack, round, lr, clients, members
-        if network.writes:
+        self._writes = network.writes
+        if self._writes:
             # no forward pass may write into what other clients receive too
             shared = {name: value.clone() if isinstance(value, Model) else value for name, value in shared.items()}
         self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
@@ -132,7 +133,7 @@ class ClientPhase:
             return shared.expand(self.size, -1)
         rows = shared.rows(self.size)
         # nor into what its own client compares its model with
-        return rows.clone() if self.objective.network.writes and not rows.has_buffers else rows
+        return rows.clone() if self._writes and not rows.has_buffers else rows
 
     def initial_models(self, own: bool) -> Model:
         """Returns the initial model x^1 for each of the C clients. With ``own`` each client gets a model drawn for

@@ -87,7 +87,8 @@ def tune(
     named, algorithm = handed_over(algorithm)
     specs = read_sweeps(space, [*overrides, *named])
     check_together(specs)
-    objects = {"data": data, "model": model, "algorithm": algorithm}
+    objects = {"data": data, "model": model, "loss": loss, "metrics": metrics, "transform": transform}
+    objects["algorithm"] = algorithm
     check_first(load(specs[0].base), [name for name, each in objects.items() if each is not None])
     with start_ray(specs, view) as start:
         own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics, transform, algorithm)
