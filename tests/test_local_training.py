@@ -65,7 +65,7 @@ def test_a_client_that_has_made_its_steps_stands_still(kind):
     carry, history = algorithm.begin(client), []
     for batch in client.data.batches():
         carry = client.hold(algorithm.step(client, carry, batch), carry, batch.step)
-        history.append((carry["x"].row, carry["y"], carry.buffers["momentum"]))
+        history.append((carry["x"].row, carry["y"], carry.memory("x").buffers["momentum"]))
     assert len(history) == 6
     for row, count in enumerate(steps):
         for carried in zip(*history, strict=True):
@@ -112,7 +112,8 @@ def test_row_padding_stays_zero(name, kind):
     client.scalars = {"a": torch.linspace(0, 1, 5)[:, None]}
     carry = trained(algorithm, client)
     found = [upload.value for upload in algorithm.end(client, carry).uploads.values()]
-    found += [carry.buffers["momentum"], client.objective.full_gradient(client.start("x"))]
+    (memory,) = carry.memories.values()
+    found += [memory.buffers["momentum"], client.objective.full_gradient(client.start("x"))]
     for value in found:
         vector = value.parameters if isinstance(value, Model) else value
         assert vector[:, : network.layout.parameters].all(dim=0).any()
@@ -158,7 +159,7 @@ def test_the_order_of_clipping_decay_and_momentum():
     # second step, at the same w for simplicity: the new directions, plus half of the first (3.2, 2.6), (1.5, 0.5)
     second, carry = optimizer.direction(carry.update(w=w), "w", padded([0, 2], [0, 8]))
     torch.testing.assert_close(second, padded([2 + 1.6, 3 + 1.3], [0.5 + 0.75, 2.5 + 0.25]))
-    assert torch.equal(carry.buffers["momentum"], second)
+    assert torch.equal(carry.memory("w").buffers["momentum"], second)
 
 
 def test_clipping_is_torchs():
