@@ -64,7 +64,8 @@ def test_quantity_skew_is_exact_and_keeps_class_proportions(labels, n, seed, dat
         assert notes
         assert (abs(got - np.array(sizes) * total / sum(sizes)) < 1).all()
     ideal = got[:, None] * np.bincount(labels, minlength=classes) / total
-    assert abs(histogram(labels, split, classes) - ideal).max() <= 2
+    # one of rounding, and one or two where a class would have run out
+    assert abs(histogram(labels, split, classes) - ideal).max() < 3
 
 
 @quick

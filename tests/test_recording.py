@@ -318,7 +318,7 @@ def test_nobody_is_told_of_a_model_whose_python_code_takes_no_time(tmp_path):
     ],
 )
 def test_the_user_is_told_if_nothing_is_replayed_that_was_to_be(tmp_path, model, changed, reason):
-    wanted = f"engine.replay=true: gradients are not replayed, because {reason}"
+    wanted = f"warning: engine.replay=true: gradients are not replayed, because {reason}"
     assert decided(tmp_path, model, **changed, **{"engine.replay": True}) == (False, [wanted])
     assert decided(tmp_path, model, **changed) == (False, [])
 

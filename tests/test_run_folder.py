@@ -228,7 +228,7 @@ def test_evaluation_in_blocks_weighs_every_sample_alike(tmp_path, monkeypatch):
     ],
 )
 def test_an_evaluation_passes_more_samples_at_once_through_a_small_model(flops, uncounted, device, samples):
-    facts = ModelFacts(parameters=10, buffers=0, flops=flops, draws=False, uncounted=uncounted)
+    facts = ModelFacts(parameters=10, buffers=0, flops=flops, uncounted=uncounted)
     assert samples_of_pass(facts, device) == samples
 
 

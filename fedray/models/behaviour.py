@@ -104,6 +104,11 @@ class _Writes(TorchDispatchMode):
         # memory that is freed may be given to other tensors
         self._alive: list[Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # otherwise torch loads its compiler here, which takes a second and 150 MB
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
