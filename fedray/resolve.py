@@ -15,6 +15,7 @@ from fedray.algorithms import Algorithm, find_algorithm
 from fedray.backend import gradient_graph, in_stacks, is_compiled, is_replayed
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.batches import has_single
+from fedray.core.known_code import unknown_layer
 from fedray.core.local_training import LocalTraining
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
@@ -37,7 +38,7 @@ from fedray.inputs import inputs_of
 from fedray.local_training import local_training, own_transform
 from fedray.making import ChannelsLastMaker, Maker, WeightsMaker, maker_of
 from fedray.models import find_model
-from fedray.models.behaviour import notes_on_single_samples, require_no_hidden_state
+from fedray.models.behaviour import AsMade, notes_on_single_samples, require_no_hidden_state
 from fedray.models.channels_last import in_channels_last
 from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
@@ -192,11 +193,13 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
     x, y = data.examples(2)
     name, make = maker_of(config.model, own.model, x, data.classes, head, config.run.seed)
     module = make()
-    of_types = prepare(module, name)
+    as_made, of_types = AsMade.of(module), prepare(module, name)
     loss = own.loss if own.loss is not None else getattr(module, "task_loss", None)
     task, notes = fit_task(config.task, data.task, name, module, x, y, data.classes, loss, own.metrics)
     facts = inspect_model(module, x, name)
-    require_no_hidden_state(module, task, x, y, facts.behaviour, name)
+    as_made.require(module, make, x, facts.behaviour, name)
+    if unknown_layer(module) is not None:
+        require_no_hidden_state(make, task, x, y, facts.behaviour, name)
     if algorithm.needs_classes and task.kind not in ("classification", "tokens"):
         raise UserError(
             f"algorithm.name={config.algorithm.name} compares what models say of classes, which task.kind={task.kind} "

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from types import MethodType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-import torch.nn.utils.prune as prune
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.utils.checkpoint import checkpoint
 
 from fedray.core.seeds import Purpose, every_rng
 
@@ -228,585 +221,130 @@ class Replaced(Ours):
         return h
 
 
-# buffers of every kind
+# frozen parameters that a pass changes, and other things that belong to a client
 
 
-class WithBuffer(Ours):
-    value = torch.tensor([0.5])
+@odd()
+class MovingAverage(Ours):
+    """A frozen copy of a layer follows it, and is used in evaluation (mean teacher, MoCo, BYOL)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("kept", self.value.clone())
+        self.slow = nn.Linear(WIDTH, 8).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.last(torch.relu(self.slow(x)))
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.first.parameters(), strict=True):
+                slow.mul_(0.9).add_(fast, alpha=0.1)
+        return self.last(torch.relu(self.first(x)))
 
 
 @odd()
-class RareValues(WithBuffer):
-    """Nobody changes them."""
-
-    value = torch.tensor([-torch.inf, torch.nan, -0.0, 1e-40])
-
-
-@odd()
-class LargeNumbers(WithBuffer):
-    value = torch.tensor([2147483647, -(2**62) + 1, 2**24 + 1])
+class MovingAverageData(MovingAverage):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        for slow, fast in zip(self.slow.parameters(), self.first.parameters(), strict=True):
+            slow.data = 0.9 * slow.data + 0.1 * fast.data
+        return self.last(torch.relu(self.first(x)))
 
 
-@odd()
-class DoublePrecision(WithBuffer):
-    value = torch.tensor([1 / 3, 1e-300, 1e300], dtype=torch.float64)
-
-    def between(self, h: Tensor) -> Tensor:
-        return h * self.kept[0].float()
-
-
-@odd()
-class ComplexBuffer(WithBuffer):
-    value = torch.tensor([1 + 2j, 0.3 - 1j])
-
-    def between(self, h: Tensor) -> Tensor:
-        return (h * self.kept[0]).real
-
-
-@odd()
-class Counter(WithBuffer):
-    """Counts further than float32 can."""
-
-    value = torch.tensor(2**24 - 2)
+@odd(refused="makes its buffer mean in a forward pass")
+class LateMean(Ours):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
 
     def between(self, h: Tensor) -> Tensor:
         if self.training:
-            self.kept += 1
-        return h
+            mean = h.detach().mean(0)
+            self.mean = mean if self.mean is None else 0.9 * self.mean + 0.1 * mean
+        return h if self.mean is None else h - self.mean
 
 
 @odd()
-class CounterAnew(WithBuffer):
-    """Puts a new tensor in the place of a buffer."""
-
-    value = torch.tensor(5)
+class LateMask(Ours):
+    """Makes a mask when it sees the first inputs, which depends on their shape alone."""
 
     def between(self, h: Tensor) -> Tensor:
-        if self.training:
-            self.kept = self.kept + 1
-        return h * (1 + 0.01 * self.kept)
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.arange(h.shape[1]) % 2 == 0)
+        return h * self.mask
 
 
-@odd()
-class CountsEverywhere(WithBuffer):
-    """Counts in evaluation, too, where the count changes what is computed."""
-
+@odd(refused="makes its parameter late.weight in its first forward pass")
+class LateLayer(Ours):
     def between(self, h: Tensor) -> Tensor:
-        self.kept.mul_(1.01)
-        return h * self.kept
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(8, 8)
+        return self.late(h)
 
 
-@odd()
-class DoubleMean(WithBuffer):
-    value = torch.zeros(8, dtype=torch.float64)
-
-    def between(self, h: Tensor) -> Tensor:
-        if self.training:
-            self.kept.lerp_(h.detach().double().mean(0), 0.1)
-        return h - self.kept.float()
-
-
-@odd()
-class ComplexMean(WithBuffer):
-    value = torch.zeros(8, dtype=torch.complex64)
-
-    def between(self, h: Tensor) -> Tensor:
-        if self.training:
-            self.kept += 0.1 * torch.exp(1j * h.detach()).mean(0)
-        return h + self.kept.imag
-
-
-@odd(coarse=True)
-class HalfMean(WithBuffer):
-    value = torch.zeros(8, dtype=torch.bfloat16)
-
-    def between(self, h: Tensor) -> Tensor:
-        if self.training:
-            self.kept.add_(h.detach().mean(0).bfloat16(), alpha=0.25)
-        return h - self.kept.float()
-
-
-@odd()
-class BoolFlag(WithBuffer):
-    value = torch.tensor(False)
-
-    def between(self, h: Tensor) -> Tensor:
-        if self.training:
-            self.kept.fill_(True)
-        return h * (0.5 if bool(self.kept) else 1.0)
-
-
-@odd()
-class NotSaved(Ours):
-    """A buffer that is not in the state_dict."""
+@odd(refused="its train() or eval() writes into first.weight")
+class Merging(Ours):
+    """As LoRA layers do: a product is added to a weight for evaluations."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("places", torch.linspace(0.1, 2, 8), persistent=False)
+        self.a, self.b = nn.Parameter(torch.randn(2, WIDTH)), nn.Parameter(torch.zeros(8, 2))
+        self.merged = False
 
-    def between(self, h: Tensor) -> Tensor:
-        return h * self.places
-
-
-@odd()
-class NotSavedMean(Ours):
-    """A buffer that is not in the state_dict, and that training changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(8), persistent=False)
-
-    def between(self, h: Tensor) -> Tensor:
-        if self.training:
-            self.mean.lerp_(h.detach().mean(0), 0.2)
-        return h - self.mean
-
-
-@odd(refused="changes the shape of the model's buffer kept")
-class Growing(WithBuffer):
-    def between(self, h: Tensor) -> Tensor:
-        self.kept = torch.cat([self.kept, self.kept[:1]])
-        return h
-
-
-@odd(refused="has changed its buffer kept, but did not when it was tried")
-class RarelyChanged(WithBuffer):
-    def between(self, h: Tensor) -> Tensor:
-        if len(h) == 4:
-            self.kept += 1
-        return h
-
-
-# normalisation
-
-
-@odd("image")
-def batch_norm_of_images() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES))
-
-
-@odd("image")
-def pooled_batch_norm() -> nn.Module:
-    """One layer has a single value per channel of a single sample, and the other has many."""
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4)
-    )
-
-
-@odd()
-def batch_norm() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-@odd()
-def cumulative_batch_norm() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-@odd(refused="no running statistics to use instead")
-def untracked_batch_norm() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, CLASSES))
-
-
-@odd("image")
-def instance_norm() -> nn.Module:
-    norm = nn.InstanceNorm2d(4, track_running_stats=True)
-    return nn.Sequential(nn.Conv2d(2, 4, 3), norm, nn.Flatten(), nn.Linear(64, CLASSES))
-
-
-@odd("image")
-def group_and_layer_norm() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, CLASSES))
-
-
-@odd()
-class FrozenStatistics(Ours):
-    """Its own train() keeps a layer in evaluation mode, and returns nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(8)
-
-    def train(self, mode: bool = True) -> Any:
+    def train(self, mode: bool = True) -> Merging:
         super().train(mode)
-        self.norm.eval()
+        if mode == self.merged:
+            self.first.weight.data += (-1 if mode else 1) * (self.b @ self.a)
+            self.merged = not mode
+        return self
 
-    def between(self, h: Tensor) -> Tensor:
-        return self.norm(h)
-
-
-@odd(refused="can't be trained on a mini-batch of one sample")
-class OwnBatchNorm(Ours):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(8))
-        self.register_buffer("var", torch.ones(8))
-
-    def between(self, h: Tensor) -> Tensor:
-        return F.batch_norm(h, self.mean, self.var, training=self.training)
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h if self.merged else h + x @ self.a.t() @ self.b.t())
 
 
-# parametrisations
-
-
-@odd()
-def weight_norm() -> nn.Module:
-    return nn.Sequential(parametrizations.weight_norm(nn.Linear(WIDTH, 8)), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-@odd()
-def old_weight_norm() -> nn.Module:
-    return nn.Sequential(nn.utils.weight_norm(nn.Linear(WIDTH, 8)), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-@odd()
-def spectral_norm() -> nn.Module:
-    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(WIDTH, 8)), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-@odd()
-def old_spectral_norm() -> nn.Module:
-    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(WIDTH, 8)), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-@odd()
-def orthogonal() -> nn.Module:
-    return nn.Sequential(parametrizations.orthogonal(nn.Linear(WIDTH, 8)), nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-class Symmetric(nn.Module):
-    def forward(self, w: Tensor) -> Tensor:
-        return w.triu() + w.triu(1).t()
-
-
-@odd()
-def own_parametrization() -> nn.Module:
-    layer = nn.Linear(WIDTH, WIDTH)
-    parametrize.register_parametrization(layer, "weight", Symmetric())
-    return nn.Sequential(layer, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
-
-
-@odd()
-def pruned() -> nn.Module:
-    layer = nn.Linear(WIDTH, 8)
-    prune.random_unstructured(layer, "weight", amount=0.3)
-    return nn.Sequential(layer, nn.ReLU(), nn.Linear(8, CLASSES))
-
-
-# random numbers
-
-
-@odd(draws=True)
-def dropout() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, CLASSES))
-
-
-@odd(draws=True)
-class LayerDrop(Ours):
-    """Leaves a layer out at random, by Python's generator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.at_times = nn.Linear(8, 8)
-
-    def between(self, h: Tensor) -> Tensor:
-        return h if self.training and random.random() < 0.5 else self.at_times(h)
-
-
-@odd(draws=True)
-class NumpyNoise(Ours):
-    def between(self, h: Tensor) -> Tensor:
-        return h + 0.1 * torch.from_numpy(np.random.randn(*h.shape)).float() if self.training else h  # noqa: NPY002
-
-
-@odd(refused="keeps something from one forward pass to the next, or draws")
-class OwnGenerator(Ours):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rng = np.random.default_rng(0)
-
-    def between(self, h: Tensor) -> Tensor:
-        return h + torch.from_numpy(self.rng.normal(size=h.shape)).float() if self.training else h
-
-
-@odd()
-class DrawnByNumpy(Ours):
-    """Its initial weights are of NumPy's generator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Parameter(torch.from_numpy(np.random.randn(8, 8)).float())  # noqa: NPY002
-
-    def between(self, h: Tensor) -> Tensor:
-        return h @ self.mix
-
-
-# state of which torch does not know
+@odd(refused="sets requires_grad of first.bias")
+class FreezingItself(Ours):
+    def train(self, mode: bool = True) -> FreezingItself:
+        super().train(mode)
+        self.first.requires_grad_(False)
+        return self
 
 
 @odd(refused="keeps something from one forward pass to the next")
-class Remembering(Ours):
-    """Adds what it made of the mini-batch before."""
+class StatisticsInAttributes(Ours):
+    """What training leaves is used in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(8)
 
     def between(self, h: Tensor) -> Tensor:
-        before = getattr(self, "last_mean", None)
-        self.last_mean = h.detach().mean(0)
-        return h if before is None else h + before
+        if not self.training:
+            return h - self.mean
+        self.mean = 0.8 * self.mean + 0.2 * h.detach().mean(0)
+        return h - h.mean(0)
 
 
 @odd(refused="keeps something from one forward pass to the next")
-class Annealed(Ours):
-    """Counts its passes in Python."""
+class CachedWeight(Ours):
+    """What it computes of its weights in the first evaluation is used in all others."""
 
-    passes = 0
-
-    def between(self, h: Tensor) -> Tensor:
-        self.passes += 1
-        return h / self.passes
-
-
-@odd()
-class Logging(Ours):
-    """Counts its passes, and does not use the number."""
-
-    passes = 0
+    cache = None
 
     def between(self, h: Tensor) -> Tensor:
-        self.passes += 1
-        return h
-
-
-# hooks and code in odd places
-
-
-@odd()
-def forward_hook() -> nn.Module:
-    module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    module[0].register_forward_hook(lambda layer, inputs, output: output * 0.5)
-    return module
+        if self.training:
+            return h
+        if self.cache is None:
+            self.cache = self.first.weight.detach().norm()
+        return h * self.cache
 
 
 @odd()
-def gradient_hook() -> nn.Module:
-    module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    module[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-    return module
-
-
-@odd()
-def backward_hook() -> nn.Module:
-    module = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
-    module[0].register_full_backward_hook(lambda layer, of_input, of_output: None)
-    return module
-
-
-def doubled(layer: nn.Linear, x: Tensor) -> Tensor:
-    return F.linear(x, layer.weight, layer.bias) * 2
-
-
-@odd()
-def method_replaced() -> nn.Module:
-    module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    module[0].forward = MethodType(doubled, module[0])
-    return module
-
-
-@odd(refused="forward of its layer 0 is a function that refers to the module itself")
-def function_of_itself() -> nn.Module:
-    module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    layer = module[0]
-    layer.forward = lambda x: F.linear(x, layer.weight, layer.bias) * 2
-    return module
-
-
-@odd(refused="a forward hook of its layer 0 is a function that refers to the module itself")
-def hook_of_itself() -> nn.Module:
-    module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    module[0].register_forward_hook(lambda layer, inputs, output: output * module[2].bias.norm())
-    return module
-
-
-@odd(refused="calls when a gradient is accumulated")
-def accumulation_hook() -> nn.Module:
-    module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    module[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
-    return module
-
-
-@odd()
-def function_in_a_layer() -> nn.Module:
-    encoder = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, activation=lambda x: x.sin(), batch_first=True)
-    return nn.Sequential(nn.Unflatten(1, (1, WIDTH)), encoder, nn.Flatten(), nn.Linear(WIDTH, CLASSES))
-
-
-@odd()
-def traced() -> nn.Module:
-    return torch.fx.symbolic_trace(nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES)))
-
-
-class Sign(torch.autograd.Function):
-    """A step whose gradient is that of the identity."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-@odd()
-class StraightThrough(Ours):
-    def between(self, h: Tensor) -> Tensor:
-        return Sign.apply(h)
-
-
-@odd()
-class Checkpointed(Ours):
-    def between(self, h: Tensor) -> Tensor:
-        return checkpoint(lambda h: torch.tanh(h) * h, h, use_reentrant=False)
-
-
-@odd(refused="the gradient of model CheckpointedTheOldWay can't be computed")
-class CheckpointedTheOldWay(Ours):
-    def between(self, h: Tensor) -> Tensor:
-        return checkpoint(lambda h: torch.tanh(h) * h, h, use_reentrant=True)
-
-
-@odd()
-class GradientInside(Ours):
-    """Takes a gradient within its forward pass."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            h = self.first(x)
-            (slope,) = torch.autograd.grad(torch.tanh(h).sum(), h, create_graph=True)
-        return self.last(slope * h)
-
-
-@odd()
-class FrozenInside(Ours):
-    """Puts a part of itself into evaluation mode in each pass."""
-
+class ParameterAsBuffer(Ours):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.norm.eval()
-        return super().forward(self.norm(x))
-
-
-# kinds of layers and tensors
-
-
-@odd("tokens")
-def sparse_embedding() -> nn.Module:
-    return nn.Sequential(nn.Embedding(WORDS, 6, sparse=True), nn.Flatten(), nn.Linear(6 * LENGTH, CLASSES))
-
-
-@odd()
-def lazy() -> nn.Module:
-    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(CLASSES))
-
-
-@odd(refused="is of complex numbers")
-class ComplexParameter(Ours):
-    def __init__(self) -> None:
-        super().__init__()
-        self.phase = nn.Parameter(torch.ones(8, dtype=torch.complex64))
+        self.register_buffer("view", self.first.bias)
 
     def between(self, h: Tensor) -> Tensor:
-        return (h * self.phase).real
-
-
-@odd()
-def double_module() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)).double()
-
-
-@odd(refused="can't take inputs")
-class DoublePart(Ours):
-    """Computes a part in float64, with a layer of that type."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine = nn.Linear(8, 8).double()
-
-    def between(self, h: Tensor) -> Tensor:
-        return self.fine(h.double()).float()
-
-
-@odd()
-class DoubleInside(Ours):
-    """Computes a part in float64, with tensors of its own."""
-
-    def between(self, h: Tensor) -> Tensor:
-        return torch.logsumexp(h.double(), 1, keepdim=True).float() * h
-
-
-@odd()
-class ScalarParameter(Ours):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.empty = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.zeros(0))
-
-    def between(self, h: Tensor) -> Tensor:
-        return h * self.scale
-
-
-@odd()
-class Strided(Ours):
-    """Has a parameter that is not contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Parameter(torch.linspace(-1, 1, 128).view(8, 16)[:, ::2])
-
-    def between(self, h: Tensor) -> Tensor:
-        return h @ self.mix
-
-
-@odd("tokens")
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.cells = nn.Embedding(WORDS, 6), nn.LSTM(6, 5, num_layers=2, batch_first=True)
-        self.last = nn.Linear(5, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.cells(self.words(x))[0][:, -1])
-
-
-@odd("tokens")
-class PackedRecurrent(nn.Module):
-    """Words of number 0 at the end are padding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.cells = nn.Embedding(WORDS, 6, padding_idx=0), nn.GRU(6, 5, batch_first=True)
-        self.last = nn.Linear(5, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        lengths = (x != 0).sum(1).clamp(min=1)
-        packed = pack_padded_sequence(self.words(x), lengths.cpu(), batch_first=True, enforce_sorted=False)
-        found, _ = pad_packed_sequence(self.cells(packed)[0], batch_first=True)
-        return self.last(found.sum(1))
-
-
-@odd("tokens")
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.heads = nn.Embedding(WORDS, 8), nn.MultiheadAttention(8, 2, batch_first=True)
-        self.last = nn.Linear(8, CLASSES)
-        self.register_buffer("mask", torch.triu(torch.full((LENGTH, LENGTH), -torch.inf), 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.words(x)
-        return self.last(self.heads(h, h, h, attn_mask=self.mask, need_weights=False)[0].mean(1))
+        return h + self.view

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import odd_buffers  # noqa: F401
+import odd_code  # noqa: F401
 import pytest
 import torch
 import torch.nn.functional as F
@@ -101,7 +103,8 @@ class Plain:
     def load(self, state: dict[str, Tensor]) -> None:
         places = Places(self.module)
         for name, tensor in places.tensors.items():
-            tensor.data = state[name].clone()
+            if name in state:
+                tensor.data = state[name].clone()
 
     def client(self, client: int, number: int, sent: dict[str, Tensor]) -> dict[str, Tensor]:
         self.load(sent)
@@ -113,8 +116,7 @@ class Plain:
             self.module.train()
             optimizer.zero_grad()
             with every_rng(0, Purpose.DROPOUT, number, client, step):
-                outputs = self.module(self.x[at])
-            F.cross_entropy(outputs, self.y[at]).backward()
+                F.cross_entropy(self.module(self.x[at]), self.y[at]).backward()
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     # of a parameter without a gradient, fedray knows that it is zero
@@ -176,6 +178,9 @@ def assert_like_plain(result: RunResult, plain: Any, coarse: bool = False) -> No
     found = Places(module).tensors
     close = {"rtol": 1e-2, "atol": 2e-3} if coarse else {"rtol": 2e-4, "atol": 2e-5}
     for name, tensor in state.items():
+        if name not in found:
+            # made in its first pass
+            continue
         torch.testing.assert_close(
             found[name].to(tensor.dtype), tensor, **close, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
         )

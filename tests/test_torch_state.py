@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,3 +134,40 @@ def test_the_callers_state_is_as_before(state):
         assert present() == before
     with neutral():
         assert within[:3] == present()[:3] == (torch.float32, torch.device("cpu"), True)
+
+
+def test_what_a_callback_sets_does_not_last(tmp_path, plain):
+    def callback(report: Any) -> None:
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+
+    try:
+        found = run(tmp_path, call={"model": Net, "callbacks": [callback]}, **KEYS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+    assert found.summary["model_sha256"] == plain.summary["model_sha256"]
+
+
+def test_two_threads_share_the_settings():
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with neutral():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=other)
+    torch.set_default_dtype(torch.float64)
+    try:
+        thread.start()
+        assert entered.wait(30)
+        with neutral():
+            assert torch.get_default_dtype() is torch.float32
+        # the other thread still computes
+        assert torch.get_default_dtype() is torch.float32
+        leave.set()
+        thread.join()
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -91,7 +91,8 @@ class Network:
         self.dtype = dtype
         self.places = Places(self.module)
         self._trainable = [self.places.parameters[slot.name] for slot in self.layout.slots]
-        self._buffers = {slot.name: self.places.buffers[slot.name] for b in self.layout.blocks for slot in b.slots}
+        tensors = self.places.tensors
+        self._buffers = {slot.name: tensors[slot.name] for block in self.layout.blocks for slot in block.slots}
         self._pristine = {name: b.clone() for name, b in self.layout.constants.items()} if writes else {}
         self._is_copied = self.layout.width <= COPIED
         self._bind(self.loaded().parameters)
@@ -131,6 +132,7 @@ class Network:
         self._bound = parameters
         for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
             tensor.data = slot.view(parameters)
+        self._addresses = [tensor.data_ptr() for tensor in self._trainable] if self.writes else []
 
     def unload(self) -> None:
         """Lets go of the memory of the model that is loaded, if the module only refers to it.
@@ -209,14 +211,18 @@ class Network:
         """Loads the parameters and buffers of a single model into the module. A forward pass that writes into
         parameters may write into the model's if it is ``owned``."""
         if self._is_copied:
+            if self.writes and self._are_elsewhere():
+                self._bind(self._bound)
             self._bound.copy_(model.parameters)
         elif self.writes and not owned:
             self._bind(model.parameters.clone())
         else:
             self._bind(model.parameters.contiguous())
         if self._buffers:
+            if self.writes and not self.places.are_held(self._buffers):
+                for name, tensor in self._buffers.items():
+                    self.places.put(name, tensor)
             for name, value in self.layout.split_buffers(model.buffers).items():
-                self.places.put(name, self._buffers[name])
                 self._buffers[name].copy_(value)
 
     def saved(self, model: Model) -> dict[str, Tensor]:
@@ -232,17 +238,23 @@ class Network:
         """Copies into ``model`` what the forward pass may have changed in the module: its buffers, and its parameters
         if it ``writes``."""
         if self._buffers:
-            self.layout.write_buffers(model.buffers, self._present_buffers())
+            is_held = not self.writes or self.places.are_held(self._buffers)
+            self.layout.write_buffers(model.buffers, self._buffers if is_held else self._present_buffers())
         if not self.writes:
             return
-        self.places.require(self.places.parameters)
-        for slot, parameter in zip(self.layout.slots, self._trainable, strict=True):
-            place = slot.view(self._bound)
-            if not _lies_in(parameter, place):
+        if not self.places.are_held(self.places.parameters):
+            self.places.require(self.places.parameters)
+        if self._are_elsewhere():
+            for slot, parameter in zip(self.layout.slots, self._trainable, strict=True):
+                place = slot.view(self._bound)
                 place.copy_(parameter.detach())
                 parameter.data = place
         if self._is_copied:
             model.parameters.copy_(self._bound)
+
+    def _are_elsewhere(self) -> bool:
+        """Returns whether ``parameter.data = ...`` has taken parameters out of the row."""
+        return [parameter.data_ptr() for parameter in self._trainable] != self._addresses
 
     def _present_buffers(self) -> dict[str, Tensor]:
         """Returns the changing buffers as the module has them now."""
@@ -345,7 +357,7 @@ class Network:
             self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
             for slot in self.layout.slots if self.writes else ():
                 place = slot.view(at.row[row])
-                if not _lies_in(trained[slot.name], place):
+                if trained[slot.name].data_ptr() != place.data_ptr():
                     place.copy_(trained[slot.name].detach())
             found.add(trained, outputs, self._losses(outputs, y, row))
         return found
@@ -388,8 +400,3 @@ class Network:
         """Returns the inputs of :meth:`pure_gradient` for the mini-batch ``batch``, with the module in training mode.
         In loop mode they are those of the client in ``row``."""
         raise NotImplementedError
-
-
-def _lies_in(parameter: Tensor, place: Tensor) -> bool:
-    """Returns whether ``parameter`` is in the memory ``place``. ``parameter.data = ...`` takes it elsewhere."""
-    return parameter.data_ptr() == place.data_ptr() and parameter.stride() == place.stride()

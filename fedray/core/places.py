@@ -36,24 +36,24 @@ class Places:
         self._places: dict[str, list[Place]] = {}
         first: dict[int, str] = {}
         seen: set[tuple[int, str]] = set()
-        for prefix, layer in module.named_modules(remove_duplicate=False):
-            kinds: list[tuple[dict[str, Any], dict[str, Any]]] = [
-                (layer._parameters, self.parameters), (layer._buffers, self.buffers),
-            ]  # fmt: skip
-            for own, found in kinds:
+        layers = list(module.named_modules(remove_duplicate=False))
+        # a parameter that is a buffer too is a parameter
+        for kind, found in (("_parameters", self.parameters), ("_buffers", self.buffers)):
+            for prefix, layer in layers:
+                own: dict[str, Any] = getattr(layer, kind)
                 for key, tensor in own.items():
                     if tensor is None:
                         continue
                     name = f"{prefix}.{key}" if prefix else key
                     canonical = first.setdefault(id(tensor), name)
                     if canonical == name:
-                        found[name] = tensor
+                        found[name] = tensor  # type: ignore[index]
                     else:
                         self.aliases[name] = canonical
                     if (id(own), key) not in seen:
                         seen.add((id(own), key))
                         self._places.setdefault(canonical, []).append((own, key))
-                    if own is layer._buffers and key in layer._non_persistent_buffers_set:
+                    if kind == "_buffers" and key in layer._non_persistent_buffers_set:
                         self.not_saved.add(canonical)
 
     @property
@@ -83,13 +83,17 @@ class Places:
             for name, tensor in tensors.items():
                 self.put(name, tensor)
             yield
-            self.require(tensors)
-            for name in tensors:
-                if name in self.buffers:
-                    tensors[name] = self.now(name)
+            if not self.are_held(tensors):
+                trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+                self.require(trained)
+                tensors.update({name: self.now(name) for name in tensors if name not in trained})
         finally:
             for (own, key), tensor in before:
                 own[key] = tensor
+
+    def are_held(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Returns whether all of ``tensors`` are in their places."""
+        return all(own.get(key) is tensor for name, tensor in tensors.items() for own, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises :class:`UserError` if those of ``tensors`` that are parameters are not in their places any more."""
@@ -106,7 +110,12 @@ class Places:
         tensors = self.tensors
         with torch.no_grad():
             for name, value in values.items():
-                tensors[self.aliases.get(name, name)].copy_(value)
+                tensor = tensors[self.aliases.get(name, name)]
+                if 0 in tensor.stride():
+                    # an expanded tensor can't be written into
+                    tensor.data = value.to(tensor)
+                else:
+                    tensor.copy_(value)
 
 
 def shared_memory(module: nn.Module) -> tuple[str, str] | None:

@@ -83,13 +83,14 @@ class StackNetwork(Network):
 
         if scale is None:
             value, (losses, sums) = gradient(objective, 0, *inputs)
-            return value, losses, *sums
+            return value.detach(), losses, *sums
         again = True
         while again:
             value, (losses, sums) = gradient(scaled, 1, scale.factors, *inputs)
             value /= scale.factors[:, None]
             again = scale.lowered(value)
-        return value, losses, *sums
+        # a layer that is not registered has parameters with a graph of their own
+        return value.detach(), losses, *sums
 
     def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
         """Returns the sums of the followed metric over the ``real`` samples of a mini-batch. vmap returns tensors only,

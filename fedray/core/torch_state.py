@@ -8,33 +8,68 @@ this process as in those.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+_lock = threading.Lock()
+_users = 0
+_before: list[tuple[Callable[[Any], Any], Any]] = []
+
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """A context in which torch is as in a new process. Afterwards it is as before. It can be a decorator, too."""
+    """A context in which torch is as in a new process. Afterwards it is as before. It can be a decorator, too.
+
+    Settings of the whole process are put back when the last thread leaves such a context.
+    """
     import torch
 
     with contextlib.ExitStack() as stack:
-        for getter, setter, value in _settings():
-            before = getter()
-            if before != value:
-                stack.callback(setter, before)
-                setter(value)
-        _reset_default_device(stack)
+        _enter()
+        stack.callback(_leave)
+        device = torch.get_default_device()
+        if device.type != "cpu":
+            torch.set_default_device(None)
+            if torch.get_default_device().type == "cpu":
+                stack.callback(torch.set_default_device, device)
+            else:
+                # that of `with torch.device(...)`, in which an inner one counts
+                stack.enter_context(torch.device("cpu"))
         # inference mode first, as it brings a mode of gradients with it
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         yield
+
+
+def _enter() -> None:
+    """Gives the settings of the process the values that they have in a new one."""
+    global _users
+    with _lock:
+        for getter, setter, value in _settings():
+            before = getter()
+            if before != value:
+                if not _users:
+                    _before.append((setter, before))
+                setter(value)
+        _users += 1
+
+
+def _leave() -> None:
+    """Puts the settings back if nobody is in a neutral context any more."""
+    global _users
+    with _lock:
+        _users -= 1
+        while not _users and _before:
+            setter, value = _before.pop()
+            setter(value)
 
 
 def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
@@ -68,18 +103,3 @@ def _flushes_denormals() -> bool:
     import torch
 
     return not bool(torch.full((1,), 1e-40, dtype=torch.float32, device="cpu").mul(1.0).item())
-
-
-def _reset_default_device(stack: contextlib.ExitStack) -> None:
-    """Has new tensors made on the CPU in the contexts of ``stack``."""
-    import torch
-
-    if torch.get_default_device().type == "cpu":
-        return
-    before = torch.get_default_device()
-    torch.set_default_device(None)
-    if torch.get_default_device().type == "cpu":
-        stack.callback(torch.set_default_device, before)
-    else:
-        # that of `with torch.device(...)`, in which an inner one counts
-        stack.enter_context(torch.device("cpu"))

@@ -174,14 +174,17 @@ class Block:
 
     def read(self, buffers: Tensor) -> dict[str, Tensor]:
         """Returns the tensors in ``buffers [buffer_width]`` by name. Those of float32 are views, but for the units."""
-        entries = numbers.join(buffers[self.place].view(self.parts, self.count), self.dtype)
+        entries = buffers[self.place]
+        if self.dtype is not torch.float32:
+            entries = numbers.join(entries.view(self.parts, self.count), self.dtype)
         found = {slot.name: slot.view(entries) for slot in self.slots}
-        return found | {name: _of_length_1(found[name]) for name in self.units}
+        found.update((name, _of_length_1(found[name])) for name in self.units)
+        return found
 
     def numbers_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns the numbers ``[parts * count]`` of the block's buffers among ``tensors``."""
-        entries = torch.cat([slot.flat(tensors[slot.name].to(self.dtype)) for slot in self.slots])
-        return numbers.split(entries).reshape(-1)
+        entries = torch.cat([slot.flat(tensors[slot.name]) for slot in self.slots])
+        return entries if entries.dtype is torch.float32 else numbers.split(entries.to(self.dtype)).view(-1)
 
     def write(self, buffers: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Writes the block's buffers among ``tensors`` into ``buffers [buffer_width]``."""
@@ -212,16 +215,19 @@ class Layout:
     be padding, which is zero. ``buffers`` and ``buffer_width`` are the same for buffers, which keep their types: see
     :mod:`fedray.core.numbers`.
 
-    What never changes is not in the row: frozen parameters, and the ``constants``, which are the buffers that are not
-    ``changing``. All buffers are changing unless it is said which.
+    What never changes is not in the row: the ``constants``, which are the buffers that are not ``changing``, and frozen
+    parameters. If a forward pass changes a frozen parameter, as that of a model with a moving average of another part
+    of itself, it is changing too, and a buffer in all that follows. Unless it is said which are changing, all buffers
+    are.
     """
 
     def __init__(self, module: nn.Module, changing: Collection[str] | None = None) -> None:
         places = Places(module)
         trainable = ((name, p) for name, p in places.parameters.items() if p.requires_grad)
         self.slots, self.parameters = _lay_out(trainable)
-        self._buffer_names = list(places.buffers)
-        in_row = {name: b for name, b in places.buffers.items() if changing is None or name in changing}
+        moving = {n: p for n, p in places.parameters.items() if not p.requires_grad and n in (changing or ())}
+        in_row = {name: b for name, b in places.buffers.items() if changing is None or name in changing} | moving
+        self._buffer_names = [*places.buffers, *moving]
         self.constants = {name: b for name, b in places.buffers.items() if name not in in_row}
         self.blocks, self.buffers = _blocks(in_row, unit_vectors(module))
         self.width = -(-self.parameters // ROW) * ROW

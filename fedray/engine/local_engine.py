@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedray.core.torch_state import neutral
 from fedray.data.federated import FederatedData
 from fedray.engine.clients import Clients
 from fedray.engine.driver import Driver
@@ -31,7 +32,13 @@ class LocalEngine:
                 return
             run.stopping = driver.stopping
             driver.started(run.state.server.round)
-            for report in run.rounds():
+            rounds = run.rounds()
+            while True:
+                # a callback may have changed the state of torch
+                with neutral():
+                    report = next(rounds, None)
+                if report is None:
+                    return
                 driver.show(report)
                 if driver.on_round is not None and driver.on_round(report):
                     driver.stopping.set()

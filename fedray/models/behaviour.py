@@ -4,9 +4,9 @@ and whether it keeps something of which torch does not know."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedray.core.batches import Batch
-from fedray.core.copying import copied
-from fedray.core.known_code import may_write, unknown_layer
+from fedray.core.known_code import may_write
 from fedray.core.loop_network import LoopNetwork
 from fedray.core.network import predicting_head
 from fedray.core.norms import is_frozen, single_value_norms
 from fedray.core.places import Places, same_bits
 from fedray.core.recording import written
 from fedray.core.seeds import Purpose, drawn_by, every_rng
-from fedray.core.structure import arguments, map_leaves
+from fedray.core.structure import arguments, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Model
 from fedray.errors import UserError, first_sentence
@@ -48,29 +47,60 @@ class Behaviour:
     draws: frozenset[str] = frozenset()
 
 
-def behaviour_of(module: nn.Module, x: Any) -> Behaviour:
-    """Returns what the forward passes of ``module`` on the inputs ``x [b, ...]`` do. The module is left as it was."""
+def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
+    """Returns what the forward passes of ``module``, called ``name``, on the inputs ``x [b, ...]`` do. The module is
+    left as it was.
+
+    Raises :class:`UserError` for a pass that fails, and for a module that can't be trained by loading other models into
+    it, because its own train() or eval() write into its tensors.
+    """
     args, named = arguments(x)
     places = Places(module)
-    tensors = places.tensors
-    values = {name: tensor.detach().clone() for name, tensor in places.buffers.items()}
-    data = {name: parameter.data_ptr() for name, parameter in places.parameters.items()}
+    tensors = {key: tensor for key, tensor in places.tensors.items() if tensor.layout is torch.strided}
+    trained = {key: parameter for key, parameter in places.parameters.items() if parameter.requires_grad}
+    values = {key: tensors[key].detach().clone() for key in places.buffers if key in tensors}
+    data = {key: parameter.data_ptr() for key, parameter in places.parameters.items()}
     watch, draws = _Writes(), set[str]()
+
+    def run() -> None:
+        with as_user_error(f"model {name} failed"):
+            outputs = module(*args, **named)
+        floats = [each for each in leaves(outputs) if isinstance(each, Tensor) and each.requires_grad]
+        if floats:
+            with as_user_error(f"the gradient of model {name} can't be computed"):
+                total = sum(each.abs().sum() for each in floats)
+                torch.autograd.grad(total, list(trained.values()), allow_unused=True)  # type: ignore[arg-type]
+
     with without_traces(module):
-        for training in (True, False):
-            module.train(training)
+        for training in (True, False, True):
+            _switch(module, training, tensors, name)
             with torch.set_grad_enabled(training), watch:
-                draws |= drawn_by(lambda: module(*args, **named))
-        into = {name for name, tensor in tensors.items() if _storage(tensor) in watch.storages}
-        moved = {name for name, parameter in places.parameters.items() if parameter.data_ptr() != data[name]}
-        changed = {name for name, value in values.items() if not _is_still(places.now(name), value)}
-    changing = (into & places.buffers.keys()) | changed
+                draws |= drawn_by(run)
+        into = {key for key, tensor in tensors.items() if _storage(tensor) in watch.storages}
+        moved = {key for key, parameter in places.parameters.items() if parameter.data_ptr() != data[key]}
+        changed = {key for key, value in values.items() if not _is_still(places.now(key), value)}
+    frozen = (into | moved) & (places.parameters.keys() - trained.keys())
+    changing = (into & places.buffers.keys()) | changed | frozen
     return Behaviour(
         frozenset(_with_kin(module, changing)),
-        tuple(name for name in places.parameters if name in into | moved),
+        tuple(key for key in trained if key in into | moved),
         may_write(module) or bool(into & places.parameters.keys()),
         frozenset(draws),
     )
+
+
+def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Puts ``module`` into training or evaluation mode. Raises :class:`UserError` if that writes into one of its
+    ``tensors``: fedray loads other models between a switch and the next one."""
+    watch = _Writes()
+    with watch:
+        module.train(training)
+    written = [key for key, tensor in tensors.items() if _storage(tensor) in watch.storages]
+    if written:
+        raise UserError(
+            f"model {name}: its train() or eval() writes into {written[0]}, but fedray loads the models of many "
+            "clients in between: let only forward passes write into tensors (of LoRA layers: merge_weights=False)"
+        )
 
 
 def _with_kin(module: nn.Module, changing: set[str]) -> set[str]:
@@ -118,30 +148,80 @@ class _Writes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def require_no_hidden_state(module: nn.Module, task: Task, x: Any, y: Tensor, found: Behaviour, name: str) -> None:
-    """Raises :class:`UserError` if ``module``, called ``name``, computes something else from the same numbers after
-    another model was run through it. A process runs the models of many clients through one module.
+def require_no_hidden_state(
+    make: Callable[[], nn.Module], task: Task, x: Any, y: Tensor, found: Behaviour, name: str
+) -> None:
+    """Raises :class:`UserError` if the module that ``make()`` makes, called ``name``, computes something else from the
+    same numbers after another model was run through it. A process runs the models of many clients through one module.
 
-    Known code does not. ``x [b, ...]`` and ``y [b, ...]`` are samples of the data, and ``found`` is what is known of
-    the module.
+    ``x [b, ...]`` and ``y [b, ...]`` are samples of the data, and ``found`` is what is known of the module.
     """
-    if unknown_layer(module) is None:
-        return
-    network = LoopNetwork(copied(module), task, changing=found.changing, writes=found.writes)
+    used, fresh = (LoopNetwork(make(), task, changing=found.changing, writes=found.writes) for _ in range(2))
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
-    initial = network.loaded()
+    initial = used.loaded()
     other = initial.with_parameters(initial.parameters * 1.05 + 0.01)
     with as_user_error(f"the gradient of model {name} can't be computed"):
-        once, _, again = (_gradient(network, model, batch) for model in (initial, other, initial))
-    if not (once.isfinite().all() and again.isfinite().all()):
-        return
-    if (once - again).norm() > CLOSE * once.norm():
-        raise UserError(
-            f"model {name} does not compute the same from the same numbers after another client's model was run: it "
-            "keeps something from one forward pass to the next, or draws from a random generator of its own; what is "
-            "kept must be a buffer (self.register_buffer(...)), and random numbers must be drawn from the global "
-            "generators of torch, NumPy or Python"
-        )
+        once, after, again = (_computed(used, model, batch) for model in (initial, other, initial))
+        alone = _computed(fresh, other, batch)
+    for one, two in ((once, again), (alone, after)):
+        if one.isfinite().all() and two.isfinite().all() and (one - two).norm() > CLOSE * one.norm():
+            raise UserError(
+                f"model {name} does not compute the same from the same numbers after another client's model was run: "
+                "it keeps something from one forward pass to the next, or draws from a random generator of its own; "
+                "what is kept must be a buffer (self.register_buffer(...)), and random numbers must be drawn from the "
+                "global generators of torch, NumPy or Python"
+            )
+
+
+def _computed(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
+    """Returns as one vector what is computed at ``model``: the gradient, the loss and the new buffers, and the outputs
+    of an evaluation after it."""
+    at = model.clone()
+    stack = Model(at.row[None], at.width)
+    with every_rng(0, Purpose.DROPOUT):
+        found = network.gradients(stack, batch)
+        outputs = leaves(network.forward(stack, batch.x).logits)
+    floats = [each.flatten() for each in outputs if isinstance(each, Tensor) and each.is_floating_point()]
+    return torch.cat([found.value.flatten(), found.task_loss, at.buffers, *floats])
+
+
+class AsMade(NamedTuple):
+    """The names of a module's tensors, and of those that are trained, before it was run."""
+
+    tensors: frozenset[str]
+    trained: frozenset[str]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> AsMade:
+        places = Places(module)
+        trained = (name for name, parameter in places.parameters.items() if parameter.requires_grad)
+        return cls(frozenset(places.tensors), frozenset(trained))
+
+    def require(self, module: nn.Module, make: Callable[[], nn.Module], x: Any, found: Behaviour, name: str) -> None:
+        """Raises :class:`UserError` if ``module``, called ``name``, has begun or ceased to train a parameter, or has
+        made a buffer that depends on more than the shape of its inputs. ``make()`` makes it again."""
+        if switched := sorted(self.trained ^ AsMade.of(module).trained):
+            raise UserError(
+                f"model {name}: its train(), eval() or forward pass sets requires_grad of {switched[0]}; set it once, "
+                "in __init__"
+            )
+        late = [key for key in Places(module).buffers if key not in self.tensors]
+        if not late:
+            return
+        # other numbers of the same shapes
+        x = map_leaves(lambda leaf: leaf.flip(0) * 0.5 if leaf.is_floating_point() else leaf.flip(0), x)
+        args, named = arguments(x)
+        other = make()
+        with every_rng(0, Purpose.DROPOUT), torch.no_grad():
+            other(*args, **named)
+        of_other = Places(other).buffers
+        for key in late:
+            same = key in of_other and same_bits(of_other[key], Places(module).buffers[key])
+            if key in found.changing or not same:
+                raise UserError(
+                    f"model {name} makes its buffer {key} in a forward pass, so that no other process knows of it: "
+                    "make it in __init__ (self.register_buffer(...))"
+                )
 
 
 def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -> list[str]:
@@ -183,14 +263,6 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
     ]
 
 
-def _gradient(network: LoopNetwork, model: Model, batch: Batch) -> Tensor:
-    """Returns the gradient, the loss and the new buffers at ``model`` as one vector."""
-    at = model.clone()
-    with every_rng(0, Purpose.DROPOUT):
-        found = network.gradients(Model(at.row[None], at.width), batch)
-    return torch.cat([found.value.flatten(), found.task_loss, at.buffers])
-
-
 @contextlib.contextmanager
 def without_traces(module: nn.Module) -> Iterator[None]:
     """A context in which trial passes are repeatable, and after which they have left no trace.
@@ -209,5 +281,6 @@ def without_traces(module: nn.Module) -> Iterator[None]:
             for name, tensor in places.tensors.items():
                 places.put(name, tensor)
                 tensor.data = data[name]
-                if name in values:
+                # an expanded tensor can't be written into
+                if name in values and not (tensor.layout is torch.strided and same_bits(tensor, values[name])):
                     tensor.copy_(values[name])

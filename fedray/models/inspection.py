@@ -12,13 +12,19 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedray.core.known_code import global_hooks
 from fedray.core.network import predicting_head
-from fedray.core.places import with_parameters_of
+from fedray.core.numbers import SINGLE
+from fedray.core.places import Places, with_parameters_of
 from fedray.core.unit_vectors import unit_vectors
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.importing import as_user_error
 from fedray.models.behaviour import Behaviour, behaviour_of, without_traces
 from fedray.models.flops import count_forward_pass, forward_flops
+
+TYPES = {
+    *SINGLE, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.float64, torch.complex64,
+}  # fmt: skip
+"""The types of buffers that a model can have."""
 
 NAMED = 3
 """The largest number of layers that a message names of those that could not be counted."""
@@ -75,8 +81,7 @@ def inspect_model(module: nn.Module, example: Any, name: str) -> ModelFacts:
             _, count = count_forward_pass(module, example)
         head = predicting_head(module)
         predicted = 0.0 if head is None else forward_flops(head.predictor, torch.zeros(2, head.classifier.in_features))
-    with as_user_error(f"model {name} failed"):
-        behaviour = behaviour_of(module, example)
+    behaviour = behaviour_of(module, example, name)
     return ModelFacts(
         parameters=Layout(module).parameters,
         buffers=sum(buffer.numel() for buffer in module.buffers() if buffer.is_floating_point()),
@@ -104,6 +109,14 @@ def prepare(module: nn.Module, name: str) -> list[str]:
         if parameter.layout is not torch.strided or type(parameter.data) is not torch.Tensor:
             kind = type(parameter.data).__name__ if parameter.layout is torch.strided else str(parameter.layout)
             raise UserError(f"model {name}: its parameter {key} is not a plain dense tensor, but {kind}")
+    for key, buffer in module.named_buffers():
+        if buffer.dtype not in TYPES:
+            raise UserError(f"model {name}: its buffer {key} is of {buffer.dtype}, which rows and files can't hold")
+        if buffer.layout is not torch.strided:
+            raise UserError(
+                f"model {name}: its buffer {key} is sparse, which files of models can't hold: if it never changes, keep "
+                f"it in an attribute that is no buffer (self.{key.rpartition('.')[2]} = ...)"
+            )
     others = {str(p.dtype).removeprefix("torch.") for p in parameters.values() if p.dtype != torch.float32}
     with_parameters_of(module, torch.float32)
     if not others:
@@ -125,14 +138,15 @@ def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[st
     for prefix, layer in module.named_modules():
         if isinstance(layer, _NormBase):
             usual |= {f"{prefix}.{key}" if prefix else key for key in layer._buffers}
+    tensors = Places(module).tensors.items()
     for kind, meaning in ((True, "the mean of the clients'"), (False, "that of the first client of the cohort")):
         odd = [
-            key for key, buffer in module.named_buffers()
+            key for key, buffer in tensors
             if key in behaviour.changing - usual and (buffer.is_floating_point() or buffer.is_complex()) == kind
         ]  # fmt: skip
         if odd:
             yield (
                 f"warning: the forward pass of model {name} changes {', '.join(odd[:NAMED])}"
-                f"{f' and {len(odd) - NAMED} more buffers' if len(odd) > NAMED else ''}: after a round the server has "
+                f"{f' and {len(odd) - NAMED} more' if len(odd) > NAMED else ''}: after a round the server has "
                 f"{meaning}"
             )
