@@ -1,5 +1,5 @@
-"""The zoo of ``test_odd_modules.py``: parametrisations, random numbers, state and code in odd places, and kinds of layers
-and tensors."""
+"""The zoo of ``test_odd_modules.py``: parametrisations, random numbers, state and code in odd places, and kinds of
+layers and tensors."""
 
 from __future__ import annotations
 

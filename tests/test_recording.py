@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import odd_code
+import odd_code  # noqa: F401
+import odd_modules
 import pytest
 import torch
 from client_stacks import data
@@ -241,12 +242,12 @@ class Composed(nn.Sequential):
         (Partial, "Partial has code of its own"),
         (lambda: OwnWay(1, 2, 3), "OwnWay has code of its own"),
         (lambda: nn.Sequential(Counting()), "Counting has code of its own"),
-        (lambda: odd_code.made("method_replaced"), "the forward of a layer Linear is not torch's"),
+        (lambda: odd_modules.made("method_replaced"), "the forward of a layer Linear is not torch's"),
         (
-            lambda: odd_code.made("function_in_a_layer"),
+            lambda: odd_modules.made("function_in_a_layer"),
             "the activation of a layer TransformerEncoderLayer is not torch's",
         ),
-        (lambda: odd_code.made("traced"), "Sequential has code of its own"),
+        (lambda: odd_modules.made("traced"), "Sequential has code of its own"),
         (lambda: nn.TransformerEncoderLayer(4, 2, 8, activation=torch.relu), None),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(12, 4)), None),
     ],

@@ -48,8 +48,8 @@ def _of_parts(device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns by how much a whole number is shifted for each of its parts, and the bits that are then taken. They are
     made when a module is packed, and so before anything is traced."""
     low = (1 << _BITS) - 1
-    shifts, masks = torch.tensor([[[2 * _BITS], [_BITS], [0]], [[-1], [low], [low]]], device=device)
-    return shifts, masks
+    shifts = torch.tensor([[2 * _BITS], [_BITS], [0]], device=device)
+    return shifts, torch.tensor([[-1], [low], [low]], device=device)
 
 
 def join(parts: Tensor, dtype: torch.dtype) -> Tensor:

@@ -114,8 +114,8 @@ def prepare(module: nn.Module, name: str) -> list[str]:
             raise UserError(f"model {name}: its buffer {key} is of {buffer.dtype}, which rows and files can't hold")
         if buffer.layout is not torch.strided:
             raise UserError(
-                f"model {name}: its buffer {key} is sparse, which files of models can't hold: if it never changes, keep "
-                f"it in an attribute that is no buffer (self.{key.rpartition('.')[2]} = ...)"
+                f"model {name}: its buffer {key} is sparse, which files of models can't hold: if it never changes, "
+                f"keep it in an attribute that is no buffer (self.{key.rpartition('.')[2]} = ...)"
             )
     others = {str(p.dtype).removeprefix("torch.") for p in parameters.values() if p.dtype != torch.float32}
     with_parameters_of(module, torch.float32)
