@@ -141,8 +141,8 @@ def simulate(
       ``key=value`` texts on top of it.
     * ``data`` and ``test`` replace ``data.source``. Each is a torch ``Dataset`` of (x, y), arrays ``(x, y)`` or
       ``(x, y, client)``, or a DataFrame or Hugging Face ``Dataset`` with the column ``label_column`` and perhaps a
-      column of clients, which is ``client`` unless ``client_column`` names another. A list of Datasets has one for each
-      client. Or ``data`` alone is a :class:`fedray.data.Source`.
+      column of clients, which is ``client`` unless ``client_column`` names another. A list of Datasets, or of
+      arrays (x, y), has one for each client. Or ``data`` alone is a :class:`fedray.data.Source`.
       Labels are whole numbers from 0, or names (texts, booleans, pandas' categories), which are numbered and kept.
       Clients that come with the samples are the clients of the run unless ``data.partition.kind`` says otherwise. They
       may have any names, which ``clients.parquet`` shows. A Dataset whose items are random is read item by item

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from fedray import UserError, simulate
+from fedray.data.class_folders import class_folders
 from fedray.data.federated_csv import federated_csv
 from fedray.data.image_folder import image_folder
 from fedray.data.images import SUFFIXES, decode_image, read_image
@@ -40,6 +41,7 @@ def shape(source: Source) -> tuple[tuple[str, ...] | None, list[int], list[int]]
 
 
 FIVE = [f"cat/{i}.png" for i in range(5)]
+TEN = [f"{name}/{i}.png" for name in ("cat", "dog") for i in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,26 @@ def spoil_train(root: Path) -> None:
     folder_of(root, "test/cat/1.png")
 
 
+def spoil_file_name(root: Path) -> None:
+    os.rename(root / "cat" / "1.png", os.fsencode(root) + b"/cat/\xff.png")
+
+
+def spoil_class_name(root: Path) -> None:
+    os.rename(root / "cat", os.fsencode(root) + b"/\xe9t\xe9")
+
+
+def spoil_one_level(root: Path) -> None:
+    folder_of(root, *(f"pics/{part}/{name}/1.png" for part in ("Train", "val") for name in ("cat", "dog")))
+
+
+def spoil_two_levels(root: Path) -> None:
+    folder_of(root, *(f"train/my/pics/{part}/cat/1.png" for part in ("train", "test")), "test/my/1.png")
+
+
+def spoil_divided_class(root: Path) -> None:
+    folder_of(root, "cat/train/1.png", "cat/test/1.png")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -120,6 +142,15 @@ def spoil_train(root: Path) -> None:
         (spoil_test_class, r"test/dog would be a class without images, as it has no files"),
         (spoil_names, r"has the folders Test and test: keep one of them"),
         (spoil_train, r"has a folder test, but none called train"),
+        (spoil_file_name, r"cat/\\xff\.png' has a name that is not UTF-8, which can't be shown: rename it"),
+        (spoil_class_name, r"\\xe9t\\xe9' has a name that is not UTF-8"),
+        (
+            spoil_one_level,
+            r"/pics would be a part of the class pics, but has the folders Train and val, as a set has: set "
+            r"data.root=\S*/pics to use that set; if it is a class, put its images into train/pics and test/pics",
+        ),
+        (spoil_two_levels, r"train/my/pics would be a part of the class my, but has the folders train and test"),
+        (spoil_divided_class, r"/cat would be a part of the class cat, but has the folders train and test"),
     ],
 )
 def test_what_is_refused(spoil: Callable[[Path], None], message: str, tmp_path: Path) -> None:
@@ -135,14 +166,12 @@ def warned(source: Source) -> list[str]:
 
 
 def test_what_is_not_taken_is_counted(tmp_path):
-    root = folder_of(
-        tmp_path, *FIVE, "cat/.ipynb_checkpoints/0.png", ".ipynb_checkpoints/1.png", "cat/._0.png", "2.png"
-    )
+    root = folder_of(tmp_path, *TEN, "cat/.ipynb_checkpoints/0.png", ".ipynb_checkpoints/1.png", "cat/._0.png", "2.png")
     for name in ("cat/a.txt", "cat/b.TXT", "cat/c.heic", "cat/deep/LICENSE", "cat/.DS_Store", "README.md"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("")
     source = read(root)
-    assert shape(source) == (("cat",), [4], [1])
+    assert shape(source) == (("cat", "dog"), [4, 4], [1, 1])
     (line,) = warned(source)
     kinds = {
         "2 .txt", "1 .heic", "1 without an ending", "1 hidden", "2 hidden folders with images",
@@ -155,17 +184,45 @@ def test_what_is_not_taken_is_counted(tmp_path):
 
 
 def test_nothing_is_said_where_all_is_taken(tmp_path):
-    root = folder_of(tmp_path, *FIVE)
+    root = folder_of(tmp_path, *TEN)
     (root / "cat" / ".DS_Store").write_text("")
     (root / "labels.csv").write_text("")
     assert warned(read(root)) == []
 
 
-def test_folders_beside_the_parts_are_named(tmp_path):
-    source = read(folder_of(tmp_path, "train/cat/1.png", "test/cat/1.png", "val/cat/1.png", "more/1.png"))
+@pytest.mark.parametrize(("others", "said"), [(["val"], "val is"), (["val", "__MACOSX"], "__MACOSX, val are")])
+def test_folders_beside_the_parts_are_named(others, said, tmp_path):
+    """One of them may have train and test in it, as it is not read."""
+    names = [f"{part}/{name}/1.png" for part in ("train", "test") for name in ("cat", "dog")]
+    source = read(folder_of(tmp_path, *names, *(f"{other}/{name}" for other in others for name in names)))
     assert warned(source) == [
-        f"warning: {tmp_path}: more, val are not read: train and test are the sets to train on and to test on"
+        f"warning: {tmp_path}: {said} not read: train and test are the sets to train on and to test on"
     ]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    root = folder_of(tmp_path, *TEN)
+    os.mkfifo(root / "cat" / "pipe.png")
+    # so that the test fails, and does not wait, if it is taken
+    assert [each.path.name for each in class_folders(root).left_out] == ["pipe.png"]
+    source = read(root)
+    assert shape(source) == (("cat", "dog"), [4, 4], [1, 1])
+    (line,) = warned(source)
+    assert line.endswith("not taken for images: 1 pipes or devices; the first is cat/pipe.png")
+    (root / "eel").mkdir()
+    os.mkfifo(root / "eel" / "pipe.png")
+    with pytest.raises(UserError, match="eel would be a class without images, as it has only 1 pipes or devices"):
+        class_folders(root)
+
+
+@pytest.mark.parametrize("above", ["pics", "train/pics"])
+def test_one_class_is_suspected(above, tmp_path):
+    (line,) = warned(read(folder_of(tmp_path, *(f"{above}/{name}" for name in TEN))))
+    assert line.startswith(
+        f"warning: {(tmp_path / above).parent} has one class, pics, so that every answer is right; if"
+    )
+    parts = folder_of(tmp_path / "parts", *(f"{part}/pics/{name}" for part in ("train", "test") for name in TEN))
+    assert f"warning: {parts / 'train'} has one class, pics" in warned(read(parts))[0]
 
 
 def test_parts_of_other_names_are_suspected(tmp_path):
@@ -212,8 +269,9 @@ def test_all_sources_of_pictures_decode_alike(tmp_path):
 
 def test_dark_pictures_of_16_bits_are_told(tmp_path):
     for i in range(5):
-        deep(tmp_path / "bright" / "cat" / f"{i}.png", GREY * np.uint16(257))
-        deep(tmp_path / "dark" / "cat" / f"{i}.png", GREY * np.uint16(16))
+        for name in ("cat", "dog"):
+            deep(tmp_path / "bright" / name / f"{i}.png", GREY * np.uint16(257))
+            deep(tmp_path / "dark" / name / f"{i}.png", GREY * np.uint16(16))
     (line,) = [note for note in read(tmp_path / "bright").notes if "16 bits" in note]
     assert line.startswith("images of 16 bits, such as")
     (line,) = warned(read(tmp_path / "dark"))

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, random_split
 
 from fedray import UserError, evaluate, simulate
+from fedray.core.structure import leaves
 from fedray.data.own import own_source
 from fedray.data.wrapped import classes_of
 
@@ -225,6 +226,11 @@ def test_what_processes_need_of_data_sets_within_others():
     ]  # fmt: skip
 
 
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(Listed())
+
+
 def table() -> Any:
     datasets = pytest.importorskip("datasets")
     return datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": [0, 1]})
@@ -243,6 +249,15 @@ FRAME = pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
         (lambda: [table(), table()], r"data=... is a list of tables; join them by datasets.concatenate_datasets, with"),
         (lambda: parts(), r"data=... is a list of 3 data sets, one for each client, and test=... one of 2"),
         (lambda: [], "data is an empty data set"),
+        (
+            lambda: [DataLoader(part, 5) for part in parts()],
+            r"data\[0\] is a DataLoader, but fedray makes the mini-batches \(train.batch_size\): give the .dataset of",
+        ),
+        (lambda: DataLoader(Listed(), 5), r"data=... is a DataLoader, but fedray .*: give its .dataset"),
+        (
+            lambda: [parts()[0], Stream()],
+            r"data\[1\] is Stream: give arrays .* a Dataset with len and indices",
+        ),
     ],
 )
 def test_lists_that_are_refused(data, message):
@@ -254,3 +269,72 @@ def test_lists_that_are_refused(data, message):
 def test_a_train_and_a_test_set_in_one_list_are_not_taken_for_two_clients():
     with pytest.raises(UserError, match=re.escape("data=... needs test=... in the same form")):
         own_source([Listed(), Listed()], None)
+
+
+X, Y = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32), np.arange(60) % 3
+XT, YT = X[:12], Y[:12]
+ANIMALS = np.array(["cat", "dog", "ant"])
+
+
+def pairs(*bounds: int, form: Any = lambda x, y: (x, y)) -> list[Any]:
+    """The arrays of clients, which have the samples up to each of ``bounds``."""
+    return [form(X[a:b], Y[a:b]) for a, b in zip((0, *bounds[:-1]), bounds, strict=True)]
+
+
+PAIR_FORMS = {
+    "arrays": lambda x, y: (x, y), "lists": lambda x, y: [x.tolist(), y.tolist()],
+    "tensors": lambda x, y: (torch.from_numpy(x), torch.from_numpy(y)),
+    "frames": lambda x, y: (pd.DataFrame(x, columns=list("abcde")), pd.Series(ANIMALS[y], dtype="category")),
+    "several inputs": lambda x, y: ({"a": x, "b": x[:, :1]}, y), "names": lambda x, y: (x, ANIMALS[y]),
+    "numbers of numbers": lambda x, y: (x, x[:, :2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", [(20, 60), (20, 40, 60), (10, 40, 55, 60)])
+@pytest.mark.parametrize("form", PAIR_FORMS)
+def test_a_list_of_pairs_of_arrays_is_one_for_each_client(form, bounds):
+    """They were taken for as many samples of a tokens task."""
+    make = PAIR_FORMS[form]
+    for test in (make(XT, YT), pairs(*(bound // 5 for bound in bounds), form=make)):
+        source, whole = own_source(pairs(*bounds, form=make), test), own_source(make(X, Y), make(XT, YT))
+        assert (source.task, source.class_names, len(source.y_test)) == (whole.task, whole.class_names, 12)
+        assert source.client_train.tolist() == np.repeat(range(len(bounds)), np.diff((0, *bounds))).tolist()
+        assert [a.tolist() for a in leaves((source.x_train, source.y_train))] == [
+            a.tolist() for a in leaves((whole.x_train, whole.y_train))
+        ]
+    assert np.bincount(source.client_test).tolist() == np.diff((0, *(bound // 5 for bound in bounds))).tolist()
+
+
+def samples(count: int, shape: tuple[int, ...], y: Any) -> list[Any]:
+    return [(np.ones(shape, np.float32), np.asarray(y)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("shape", "y"), [((3, 4, 4), [0, 1, 0]), ((4, 4), np.eye(4)), ((1, 4, 4), [2])])
+def test_samples_with_as_many_targets_as_rows_stay_samples(shape, y):
+    data, y = samples(30, shape, y), np.asarray(y)
+    stacked = np.ones((6, *shape), np.float32), np.stack([y] * 6).squeeze()
+    for test in (samples(6, shape, y), stacked):
+        source = own_source(data, test)
+        assert (source.x_train.shape, source.x_test.shape) == ((30, *shape), (6, *shape))
+        assert source.client_train is None
+
+
+@pytest.mark.parametrize(
+    ("data", "test", "message"),
+    [
+        (
+            pairs(20, 40), pairs(20, 40),
+            "data=... is a list of 2 pairs of arrays of equal shapes, which are the samples .x, y. of a data set or "
+            "the data of clients with 20 samples each: give arrays .x, y. of all samples, or .x, y, client.",
+        ),
+        (pairs(20, 60), pairs(4, 8, 12), "is a list of 2 data sets, one for each client, and test=... one of 3"),
+        (pairs(20, 20, 60), (XT, YT), r"data\[1\] is an empty data set"),
+        ([(X, Y), (X[:9, :3], Y[:9])], (XT, YT), r"samples of x of data\[1\] have shape \[3\], those of data\[0\]"),
+        ([(X, Y), (X[:9], ANIMALS[Y[:9]])], (XT, YT), r"y of data\[1\] is <U3, that of data\[0\] int64; make"),
+        ([(X, Y), ({"a": X[:9]}, Y[:9])], (XT, YT), r"x of data\[1\] is {a: one array}, that of data\[0\] one array"),
+    ],
+)  # fmt: skip
+def test_pairs_of_arrays_that_are_refused(data, test, message):
+    with pytest.raises(UserError, match=message) as refused:
+        own_source(data, test)
+    assert "\n" not in str(refused.value)

@@ -36,8 +36,8 @@ class ClassFolders(NamedTuple):
 def class_folders(folder: Path) -> ClassFolders:
     """Returns the images in the folders of ``folder``, one for each class, in which they may lie at any depth.
 
-    Links are followed. Hidden files and folders are not taken. Raises :class:`UserError` if there are no classes, or
-    one has no images.
+    Links are followed. Hidden files and folders are not taken. Raises :class:`UserError` if there are no classes, one
+    has no images, or a name is not UTF-8.
     """
     images: Images = {}
     left_out = beside_classes(folder)
@@ -92,6 +92,34 @@ def note_on_left_out(folder: Path, left_out: Sequence[LeftOut]) -> tuple[str, ..
     return (f"warning: {folder}: not taken for images: {_counted(left_out)}; the first is {first}",)
 
 
+def note_on_one_class(folder: Path, images: Images) -> tuple[str, ...]:
+    """Returns a line for the user if there is but one class, as in a folder that is above that of the classes."""
+    if len(images) > 1:
+        return ()
+    return (
+        f"warning: {folder} has one class, {next(iter(images))}, so that every answer is right; if the classes' "
+        "folders lie elsewhere, set data.root to the folder that they are in, or that has them in train and test",
+    )
+
+
+def check_is_undivided(folder: Path, images: Images, trains: Sequence[str], tests: Sequence[str]) -> None:
+    """Raises :class:`UserError` if a class has images in folders of both names, as a set above its own folder has: test
+    images would be trained on."""
+    for name, paths in images.items():
+        inner: dict[Path, set[str]] = {}
+        for each in {above for path in {path.parent for path in paths} for above in (path, *path.parents)}:
+            if folder / name in each.parents:
+                inner.setdefault(each.parent, set()).add(each.name)
+        for where, found in sorted(inner.items()):
+            parts = [sorted(each for each in found if each.lower() in names) for names in (trains, tests)]
+            if all(parts):
+                raise UserError(
+                    f"{where} would be a part of the class {name}, but has the folders {parts[0][0]} and "
+                    f"{parts[1][0]}, as a set has: set data.root={where} to use that set; if it is a class, put its "
+                    f"images into train/{name} and test/{name}"
+                )
+
+
 def note_on_same_folders(folder: Path, images: Mapping[str, Sequence[Path]]) -> tuple[str, ...]:
     """Returns a line for the user if the folders of several classes have folders of the same names in them, as the
     parts of a set have that are not called train and test."""
@@ -113,10 +141,11 @@ def _first_below(folder: Path, path: Path) -> str:
 
 
 class _Entry(NamedTuple):
-    """What a folder has in it: a file, or another folder."""
+    """What a folder has in it: a file, another folder, or neither, such as a pipe."""
 
     path: Path
     is_folder: bool
+    is_file: bool
 
     @property
     def is_hidden(self) -> bool:
@@ -128,12 +157,15 @@ def _judged(entries: Iterator[_Entry] | list[_Entry]) -> Iterator[tuple[Path, st
 
     What is hidden and no image, such as .DS_Store, is nobody's data and not among them.
     """
-    for path, is_folder in sorted(entries):
+    for path, is_folder, is_file in sorted(entries):
         hidden = path.name.startswith(".")
         if is_folder:
             with contextlib.suppress(OSError):
                 if any(is_image(Path(name)) for name in os.listdir(path)):
                     yield path, "hidden folders with images"
+        elif not is_file and not hidden:
+            # whoever opens a pipe waits for another program
+            yield path, "pipes or devices"
         elif is_image(path):
             yield path, "hidden" if hidden else ""
         elif not hidden:
@@ -161,19 +193,30 @@ def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[_Entry]:
 
 
 def _paths(entries: Iterator[_Entry]) -> Iterator[Path]:
-    return (each.path for each in entries if not each.is_folder)
+    return (each.path for each in entries if each.is_file)
 
 
 def _entries(folder: Path) -> list[_Entry]:
     try:
         with os.scandir(folder) as entries:
-            found = [(_Entry(Path(each.path), each.is_dir()), each.is_symlink()) for each in entries]
+            found = [(_Entry(Path(each.path), each.is_dir(), each.is_file()), each.is_symlink()) for each in entries]
     except OSError as error:
         raise UserError(f"can't read the folder {folder}: {error.strerror or error}") from None
     for each, is_link in found:
+        if not _is_utf8(each.path):
+            raise UserError(f"{os.fsencode(each.path)!r} has a name that is not UTF-8, which can't be shown: rename it")
         if is_link and not each.is_hidden and not each.path.exists():
             raise UserError(f"{each.path} is a link to {os.readlink(each.path)}, which is not there")
     return [each for each, _ in found]
+
+
+def _is_utf8(path: Path) -> bool:
+    """Returns whether a name can be written into digests, lines and the run folder, which are UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _counted(left_out: Sequence[LeftOut]) -> str:

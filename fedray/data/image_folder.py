@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from fedray.data.class_folders import (
+    ClassFolders,
     Images,
     beside_classes,
+    check_is_undivided,
     class_folders,
     note_on_left_out,
+    note_on_one_class,
     note_on_same_folders,
     others_with_images,
     part_of,
@@ -34,7 +37,7 @@ def image_folder(root: str | None, image_size: int | None) -> Source:
 
     Images directly in ``root/CLASS``, or without a folder of tests, have no division of their own: of each class, every
     fifth in the order of names is a test image. Raises :class:`UserError` if there are no such folders, a class has no
-    images, or a test class has no training images.
+    images or is itself divided into train and test, or a test class has no training images.
     """
     if root is None:
         raise UserError("data.source=image_folder needs data.root: the folder with the classes' folders")
@@ -68,26 +71,36 @@ def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
     if tests is None:
         # with other folders beside it, it is the class of that name
         whole = train if train is not None and not others else folder
-        found = class_folders(whole)
+        found = _classes(whole)
         beside = beside if whole != folder else []
         notes = [f"{whole} has no folder test: of each class, every fifth image is a test image"]
-        notes += [*note_on_left_out(folder, [*beside, *found.left_out]), *note_on_same_folders(whole, found.images)]
+        notes += note_on_left_out(folder, [*beside, *found.left_out])
+        notes += [*note_on_one_class(whole, found.images), *note_on_same_folders(whole, found.images)]
         test = {name: paths[HELD_OUT - 1 :: HELD_OUT] for name, paths in found.images.items()}
         held_out = {path for paths in test.values() for path in paths}
         rest = {name: [path for path in paths if path not in held_out] for name, paths in found.images.items()}
         return rest, test, notes
     if train is None:
         raise UserError(f"{folder} has a folder {tests.name}, but none called train")
-    found, found_tests = class_folders(train), class_folders(tests)
+    found, found_tests = _classes(train), _classes(tests)
     if unknown := sorted(set(found_tests.images) - set(found.images)):
         raise UserError(f"{tests} has class {unknown[0]!r}, which {train} does not have")
     notes = [*note_on_left_out(folder, [*beside, *found.left_out, *found_tests.left_out])]
+    notes += note_on_one_class(train, found.images)
     if others:
+        are = "are" if len(others) > 1 else "is"
         notes.append(
-            f"warning: {folder}: {', '.join(others)} are not read: {train.name} and {tests.name} are the sets to train "
-            "on and to test on"
+            f"warning: {folder}: {', '.join(others)} {are} not read: {train.name} and {tests.name} are the sets to "
+            "train on and to test on"
         )
     return found.images, found_tests.images, notes
+
+
+def _classes(folder: Path) -> ClassFolders:
+    """Returns the images in the folders of ``folder``, none of which may be a set of its own."""
+    found = class_folders(folder)
+    check_is_undivided(folder, found.images, TRAINS, TESTS)
+    return found
 
 
 def fire(root: str | None, image_size: int | None) -> Source:

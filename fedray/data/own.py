@@ -16,10 +16,11 @@ from fedray.data.hf_items import fields_of, is_table
 from fedray.data.lazy import LazyItems, random_item, read_item, stack_targets, targets_of
 from fedray.data.machine import is_much
 from fedray.data.normalization import DEFAULT, OF_TABLES, of_choice
+from fedray.data.per_client import is_arrays, one_per_client
 from fedray.data.source import Source, from_fields, validate
 from fedray.data.tables import read_frame, with_columns_of
 from fedray.data.targets import AUTO
-from fedray.data.wrapped import Joined, is_dataset, list_of
+from fedray.data.wrapped import list_of
 from fedray.errors import UserError
 
 LABEL = "label"
@@ -64,12 +65,7 @@ def _source_of(
         return validate(replace(data, files=()), None, kind, ignored)
     if test is None:
         raise UserError("data=... needs test=... in the same form")
-    data, test = _one_per_client(data, "data", label_column), _one_per_client(test, "test", label_column)
-    if isinstance(data, Joined) and isinstance(test, Joined) and len(data.datasets) != len(test.datasets):
-        raise UserError(
-            f"data=... is a list of {len(data.datasets)} data sets, one for each client, and test=... one of "
-            f"{len(test.datasets)}: give each client's own, or one data set for all"
-        )
+    data, test = one_per_client(data, test, label_column)
     columns = Columns(label_column, client_column, None, "label_column", "client_column", "Dataset.select_columns")
     if (label_column, client_column) != (LABEL, None) and not isinstance(data, pd.DataFrame) and not is_table(data):
         raise UserError(
@@ -86,35 +82,9 @@ def _source_of(
     if isinstance(data, pd.DataFrame) and isinstance(test, pd.DataFrame):
         columns.require(list(test.columns), "test", columns.target, columns.target_key)
         test = with_columns_of(data, test, columns)
-    elif _is_arrays(data) and _is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
+    elif is_arrays(data) and is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
         test = (with_columns_of(data[0], test[0]), *test[1:])
     return from_fields("own", given | _read_fields(test, "test", "test", columns, access), "data", kind, ignored)
-
-
-def _one_per_client(data: Any, name: str, label_column: str) -> Any:
-    """Returns a list of data sets, one for each client, as one; whatever else ``data`` is, it is returned as it is.
-
-    Raises :class:`UserError` for a list of tables, of which there must be one, and for a Dataset among arrays.
-    """
-    if not isinstance(data, (list, tuple)) or not len(data):
-        return data
-    tables = [is_table(each) for each in data]
-    if any(tables) or all(isinstance(each, pd.DataFrame) and label_column in each for each in data):
-        how = "datasets.concatenate_datasets" if any(tables) else "pandas.concat"
-        raise UserError(
-            f"{name}=... is a list of tables; join them by {how}, with a column that says whose each row is "
-            "(client_column)"
-        )
-    are_datasets = [is_dataset(each) for each in data]
-    if all(are_datasets):
-        return Joined(data, name)
-    if any(are_datasets) and _is_arrays(data):
-        kind = type(data[are_datasets.index(True)]).__name__
-        raise UserError(
-            f"{name}=... holds a data set ({kind}) among arrays; give arrays (x, y) or (x, y, client), a Dataset, or a "
-            "list of Datasets, one for each client"
-        )
-    return data
 
 
 def _read_fields(data: Any, name: str, part: str, columns: Columns, access: str) -> dict[str, Any]:
@@ -124,19 +94,13 @@ def _read_fields(data: Any, name: str, part: str, columns: Columns, access: str)
     """
     if isinstance(data, pd.DataFrame):
         found = read_frame(data, name, columns, part == "train")
-    elif _is_arrays(data):
+    elif is_arrays(data):
         found = tuple(data)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         found = _read_dataset(data, name, access)
     else:
         raise UserError(f"{name}=... must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}")
     return dict(zip((f"x_{part}", f"y_{part}", f"client_{part}"), found, strict=False))
-
-
-def _is_arrays(data: Any) -> bool:
-    """Returns whether ``data`` consists of x, y and perhaps clients, and is not a short list of items (x, y)."""
-    is_pair = isinstance(data, (tuple, list)) and len(data) in (2, 3)
-    return is_pair and not all(isinstance(each, (tuple, list)) and len(each) == 2 for each in data)
 
 
 def _read_dataset(dataset: Sequence[Any], name: str, access: str) -> tuple[Any, ...]:

@@ -50,6 +50,11 @@ def is_dataset(data: Any) -> bool:
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
+def is_loader(data: Any) -> bool:
+    """Returns whether ``data`` is a DataLoader of torch, which gives mini-batches in place of items."""
+    return _is(data, "DataLoader")
+
+
 def list_of(dataset: Any, attribute: str, name: str) -> Any:
     """Returns what a Dataset, or else the data sets within it, list of each item in ``attribute``; None if they do not.
 
