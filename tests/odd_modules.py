@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -615,7 +617,7 @@ def method_replaced() -> nn.Module:
     return module
 
 
-@odd(refused="forward of its layer 0 is a function that refers to the module itself")
+@odd(refused="forward of its layer 0 is or holds a function that refers to the module itself")
 def function_of_itself() -> nn.Module:
     module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     layer = module[0]
@@ -623,10 +625,81 @@ def function_of_itself() -> nn.Module:
     return module
 
 
-@odd(refused="a forward hook of its layer 0 is a function that refers to the module itself")
+@odd(refused="a forward hook of its layer 0 is or holds a function that refers to the module itself")
 def hook_of_itself() -> nn.Module:
     module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     module[0].register_forward_hook(lambda layer, inputs, output: output * module[2].bias.norm())
+    return module
+
+
+class Scaled(Ours):
+    """Computes with what is in ``ops``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: Any = None
+
+    def between(self, h: Tensor) -> Tensor:
+        op = self.ops["scale"][0] if isinstance(self.ops, dict) else self.ops
+        found: Tensor = op(h)
+        return found
+
+
+def scaled(h: Tensor, layer: nn.Linear) -> Tensor:
+    return h * layer.weight.norm()
+
+
+@odd(refused="ops of its layer Scaled is or holds a function that refers to the module itself")
+def function_in_containers() -> nn.Module:
+    module = Scaled()
+    layer = module.last
+    module.ops = {"scale": [lambda h: scaled(h, layer)]}
+    return module
+
+
+@odd(refused="ops of its layer Scaled is or holds a function that refers to the module itself")
+def function_in_a_partial() -> nn.Module:
+    module = Scaled()
+    held = [module.last]
+    module.ops = partial(lambda factor, h: factor * scaled(h, held[0]), 2)
+    return module
+
+
+@odd(refused="ops of its layer Scaled is or holds a function that refers to the module itself")
+def default_of_a_function() -> nn.Module:
+    module = Scaled()
+    module.ops = lambda h, layer=module.last: scaled(h, layer)
+    return module
+
+
+@odd(refused="ops of its layer Scaled is or holds a function that refers to the module itself")
+def function_in_a_function() -> nn.Module:
+    module = Scaled()
+    layer = module.last
+
+    def inner(h: Tensor) -> Tensor:
+        return scaled(h, layer)
+
+    module.ops = lambda h: inner(h)
+    return module
+
+
+@odd(refused="parent of its layer WeaklyItself is or holds a weak reference that refers to the module itself")
+class WeaklyItself(Ours):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parent = weakref.ref(self)
+
+    def between(self, h: Tensor) -> Tensor:
+        parent = self.parent()
+        return h if parent is None else scaled(h, parent.last)
+
+
+@odd()
+def partial_of_a_layer() -> nn.Module:
+    """Of what is in a partial, and of what a method is bound to, a copy has copies."""
+    module = Scaled()
+    module.ops = {"scale": [partial(scaled, layer=module.last)]}
     return module
 
 
