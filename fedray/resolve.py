@@ -194,7 +194,7 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
     module = make()
     of_types = prepare(module, name)
     loss = own.loss if own.loss is not None else getattr(module, "task_loss", None)
-    task, notes = fit_task(config.task, data.task, name, module, x, y, data.classes, loss, own.metrics)
+    task, notes = fit_task(config.task, data.task, name, module, x, y, data.classes, loss, own.metrics, own.model)
     facts = inspect_model(module, x, name)
     require_no_hidden_state(module, task, x, y, facts.behaviour, name)
     if algorithm.needs_classes and task.kind not in ("classification", "tokens"):

@@ -1,0 +1,90 @@
+"""Finds out what a loss or a metric reads beside outputs and targets. Of a model, that would be the wrong one: fedray
+trains copies of it, and takes gradients of the outputs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedray.core.copying import parts
+from fedray.core.structure import arguments, leaves
+from fedray.core.task import Loss
+from fedray.errors import UserError
+
+
+class Reads(TorchDispatchMode):
+    """A context that collects the memory from which operations read, also through views and detached tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+        # memory that is freed may be given to other tensors
+        self._alive: list[Tensor] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # otherwise torch loads its compiler here, which takes a second and 150 MB
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        for each in given:
+            for tensor in each if isinstance(each, (list, tuple)) else [each]:
+                if isinstance(tensor, Tensor) and tensor.numel():
+                    self.storages.add(tensor.untyped_storage().data_ptr())
+                    self._alive.append(tensor)
+        return func(*args, **(kwargs or {}))
+
+
+class OfModel:
+    """What no loss or metric may read: the trained parameters of ``modules``, and the tensors that a forward pass of
+    the first of them, on the inputs ``x [b, ...]``, makes and keeps."""
+
+    def __init__(self, modules: Sequence[nn.Module], x: Any) -> None:
+        self.modules = modules
+        before = {id(tensor): tensor for _, tensor in _kept(modules[0])}
+        args, named = arguments(x)
+        modules[0](*args, **named)
+        self.made = [(name, tensor) for name, tensor in _kept(modules[0]) if id(tensor) not in before]
+
+    def require_unread(self, what: str, function: Loss, outputs: Any, targets: Tensor) -> bool:
+        """Returns whether the values of ``function``, called ``what`` in messages, have a gradient although the outputs
+        have none: it uses parameters of its own. Raises :class:`UserError` if it reads something of the model."""
+        watch = Reads()
+        with torch.enable_grad(), watch:
+            values = function(outputs, targets)
+        for module in self.modules:
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad and _in(parameter, watch.storages):
+                    raise UserError(
+                        f"{what} uses the model's parameter {name}, but fedray trains copies of the model, and takes "
+                        "the gradient of its outputs alone: let the model return what is needed of it as one more "
+                        "output, [b, ...] (train.weight_decay is for the square of all parameters)"
+                    )
+        for name, tensor in self.made:
+            if _in(tensor, watch.storages):
+                raise UserError(
+                    f"{what} uses {name}, which a forward pass keeps in the model, but fedray trains copies of the "
+                    "model: let the model return it as one more output, [b, ...]"
+                )
+        return any(isinstance(value, Tensor) and value.requires_grad for value in leaves(values))
+
+
+def _in(tensor: Tensor, storages: set[int]) -> bool:
+    return not is_lazy(tensor) and bool(tensor.numel()) and tensor.untyped_storage().data_ptr() in storages
+
+
+def _kept(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors in the attributes of a module's layers that are neither parameters nor buffers."""
+    for prefix, layer in module.named_modules():
+        for key, value in vars(layer).items():
+            if key not in ("_parameters", "_buffers", "_modules"):
+                name = f"{prefix}.{key}" if prefix else key
+                yield from ((name, each) for each in parts(value) if isinstance(each, Tensor))
