@@ -696,6 +696,18 @@ class WeaklyItself(Ours):
 
 
 @odd()
+class KeptHandle(Ours):
+    """Keeps the handle of its hook, in which there are weak references."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handle = self.first.register_forward_hook(self.hook)
+
+    def hook(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output * self.last.weight.norm()
+
+
+@odd()
 def partial_of_a_layer() -> nn.Module:
     """Of what is in a partial, and of what a method is bound to, a copy has copies."""
     module = Scaled()

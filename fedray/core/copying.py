@@ -166,7 +166,9 @@ def _used_by(shared: FunctionType | weakref.ref[Any]) -> Iterator[Any]:
 
     def contents(value: Any) -> Iterable[Any]:
         if isinstance(value, weakref.ref):
-            return [value()]
+            # handles of hooks have references to dicts, which copies make anew
+            target = value()
+            return [target] if isinstance(target, (nn.Module, Tensor, MethodType)) else ()
         if isinstance(value, FunctionType):
             return _surroundings(value) if value is shared or value.__module__ == shared.__module__ else ()
         # other objects may hold the module for other ends

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedray.core.task import Counting, Loss, mean_loss
 from fedray.errors import UserError
+from fedray.models.soundness import require_made
 
 WEIGHED = (nn.CrossEntropyLoss, nn.NLLLoss)
 """The losses in whose mean a sample counts as much as its class."""
@@ -55,8 +56,10 @@ def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Coun
     None if all count the same.
 
     ``what`` names the loss in messages, and ``targets`` are some of those that it gets. Raises :class:`UserError` for a
-    loss that adds up samples.
+    loss that adds up samples, or that was not made in full.
     """
+    if isinstance(loss, nn.Module):
+        require_made(loss, what)
     if not isinstance(loss, nn.Module) or getattr(loss, "reduction", "none") == "none":
         return loss, None
     if loss.reduction not in ("mean", "elementwise_mean"):
