@@ -158,6 +158,16 @@ class Keeping(nn.Linear):
         return entropy(outputs, targets) + self.penalties[0]
 
 
+class Tracking(nn.Sequential):
+    """Has a loss that reads running statistics."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(nn.BatchNorm1d(sizes[0]), nn.Linear(*sizes))
+
+    def task_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return entropy(outputs, targets) + self[0].running_mean.sum()  # type: ignore[operator,union-attr]
+
+
 class Constant(nn.Linear):
     """Has a loss that reads what stays as it is."""
 
@@ -192,7 +202,8 @@ def test_a_loss_or_metric_that_reads_the_model_is_refused(tmp_path, what, detach
     ("make", "line"),
     [
         (Penalised, "the loss uses the model's parameter weight, but fedray trains copies of the model"),
-        (Keeping, "the loss uses penalties, which a forward pass keeps in the model"),
+        (Keeping, "the loss uses penalties, which a forward pass leaves in the model"),
+        (Tracking, "the loss uses 0.running_mean, which a forward pass leaves in the model"),
         (Constant, None),
     ],
 )
@@ -206,6 +217,33 @@ def test_a_models_own_loss_reads_nothing_that_is_trained(tmp_path, make, line, a
         simulate(BRIEF | {"run.output": str(tmp_path)}, data=(X, Y), test=(X, Y), model=given)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_the_users_own_pass_has_left_is_not_read(tmp_path):
+    module = Keeping(12, 4)
+    module(torch.from_numpy(X))
+    with pytest.raises(UserError, match="the loss uses penalties, which a forward pass leaves"):
+        ran(tmp_path, lambda outputs, targets: entropy(outputs, targets) + module.penalties[0], module)
+
+
+class AroundModel(nn.CrossEntropyLoss):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().forward(outputs, targets) + sum(p.square().sum() for p in self.module.parameters())
+
+
+def test_a_loss_module_that_holds_the_model_is_refused(tmp_path):
+    module = model()
+    with pytest.raises(UserError, match="the loss uses the model's parameter weight"):
+        ran(tmp_path, AroundModel(module), module)
+
+
+def test_a_loss_may_use_sparse_tensors(tmp_path):
+    eye = torch.eye(4).to_sparse()
+    assert ran(tmp_path, lambda outputs, targets: entropy(torch.sparse.mm(eye, outputs.T).T, targets), model()).summary
 
 
 def test_parameters_that_a_function_uses_are_told(tmp_path):

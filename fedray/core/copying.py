@@ -129,6 +129,10 @@ DEPTH = 4
 """How many containers may lie in each other that are looked through."""
 
 
+ATOMS = (str, bytes, int, float, complex, type(None))
+"""Types of values that are passed over, of which a vocabulary may have millions."""
+
+
 def parts(value: Any) -> Iterator[Any]:
     """Yields ``value``, and what is in it if it is a container, a method, a ``functools.partial``, or an object with
     attributes of its own. Modules and tensors have no parts here."""
@@ -139,7 +143,7 @@ def _reached(values: Iterable[Any], contents: Callable[[Any], Iterable[Any]]) ->
     """Yields each of ``values``, then their ``contents``, and so on; nothing twice."""
     seen: dict[int, Any] = {}
     for _ in range(DEPTH + 1):
-        new = {id(value): value for value in values if id(value) not in seen}
+        new = {id(value): value for value in values if not isinstance(value, ATOMS) and id(value) not in seen}
         yield from new.values()
         seen |= new
         values = [each for value in new.values() for each in contents(value)]

@@ -67,7 +67,9 @@ def fit_task(
     if kind == "other" and loss is None:
         raise UserError("task.kind=other needs a loss of your own: simulate(..., loss=...)")
     task = task_of(kind, _axis(kind, outputs, y), section.ignore_index)
-    trial = _Trial(task, outputs, y, classes, _of_model(module, given, x) if loss is not None or metrics else None)
+    trial = _Trial(
+        task, outputs, y, classes, _of_model(module, name, given, x) if loss is not None or metrics else None
+    )
     if loss is not None:
         task, lines = _with_loss(task, trial, loss)
         notes += lines
@@ -80,9 +82,10 @@ def fit_task(
     return task, notes
 
 
-def _of_model(module: nn.Module, given: Any, x: Any) -> OfModel:
-    """Returns what losses and metrics must not read of ``module``, and of the module that the user ``given``."""
-    with without_traces(module):
+def _of_model(module: nn.Module, name: str, given: Any, x: Any) -> OfModel:
+    """Returns what losses and metrics must not read of ``module``, called ``name``, and of the module that the user may
+    have ``given``."""
+    with without_traces(module), as_user_error(f"model {name} failed in training mode"):
         return OfModel([module, *([given] if isinstance(given, nn.Module) else [])], x)
 
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedray.core.copying import parts
+from fedray.core.places import same_bits
 from fedray.core.structure import arguments, leaves
 from fedray.core.task import Loss
 from fedray.errors import UserError
@@ -37,22 +38,26 @@ class Reads(TorchDispatchMode):
         given = [*args, *(kwargs or {}).values()]
         for each in given:
             for tensor in each if isinstance(each, (list, tuple)) else [each]:
-                if isinstance(tensor, Tensor) and tensor.numel():
-                    self.storages.add(tensor.untyped_storage().data_ptr())
+                if isinstance(tensor, Tensor) and (storage := _storage(tensor)) is not None:
+                    self.storages.add(storage)
                     self._alive.append(tensor)
         return func(*args, **(kwargs or {}))
 
 
 class OfModel:
-    """What no loss or metric may read: the trained parameters of ``modules``, and the tensors that a forward pass of
-    the first of them, on the inputs ``x [b, ...]``, makes and keeps."""
+    """What no loss or metric may read: of ``modules``, the trained parameters, and the tensors that a forward pass in
+    training mode, here of the first of them on the inputs ``x [b, ...]``, changes or makes and keeps."""
 
     def __init__(self, modules: Sequence[nn.Module], x: Any) -> None:
-        self.modules = modules
-        before = {id(tensor): tensor for _, tensor in _kept(modules[0])}
+        first, self.modules = modules[0], modules
+        kept = {id(tensor): tensor for _, tensor in _kept(first)}
+        buffers = {name: buffer.clone() for name, buffer in first.named_buffers()}
         args, named = arguments(x)
-        modules[0](*args, **named)
-        self.made = [(name, tensor) for name, tensor in _kept(modules[0]) if id(tensor) not in before]
+        first.train()
+        first(*args, **named)
+        self.passing = {name for name, tensor in _kept(first) if id(tensor) not in kept}
+        now = dict(first.named_buffers())
+        self.passing |= {name for name, value in buffers.items() if name in now and not same_bits(now[name], value)}
 
     def require_unread(self, what: str, function: Loss, outputs: Any, targets: Tensor) -> bool:
         """Returns whether the values of ``function``, called ``what`` in messages, have a gradient although the outputs
@@ -62,23 +67,26 @@ class OfModel:
             values = function(outputs, targets)
         for module in self.modules:
             for name, parameter in module.named_parameters():
-                if parameter.requires_grad and _in(parameter, watch.storages):
+                if parameter.requires_grad and _storage(parameter) in watch.storages:
                     raise UserError(
                         f"{what} uses the model's parameter {name}, but fedray trains copies of the model, and takes "
                         "the gradient of its outputs alone: let the model return what is needed of it as one more "
                         "output, [b, ...] (train.weight_decay is for the square of all parameters)"
                     )
-        for name, tensor in self.made:
-            if _in(tensor, watch.storages):
-                raise UserError(
-                    f"{what} uses {name}, which a forward pass keeps in the model, but fedray trains copies of the "
-                    "model: let the model return it as one more output, [b, ...]"
-                )
+            for name, tensor in (*_kept(module), *module.named_buffers()):
+                if name in self.passing and _storage(tensor) in watch.storages:
+                    raise UserError(
+                        f"{what} uses {name}, which a forward pass leaves in the model, but fedray trains copies of "
+                        "the model: let the model return it as one more output, [b, ...]"
+                    )
         return any(isinstance(value, Tensor) and value.requires_grad for value in leaves(values))
 
 
-def _in(tensor: Tensor, storages: set[int]) -> bool:
-    return not is_lazy(tensor) and bool(tensor.numel()) and tensor.untyped_storage().data_ptr() in storages
+def _storage(tensor: Tensor) -> int | None:
+    """Returns the address of a tensor's memory; None if it has none of its own, as sparse ones."""
+    if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    return tensor.untyped_storage().data_ptr()
 
 
 def _kept(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

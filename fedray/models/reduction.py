@@ -67,7 +67,8 @@ def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Coun
             f"{what} has reduction={loss.reduction!r}; fedray takes the mean over the samples of a mini-batch: "
             + INSTEAD.get(str(loss.reduction), "use reduction='mean'")
         )
-    each = copy.deepcopy(loss)
+    # with the same tensors, so that it shows if they are the model's
+    each = copy.copy(loss)
     each.reduction = "none"  # type: ignore[assignment]
     # probabilities of classes as targets are not weighed
     if not isinstance(loss, WEIGHED) or targets.is_floating_point():
