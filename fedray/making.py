@@ -28,6 +28,7 @@ from fedray.models import build, find_model, options_of
 from fedray.models.channels_last import convert
 from fedray.models.heads import Head, add_head, find_head
 from fedray.models.norms import replace_norms
+from fedray.models.soundness import require_trainable_kind
 
 
 class Maker(Protocol):
@@ -54,6 +55,7 @@ def maker_of(section: ModelConfig, given: Any, example: Any, classes: int, head:
     if isinstance(given, nn.Module):
         if options:
             raise UserError(f"model.{next(iter(options))}: the model was given as an object, which takes no options")
+        require_trainable_kind(given, "model=...")
         require_copyable(given)
         name, make = type(given).__name__, CopyMaker(Portable(given), seed)
     else:

@@ -195,7 +195,7 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
     module = make()
     as_made, of_types = AsMade.of(module), prepare(module, name)
     loss = own.loss if own.loss is not None else getattr(module, "task_loss", None)
-    task, notes = fit_task(config.task, data.task, name, module, x, y, data.classes, loss, own.metrics)
+    task, notes = fit_task(config.task, data.task, name, module, x, y, data.classes, loss, own.metrics, own.model)
     facts = inspect_model(module, x, name)
     as_made.require(module, make, x, facts.behaviour, name)
     if unknown_layer(module) is not None:

@@ -190,7 +190,7 @@ def method_replaced() -> nn.Module:
     return module
 
 
-@odd(refused="forward of its layer 0 is a function that refers to the module itself")
+@odd(refused="forward of its layer 0 is or holds a function that refers to the module itself")
 def function_of_itself() -> nn.Module:
     module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     layer = module[0]
@@ -198,7 +198,7 @@ def function_of_itself() -> nn.Module:
     return module
 
 
-@odd(refused="a forward hook of its layer 0 is a function that refers to the module itself")
+@odd(refused="a forward hook of its layer 0 is or holds a function that refers to the module itself")
 def hook_of_itself() -> nn.Module:
     module = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     module[0].register_forward_hook(lambda layer, inputs, output: output * module[2].bias.norm())

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import odd_buffers  # noqa: F401
 import odd_code  # noqa: F401
+import odd_functions  # noqa: F401
 import pytest
 import torch
 import torch.nn.functional as F

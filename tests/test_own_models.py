@@ -284,3 +284,56 @@ def test_a_module_starts_all_seeds_alike_and_its_class_does_not():
         built = [resolve(load({**config, "run.seed": seed}), Own(small_source(), model))[0] for seed in (0, 1)]
         one, two = (experiment.build_model().first.weight for experiment in built)
         assert torch.equal(one, two) == alike
+
+
+class Unmade(nn.Module):
+    """Lacks what nn.Module's __init__ sets."""
+
+    def __init__(self) -> None:
+        self.factor = 2
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return inputs[0]
+
+
+class WithUnmade(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unmade = Unmade()
+
+
+@pytest.mark.parametrize("as_class", [False, True])
+@pytest.mark.parametrize("make", [Unmade, WithUnmade])
+def test_a_module_without_the_init_of_modules_is_one_line(make, as_class, tmp_path):
+    with pytest.raises(UserError) as caught:
+        run(tmp_path, {"model": make if as_class else make()})
+    assert str(caught.value).endswith(
+        "the __init__ of Unmade must begin with super().__init__(), as nn.Module needs it"
+    )
+
+
+@pytest.mark.parametrize("call", [{"loss": Unmade()}, {"metrics": {"own": Unmade()}}])
+def test_a_loss_or_metric_without_it_is_one_line(call, tmp_path):
+    with pytest.raises(UserError, match=r"(the loss|metric 'own'): the __init__ of Unmade must begin with super"):
+        run(tmp_path, call)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "which"),
+    [
+        (lambda: torch.jit.script(Normed()), "it is"),
+        (lambda: torch.jit.trace(Normed().eval(), torch.zeros(2, FEATURES)), "it is"),
+        (lambda: nn.Sequential(torch.jit.script(nn.Linear(FEATURES, CLASSES))), "its layer 0 is"),
+    ],
+)
+def test_torchscript_is_refused_in_one_line(make, which, tmp_path):
+    for model in (make(), make):
+        with pytest.raises(UserError, match=rf": {which} a TorchScript module .* hand over the plain nn.Module"):
+            run(tmp_path, {"model": model})
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_model_whose_arguments_cannot_be_read_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="must be a module, or a class or function that makes one, not Script"):
+        run(tmp_path, {"model": torch.jit.script(F.relu)})

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
-from types import FunctionType
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -97,32 +100,93 @@ def require_copyable(module: nn.Module) -> None:
             )
     of_module = {id(each) for each in (*module.modules(), *Places(module).tensors.values())}
     for name, layer in module.named_modules():
-        for what, function in _functions(layer):
+        for what, function in _shared(layer):
             if any(id(value) in of_module for value in _used_by(function)):
+                kind = "a function" if isinstance(function, FunctionType) else "a weak reference"
                 raise UserError(
-                    f"model=...: {what} of its layer {name or type(layer).__name__} is a function that refers to the "
-                    "module itself, of which fedray trains copies: hand over a class, or a function that makes the "
+                    f"model=...: {what} of its layer {name or type(layer).__name__} is or holds {kind} that refers to "
+                    "the module itself, of which fedray trains copies: hand over a class, or a function that makes the "
                     "module, in place of the module"
                 )
 
 
-def _functions(layer: nn.Module) -> Iterator[tuple[str, FunctionType]]:
-    """Yields the functions that a layer was given beside those of its class, each with its name for a message."""
+def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[Any]]]:
+    """Yields what copies of a layer share with it: the functions that it was given beside those of its class, and weak
+    references, each with its name for a message."""
     hooks: dict[str, Mapping[Any, Any]] = {
         "a forward hook": layer._forward_hooks, "a forward pre-hook": layer._forward_pre_hooks,
-        "a backward hook": layer._backward_hooks,
+        "a backward hook": layer._backward_hooks, "a backward pre-hook": layer._backward_pre_hooks,
     }  # fmt: skip
-    found = [(key, value) for key, value in vars(layer).items()]
-    found += [(what, hook) for what, own in hooks.items() for hook in own.values()]
-    yield from ((what, value) for what, value in found if isinstance(value, FunctionType))
+    # torch makes this one's weak references to its weights anew
+    own_refs = "_flat_weight_refs" if isinstance(layer, nn.RNNBase) else None
+    found = [(key, value) for key, value in vars(layer).items() if key != own_refs]
+    found = [(what, hook) for what, own in hooks.items() for hook in own.values()] + found
+    for what, value in found:
+        yield from ((what, each) for each in parts(value) if isinstance(each, (FunctionType, weakref.ref)))
 
 
-def _used_by(function: FunctionType) -> Iterator[Any]:
-    """Yields the objects of its surroundings that a function uses."""
+DEPTH = 4
+"""How many containers may lie in each other that are looked through."""
+
+
+ATOMS = (str, bytes, int, float, complex, type(None))
+"""Types of values that are passed over, of which a vocabulary may have millions."""
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """Yields ``value``, and what is in it if it is a container, a method, a ``functools.partial``, or an object with
+    attributes of its own. Modules and tensors have no parts here."""
+    yield from _reached([value], _contents)
+
+
+def _reached(values: Iterable[Any], contents: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    """Yields each of ``values``, then their ``contents``, and so on; nothing twice."""
+    seen: dict[int, Any] = {}
+    for _ in range(DEPTH + 1):
+        new = {id(value): value for value in values if not isinstance(value, ATOMS) and id(value) not in seen}
+        yield from new.values()
+        seen |= new
+        values = [each for value in new.values() for each in contents(value)]
+
+
+def _contents(value: Any) -> Iterable[Any]:
+    """Returns what is in a value of which a copy has copies."""
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return value
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, (nn.Module, Tensor, type, ModuleType, FunctionType)):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _used_by(shared: FunctionType | weakref.ref[Any]) -> Iterator[Any]:
+    """Yields the objects that a function uses or a weak reference stands for, and what is in them; also what is used by
+    the functions among them that are the same user's."""
+
+    def contents(value: Any) -> Iterable[Any]:
+        if isinstance(value, weakref.ref):
+            # handles of hooks have references to dicts, which copies make anew
+            target = value()
+            return [target] if isinstance(target, (nn.Module, Tensor, MethodType)) else ()
+        if isinstance(value, FunctionType):
+            return _surroundings(value) if value is shared or value.__module__ == shared.__module__ else ()
+        # other objects may hold the module for other ends
+        return _contents(value) if isinstance(value, (list, tuple, set, Mapping, partial, MethodType)) else ()
+
+    yield from _reached([shared], contents)
+
+
+def _surroundings(function: FunctionType) -> list[Any]:
+    """Returns the objects of its surroundings that a function uses, and the default values of its arguments."""
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     try:
         found = inspect.getclosurevars(function)
     except ValueError:
         # a variable that has no value yet
-        return
-    yield from found.nonlocals.values()
-    yield from found.globals.values()
+        return defaults
+    return [*defaults, *found.nonlocals.values(), *found.globals.values()]

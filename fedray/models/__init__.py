@@ -19,6 +19,7 @@ from fedray.importing import FORMS, as_user_error, import_object, is_own
 from fedray.models.ghbm import GHBMCNN, ResNet20
 from fedray.models.heads import Head as Head
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
+from fedray.models.soundness import require_trainable_kind
 from fedray.models.text import ShakespeareLSTM, StackOverflowLSTM
 from fedray.models.vision import (
     PREFIX,
@@ -73,8 +74,16 @@ def find_model(name: str) -> Callable[..., nn.Module]:
 
 
 def options_of(model: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
-    """Returns the options of a model: its constructor's arguments without ``input_shape`` and ``classes``."""
-    parameters = inspect.signature(model).parameters
+    """Returns the options of a model: its constructor's arguments without ``input_shape`` and ``classes``.
+
+    Raises :class:`UserError` for a callable whose arguments can't be read, such as a compiled one.
+    """
+    try:
+        parameters = inspect.signature(model).parameters
+    except (TypeError, ValueError):
+        raise UserError(
+            f"model=... must be a module, or a class or function that makes one, not {type(model).__name__}"
+        ) from None
     return {name: p for name, p in parameters.items() if name not in ("input_shape", "classes")}
 
 
@@ -91,6 +100,7 @@ def build(
         module = model(**asked, **options)
     if not isinstance(module, nn.Module):
         raise UserError(f"model {name} must be a torch.nn.Module, not {type(module).__name__}")
+    require_trainable_kind(module, f"model {name}")
     if any(nn.parameter.is_lazy(value) for value in module.state_dict().values()):
         raise UserError(f"model {name} has lazy layers, whose sizes are unknown: give them their input sizes")
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,10 +19,17 @@ from fedray.core.task import Counting, Loss, Metric, Task, sums_of_samples, task
 from fedray.errors import UserError, near_miss
 from fedray.importing import as_user_error
 from fedray.models.behaviour import without_traces
+from fedray.models.loss_reads import OfModel
 from fedray.models.reduction import notes_on_parameters, require_same_mean, without_reduction
 
 TRIALS, LARGEST, SIZES = 3, 250, (2, 7, 50, 120)
 """A loss or a metric is tried on ``TRIALS`` batches of ``LARGEST`` samples, and on their first ``SIZES`` samples."""
+
+PLAIN_MEAN = (
+    "return the loss of each sample (reduction='none'), of which fedray takes the plain mean; a weighted loss of "
+    "torch's is handed over itself (loss=nn.CrossEntropyLoss(weight=...)), and has its weighted mean"
+)
+"""What is to be done about a loss that returns a mean."""
 
 MOST_NUMBERS = 20_000_000
 """The most numbers in the outputs on which a loss or metric is tried; there are fewer samples if they have more."""
@@ -37,11 +45,13 @@ def fit_task(
     classes: int,
     loss: Loss | None,
     metrics: Mapping[str, Loss],
+    given: Any = None,
 ) -> tuple[Task, list[str]]:
     """Returns the task of a run, and lines for the user about it.
 
     ``kind`` is what the data are for. ``module``, called ``name`` in messages, is tried on some samples of them, ``x
-    [b, ...]`` and ``y [b, ...]``. ``loss`` and ``metrics`` are the user's own; a loss of None is the kind's.
+    [b, ...]`` and ``y [b, ...]``. ``loss`` and ``metrics`` are the user's own; a loss of None is the kind's. ``given``
+    is what the user handed over as the model, None if it has a name.
 
     Raises :class:`UserError` if the model's outputs do not fit the targets, or a loss or metric can't be used.
     """
@@ -57,25 +67,40 @@ def fit_task(
     if kind == "other" and loss is None:
         raise UserError("task.kind=other needs a loss of your own: simulate(..., loss=...)")
     task = task_of(kind, _axis(kind, outputs, y), section.ignore_index)
-    trial = _Trial(task, outputs, y, classes)
+    trial = _Trial(
+        task, outputs, y, classes, _of_model(module, name, given, x) if loss is not None or metrics else None
+    )
     if loss is not None:
-        given = loss
-        loss, counting = without_reduction(given, "the loss", y)
-        per_entry = trial.check("the loss", loss, "use reduction='none'")
-        task = replace(task, loss=loss, loss_per_entry=per_entry, counting=counting)
-        trial.check_mean("the loss", given, task)
-        notes += notes_on_parameters(given)
-        if trial.depends_on_batch("the loss", loss):
-            notes.append(
-                "warning: the loss of a sample depends on the other samples of its batch, so test_loss depends on the "
-                "size of evaluation batches, and train_loss on train.batch_size"
-            )
+        task, lines = _with_loss(task, trial, loss)
+        notes += lines
     task = replace(task, smoothing=_smoothing(section, kind, loss))
     task = _with_metrics(task, trial, section, metrics)
     with as_user_error(f"model {name} failed in training mode"):
         outputs = outputs_of(module, x, training=True)
     if obstacle := _misfit(kind, outputs, y, classes):
         raise UserError(f"model {name}, in training mode, {obstacle}")
+    return task, notes
+
+
+def _of_model(module: nn.Module, name: str, given: Any, x: Any) -> OfModel:
+    """Returns what losses and metrics must not read of ``module``, called ``name``, and of the module that the user may
+    have ``given``."""
+    with without_traces(module), as_user_error(f"model {name} failed in training mode"):
+        return OfModel([module, *([given] if isinstance(given, nn.Module) else [])], x)
+
+
+def _with_loss(task: Task, trial: _Trial, given: Loss) -> tuple[Task, list[str]]:
+    """Returns ``task`` with the loss that the user has ``given``, or the model has, and lines for the user about it."""
+    loss, counting = without_reduction(given, "the loss", trial.y)
+    trial, per_entry, has_parameters = trial.check("the loss", loss, PLAIN_MEAN)
+    task = replace(task, loss=loss, loss_per_entry=per_entry, counting=counting)
+    trial.check_mean("the loss", given, task)
+    notes = notes_on_parameters(given, has_parameters)
+    if trial.depends_on_batch("the loss", loss):
+        notes.append(
+            "warning: the loss of a sample depends on the other samples of its batch, so test_loss depends on the "
+            "size of evaluation batches, and train_loss on train.batch_size"
+        )
     return task, notes
 
 
@@ -151,8 +176,8 @@ def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mappi
         metric, counting = without_reduction(given, f"metric {name!r}", trial.y)
         if name in known or name in ("loss", "accuracy"):
             raise UserError(f"metric {name!r} has the name of a figure of fedray's own: choose another")
-        trial.check(f"metric {name!r}", metric, "fedray takes the mean over the test set itself")
-        if trial.depends_on_batch(f"metric {name!r}", metric):
+        tried, _, _ = trial.check(f"metric {name!r}", metric, "fedray takes the mean over the test set itself")
+        if tried.depends_on_batch(f"metric {name!r}", metric):
             raise UserError(
                 f"metric {name!r} gives a sample another value when there are other samples in its batch, so its mean "
                 "would depend on the size of evaluation batches: let it look at each sample alone"
@@ -181,10 +206,15 @@ def _two_sums(outputs: Any, targets: Tensor, each: Loss, counting: Counting) -> 
 
 
 class _Trial:
-    """Batches of random outputs and of targets, shaped as those of a model, on which losses and metrics are tried."""
+    """Batches of outputs and targets, shaped as those of a model, on which losses and metrics are tried.
 
-    def __init__(self, task: Task, outputs: Any, y: Tensor, classes: int) -> None:
-        self.kind, self.outputs, self.y, self.classes = task.kind, outputs, y, classes
+    The outputs are random numbers, or, where ``own_rows`` is true, drawn from the model's own ``outputs``. Nothing of
+    ``of_model`` may be read.
+    """
+
+    def __init__(self, task: Task, outputs: Any, y: Tensor, classes: int, of_model: OfModel | None) -> None:
+        self.kind, self.outputs, self.y, self.classes, self.of_model = task.kind, outputs, y, classes, of_model
+        self.own_rows = False
         # logits of long texts and large vocabularies would fill the memory
         each = sum(leaf[0].numel() for leaf in leaves(outputs) if isinstance(leaf, Tensor))
         self.largest = max(SIZES[0] + 1, min(LARGEST, MOST_NUMBERS // max(1, each)))
@@ -192,8 +222,11 @@ class _Trial:
     def batch(self, size: int, draw: int = 0) -> tuple[Any, Tensor]:
         """Returns outputs and targets of ``size`` samples. Of a classification, half of them are predicted rightly."""
         rng = stream(0, Purpose.INIT, draw)
+        rows = torch.from_numpy(rng.integers(0, len(self.y), size)) if self.own_rows else None
 
         def drawn(like: Tensor) -> Tensor:
+            if rows is not None:
+                return like[rows]
             noise = torch.from_numpy(rng.standard_normal((size, *like.shape[1:]), dtype=np.float32))
             return noise if like.is_floating_point() else noise.sign().to(like.dtype)
 
@@ -204,17 +237,33 @@ class _Trial:
         targets[::2] = outputs[::2].argmax(1)
         return outputs, targets
 
-    def check(self, what: str, function: Loss, advice: str) -> bool:
-        """Returns whether ``function`` gives a value for each entry of the targets, rather than for each sample.
+    def suited_to(self, function: Loss) -> _Trial:
+        """Returns the trial with outputs that suit ``function``: those of the model where random ones do not, as a loss
+        of probabilities fails on other numbers, or gives NaN."""
+        try:
+            if bool(torch.as_tensor(function(*self.batch(SIZES[0]))).isfinite().all()):
+                return self
+        except Exception:
+            # whatever it is, it is raised again if the model's outputs do not suit either
+            pass
+        trial = copy.copy(self)
+        trial.own_rows = True
+        return trial
 
-        Raises :class:`UserError` if it gives neither.
+    def check(self, what: str, function: Loss, advice: str) -> tuple[_Trial, bool, bool]:
+        """Returns the trial that suits ``function``, whether it gives a value for each entry of the targets, rather
+        than for each sample, and whether it uses parameters of its own.
+
+        Raises :class:`UserError` if it gives neither, or reads something of the model.
         """
-        per_entry = False
+        trial, per_entry, has_parameters = self.suited_to(function), False, False
         # two sizes are tried, because one of them may happen to be the number of classes
         for size in (2, self.classes + 1 if self.kind == "classification" else 3):
-            outputs, targets = self.batch(size)
+            outputs, targets = trial.batch(size)
             with as_user_error(f"{what} failed on outputs of {_shapes(outputs)} and targets [{size}]"):
                 values = function(outputs, targets)
+                if self.of_model is not None:
+                    has_parameters = self.of_model.require_unread(what, function, outputs, targets)
             if not isinstance(values, Tensor):
                 raise UserError(f"{what} must give one value per sample, a tensor [b], not {type(values).__name__}")
             per_entry = values.dim() > 1 and values.shape == targets.shape
@@ -222,7 +271,7 @@ class _Trial:
                 raise UserError(
                     f"{what} must give one value per sample, [b], not a tensor of shape {list(values.shape)}: {advice}"
                 )
-        return per_entry
+        return trial, per_entry, has_parameters
 
     def check_mean(self, what: str, loss: Any, task: Task) -> None:
         """Raises :class:`UserError` if the mean that a module of torch's takes by itself is not that of ``task``."""

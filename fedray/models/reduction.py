@@ -15,12 +15,22 @@ from torch import Tensor, nn
 
 from fedray.core.task import Counting, Loss, mean_loss
 from fedray.errors import UserError
+from fedray.models.soundness import require_made
 
 WEIGHED = (nn.CrossEntropyLoss, nn.NLLLoss)
 """The losses in whose mean a sample counts as much as its class."""
 
 NOTHING_IGNORED = -100
 """torch's default for the class that is ignored, and that of ``task.ignore_index``."""
+
+INSTEAD = {
+    "sum": "use reduction='mean', and a train.lr that is as many times larger as a mini-batch has samples",
+    "batchmean": (
+        "hand over a function that returns the sum of each sample, such as lambda outputs, targets: "
+        "nn.functional.kl_div(outputs, targets, reduction='none').sum(1)"
+    ),
+}
+"""What is to be done about a loss with another reduction."""
 
 CLOSE = 1e-4
 """The largest difference of two means, relative to their size, that counts as rounding."""
@@ -46,16 +56,19 @@ def without_reduction(loss: Any, what: str, targets: Tensor) -> tuple[Loss, Coun
     None if all count the same.
 
     ``what`` names the loss in messages, and ``targets`` are some of those that it gets. Raises :class:`UserError` for a
-    loss that adds up samples.
+    loss that adds up samples, or that was not made in full.
     """
+    if isinstance(loss, nn.Module):
+        require_made(loss, what)
     if not isinstance(loss, nn.Module) or getattr(loss, "reduction", "none") == "none":
         return loss, None
     if loss.reduction not in ("mean", "elementwise_mean"):
         raise UserError(
-            f"{what} has reduction={loss.reduction!r}; fedray takes the mean over the samples of a mini-batch: use "
-            "reduction='mean', and multiply train.lr by what the loss is larger"
+            f"{what} has reduction={loss.reduction!r}; fedray takes the mean over the samples of a mini-batch: "
+            + INSTEAD.get(str(loss.reduction), "use reduction='mean'")
         )
-    each = copy.deepcopy(loss)
+    # with the same tensors, so that it shows if they are the model's
+    each = copy.copy(loss)
     each.reduction = "none"  # type: ignore[assignment]
     # probabilities of classes as targets are not weighed
     if not isinstance(loss, WEIGHED) or targets.is_floating_point():
@@ -80,12 +93,14 @@ def require_same_mean(
         )
 
 
-def notes_on_parameters(loss: Any) -> list[str]:
-    """Returns a line for the user about the parameters of a loss that is a module, if it has any."""
+def notes_on_parameters(loss: Any, found: bool) -> list[str]:
+    """Returns a line for the user about the parameters of a loss, if it is a module that has any, or if a trial
+    ``found`` that it uses some."""
     trained = [name for name, p in loss.named_parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
-    if not trained:
+    if not trained and not found:
         return []
+    named = f" ({', '.join(trained)})" if trained else ""
     return [
-        f"warning: the loss has parameters of its own ({', '.join(trained)}), which stay as they are: fedray trains "
-        "those of the model alone"
+        f"warning: the loss has parameters of its own{named}, which stay as they are: fedray trains those of the model "
+        "alone"
     ]

@@ -1,0 +1,43 @@
+"""Finds modules with which nothing can be done, before an error of torch's says so in other words."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedray.errors import UserError
+
+
+def require_made(module: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
+    """Returns ``module``, called ``what`` in messages, and the layers in it, with their names. What is within those of
+    TorchScript is left out.
+
+    Raises :class:`UserError` if one of them was made without the ``__init__`` of nn.Module, so that torch can do
+    nothing with it.
+    """
+    # torch's named_modules() fails on such a layer
+    left, found = [("", module)], dict[nn.Module, str]()
+    while left:
+        name, layer = left.pop()
+        found[layer] = name
+        if isinstance(layer, torch.jit.ScriptModule):
+            continue
+        if "_modules" not in vars(layer):
+            kind = type(layer).__name__
+            raise UserError(f"{what}: the __init__ of {kind} must begin with super().__init__(), as nn.Module needs it")
+        for key, each in layer._modules.items():
+            if each is not None and each not in found:
+                left.append((f"{name}.{key}" if name else key, each))
+    return [(name, layer) for layer, name in found.items()]
+
+
+def require_trainable_kind(module: nn.Module, what: str) -> None:
+    """Raises :class:`UserError` if ``module`` can't be a model: if it was not made in full, or if it, or a layer in it,
+    is of TorchScript."""
+    for name, layer in require_made(module, what):
+        if isinstance(layer, torch.jit.ScriptModule):
+            which = f"its layer {name} is" if name else "it is"
+            raise UserError(
+                f"{what}: {which} a TorchScript module (torch.jit.script, torch.jit.trace, torch.jit.load), which "
+                "fedray can't train: hand over the plain nn.Module of which it was made"
+            )
