@@ -158,7 +158,9 @@ def gradient_graph(
         return f"the loss of {config.algorithm.name} is the algorithm's own"
     if model.draws:
         return "the model draws random numbers"
-    return traced_gradient(module, task, vectorize, *data.examples(batch_size))
+    if model.late_buffers:
+        return f"the model makes its buffer {model.late_buffers[0]} in its first forward pass"
+    return traced_gradient(module, task, vectorize, *data.examples(batch_size), model.behaviour.changing)
 
 
 def is_replayed(

@@ -197,7 +197,7 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
     loss = own.loss if own.loss is not None else getattr(module, "task_loss", None)
     task, notes = fit_task(config.task, data.task, name, module, x, y, data.classes, loss, own.metrics, own.model)
     facts = inspect_model(module, x, name)
-    as_made.require(module, make, x, facts.behaviour, name)
+    facts = replace(facts, late_buffers=as_made.late_buffers(module, make, x, facts.behaviour, name))
     if unknown_layer(module) is not None:
         require_no_hidden_state(make, task, x, y, facts.behaviour, name)
     if algorithm.needs_classes and task.kind not in ("classification", "tokens"):

@@ -197,9 +197,14 @@ class AsMade(NamedTuple):
         trained = (name for name, parameter in places.parameters.items() if parameter.requires_grad)
         return cls(frozenset(places.tensors), frozenset(trained))
 
-    def require(self, module: nn.Module, make: Callable[[], nn.Module], x: Any, found: Behaviour, name: str) -> None:
-        """Raises :class:`UserError` if ``module``, called ``name``, has begun or ceased to train a parameter, or has
-        made a buffer that depends on more than the shape of its inputs. ``make()`` makes it again."""
+    def late_buffers(
+        self, module: nn.Module, make: Callable[[], nn.Module], x: Any, found: Behaviour, name: str
+    ) -> tuple[str, ...]:
+        """Returns the buffers that ``module``, called ``name``, has made in its first forward pass.
+
+        Raises :class:`UserError` if such a buffer depends on more than the shape of the inputs, or if the module has
+        begun or ceased to train a parameter. ``make()`` makes it again.
+        """
         if switched := sorted(self.trained ^ AsMade.of(module).trained):
             raise UserError(
                 f"model {name}: its train(), eval() or forward pass sets requires_grad of {switched[0]}; set it once, "
@@ -207,7 +212,7 @@ class AsMade(NamedTuple):
             )
         late = [key for key in Places(module).buffers if key not in self.tensors]
         if not late:
-            return
+            return ()
         # other numbers of the same shapes
         x = map_leaves(lambda leaf: leaf.flip(0) * 0.5 if leaf.is_floating_point() else leaf.flip(0), x)
         args, named = arguments(x)
@@ -222,6 +227,7 @@ class AsMade(NamedTuple):
                     f"model {name} makes its buffer {key} in a forward pass, so that no other process knows of it: "
                     "make it in __init__ (self.register_buffer(...))"
                 )
+        return tuple(late)
 
 
 def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -> list[str]:

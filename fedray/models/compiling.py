@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -20,13 +21,16 @@ from fedray.errors import first_sentence
 from fedray.models.stacking import TOLERANCE, hooked_parameter
 
 
-def traced_gradient(module: nn.Module, task: Task, vectorize: bool, x: Any, y: Tensor) -> GraphModule | str:
+def traced_gradient(
+    module: nn.Module, task: Task, vectorize: bool, x: Any, y: Tensor, changing: Collection[str] | None = None
+) -> GraphModule | str:
     """Returns the operations of the gradient of ``module`` for a mini-batch of ``x [b, ...]`` and ``y [b, ...]``, or
-    the reason why it can't be compiled. With ``vectorize`` it is that of a stack."""
+    the reason why it can't be compiled. With ``vectorize`` it is that of a stack. ``changing`` are the buffers that
+    forward passes change, None if it may be all."""
     if hooked := hooked_parameter(module):
         return hooked
     kind: type[Network] = StackNetwork if vectorize else LoopNetwork
-    network = kind(copied(module), task)
+    network = kind(copied(module), task, changing=changing)
     batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
     try:
         inputs = network.inputs_of(network.loaded().rows(1), batch, 0)

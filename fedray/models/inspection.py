@@ -39,6 +39,7 @@ class ModelFacts:
       ``prediction_flops``: those of the predictor.
     * ``behaviour``: what the forward pass does beside that. ``draws`` says whether it draws random numbers, as dropout
       does.
+    * ``late_buffers``: buffers that the first forward pass makes.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
     """
 
@@ -49,6 +50,7 @@ class ModelFacts:
     prediction_flops: float = 0.0
     uncounted: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    late_buffers: tuple[str, ...] = ()
 
     @property
     def draws(self) -> bool:
