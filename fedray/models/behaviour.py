@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedray.core.batches import Batch
 from fedray.core.known_code import may_write
@@ -24,6 +23,7 @@ from fedray.core.seeds import Purpose, drawn_by, every_rng
 from fedray.core.structure import arguments, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Model
+from fedray.core.watching import Watching
 from fedray.errors import UserError, first_sentence
 from fedray.importing import as_user_error
 
@@ -60,7 +60,7 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
     trained = {key: parameter for key, parameter in places.parameters.items() if parameter.requires_grad}
     values = {key: tensors[key].detach().clone() for key in places.buffers if key in tensors}
     data = {key: parameter.data_ptr() for key, parameter in places.parameters.items()}
-    watch, draws = _Writes(), set[str]()
+    watch, draws = Watching(written), set[str]()
 
     def run() -> None:
         with as_user_error(f"model {name} failed"):
@@ -76,7 +76,7 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
             _switch(module, training, tensors, name)
             with torch.set_grad_enabled(training), watch:
                 draws |= drawn_by(run)
-        into = {key for key, tensor in tensors.items() if _storage(tensor) in watch.storages}
+        into = {key for key, tensor in tensors.items() if watch.has_met(tensor)}
         moved = {key for key, parameter in places.parameters.items() if parameter.data_ptr() != data[key]}
         changed = {key for key, value in values.items() if not _is_still(places.now(key), value)}
     frozen = (into | moved) & (places.parameters.keys() - trained.keys())
@@ -92,13 +92,12 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
 def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], name: str) -> None:
     """Puts ``module`` into training or evaluation mode. Raises :class:`UserError` if that writes into one of its
     ``tensors``: fedray loads other models between a switch and the next one."""
-    watch = _Writes()
+    watch = Watching(written)
     with watch:
         module.train(training)
-    written = [key for key, tensor in tensors.items() if _storage(tensor) in watch.storages]
-    if written:
+    if met := [key for key, tensor in tensors.items() if watch.has_met(tensor)]:
         raise UserError(
-            f"model {name}: its train() or eval() writes into {written[0]}, but fedray loads the models of many "
+            f"model {name}: its train() or eval() writes into {met[0]}, but fedray loads the models of many "
             "clients in between: let only forward passes write into tensors (of LoRA layers: merge_weights=False)"
         )
 
@@ -119,33 +118,6 @@ def _with_kin(module: nn.Module, changing: set[str]) -> set[str]:
 
 def _is_still(now: Any, value: Tensor) -> bool:
     return isinstance(now, Tensor) and same_bits(now, value)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-class _Writes(TorchDispatchMode):
-    """A context that collects the memory into which operations write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.storages: set[int] = set()
-        # memory that is freed may be given to other tensors
-        self._alive: list[Tensor] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # otherwise torch loads its compiler here, which takes a second and 150 MB
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        for tensor in written(func, args, kwargs or {}):
-            self.storages.add(_storage(tensor))
-            self._alive.append(tensor)
-        return func(*args, **(kwargs or {}))
 
 
 def require_no_hidden_state(

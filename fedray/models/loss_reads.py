@@ -3,45 +3,18 @@ trains copies of it, and takes gradients of the outputs alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedray.core.copying import parts
 from fedray.core.places import same_bits
 from fedray.core.structure import arguments, leaves
 from fedray.core.task import Loss
+from fedray.core.watching import Watching, read
 from fedray.errors import UserError
-
-
-class Reads(TorchDispatchMode):
-    """A context that collects the memory from which operations read, also through views and detached tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.storages: set[int] = set()
-        # memory that is freed may be given to other tensors
-        self._alive: list[Tensor] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # otherwise torch loads its compiler here, which takes a second and 150 MB
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = [*args, *(kwargs or {}).values()]
-        for each in given:
-            for tensor in each if isinstance(each, (list, tuple)) else [each]:
-                if isinstance(tensor, Tensor) and (storage := _storage(tensor)) is not None:
-                    self.storages.add(storage)
-                    self._alive.append(tensor)
-        return func(*args, **(kwargs or {}))
 
 
 class OfModel:
@@ -62,31 +35,24 @@ class OfModel:
     def require_unread(self, what: str, function: Loss, outputs: Any, targets: Tensor) -> bool:
         """Returns whether the values of ``function``, called ``what`` in messages, have a gradient although the outputs
         have none: it uses parameters of its own. Raises :class:`UserError` if it reads something of the model."""
-        watch = Reads()
+        watch = Watching(read)
         with torch.enable_grad(), watch:
             values = function(outputs, targets)
         for module in self.modules:
             for name, parameter in module.named_parameters():
-                if parameter.requires_grad and _storage(parameter) in watch.storages:
+                if parameter.requires_grad and watch.has_met(parameter):
                     raise UserError(
                         f"{what} uses the model's parameter {name}, but fedray trains copies of the model, and takes "
                         "the gradient of its outputs alone: let the model return what is needed of it as one more "
                         "output, [b, ...] (train.weight_decay is for the square of all parameters)"
                     )
             for name, tensor in (*_kept(module), *module.named_buffers()):
-                if name in self.passing and _storage(tensor) in watch.storages:
+                if name in self.passing and watch.has_met(tensor):
                     raise UserError(
                         f"{what} uses {name}, which a forward pass leaves in the model, but fedray trains copies of "
                         "the model: let the model return it as one more output, [b, ...]"
                     )
         return any(isinstance(value, Tensor) and value.requires_grad for value in leaves(values))
-
-
-def _storage(tensor: Tensor) -> int | None:
-    """Returns the address of a tensor's memory; None if it has none of its own, as sparse ones."""
-    if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
-        return None
-    return tensor.untyped_storage().data_ptr()
 
 
 def _kept(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
