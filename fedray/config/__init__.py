@@ -1,5 +1,6 @@
 """The configuration of a run: its keys, and how it is read and checked."""
 
+from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
 from fedray.config.reading import (
     assign,
@@ -25,7 +26,6 @@ from fedray.config.sections import (
     AlgorithmConfig,
     Config,
     DataConfig,
-    EngineConfig,
     Given,
     PartitionConfig,
     RunConfig,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Auto, Real, Section, Whole, in_message
@@ -288,73 +289,6 @@ class TrainConfig(Section):
             raise ValueError("give train.lr_decay or train.lr_schedule, not both")
         if isinstance(self.batch_size, int) and self.batch_size < 1:
             raise ValueError(f"train.batch_size must be 'full' or at least 1, not {self.batch_size}")
-        return self
-
-
-class EngineConfig(Section):
-    """Where and how the clients are simulated. Only the keys that say so change a result."""
-
-    kind: Literal["ray", "local"] = Field("ray", description="ray, or local: one process without Ray, the same bits")
-    actors: Whole | Literal["auto", "per_client"] = Field("auto", description="client actors; auto fills the cluster")
-    cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
-    gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
-    actors_per_gpu: Whole | Auto | None = Field(
-        None, description="client actors on each GPU, instead of gpus_per_actor; auto (if none is set): as many as fit"
-    )
-    chunk: Whole | Auto = Field(
-        "auto",
-        description="the most clients of a batched stack, or that stay together; changes bits if batched",
-    )
-    vectorize: bool | Auto = Field(
-        "auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits"
-    )
-    compile: bool | Auto = Field(
-        "auto", description="compile clients' gradients; auto: those of long runs of dense models; changes bits"
-    )
-    channels_last: bool | Auto = Field(
-        "auto",
-        description="lay 2-d convolutions out with channels last; auto: where that is faster; changes bits",
-    )
-    replay: bool | Auto = Field(
-        "auto", description="record a gradient's operations and repeat them: faster, same bits; auto: of known layers"
-    )
-    start_timeout: Real = Field(120.0, gt=0, description="seconds to wait for the cluster's resources")
-    max_retries: Whole = Field(3, ge=0, description="how often in a row an actor may be lost before the run stops")
-    address: str | None = Field(None, description="address of a running Ray cluster; `local` starts one here")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: cuda where there are GPUs, or where the run began; changes bits"
-    )
-    threads: Whole = Field(1, ge=1, le=1024, description="torch threads of every computing process; changes bits")
-    server_cpus: Real = Field(0.0, ge=0, description="CPU share of the server actor")
-    server_gpus: Real = Field(0.0, ge=0, description="GPU share of the server actor")
-    spill_dir: str | None = Field(
-        None, description="place of clients' states (null: the run folder; /tmp on others), and of Ray's spilled data"
-    )
-    portable_bits: bool = Field(False, description="the same bits on different CPUs (slower); changes bits")
-    profile: bool = Field(False, description="record what each round's time went into (profile.csv, TensorBoard)")
-
-    @property
-    def asks_for_ray(self) -> bool:
-        """Whether the user named the engine, or a cluster, so that no other engine may take its place."""
-        return "kind" in self.model_fields_set or self.address is not None
-
-    @model_validator(mode="after")
-    def _check_ranges(self) -> EngineConfig:
-        if isinstance(self.actors, int) and self.actors < 1:
-            raise ValueError(f"engine.actors must be auto, per_client or at least 1, not {self.actors}")
-        if isinstance(self.chunk, int) and self.chunk < 1:
-            raise ValueError(f"engine.chunk must be auto or at least 1, not {self.chunk}")
-        if isinstance(self.actors_per_gpu, int) and self.actors_per_gpu < 1:
-            raise ValueError(f"engine.actors_per_gpu must be auto or at least 1, not {self.actors_per_gpu}")
-        if self.gpus_per_actor and self.actors_per_gpu:
-            raise ValueError("give engine.gpus_per_actor or engine.actors_per_gpu, not both")
-        if 0 < self.gpus_per_actor < 1 and abs(1 / self.gpus_per_actor - round(1 / self.gpus_per_actor)) > 1e-6:
-            raise ValueError(
-                f"engine.gpus_per_actor must be 1/n or a whole number, not {self.gpus_per_actor}: "
-                f"use engine.actors_per_gpu={int(1 / self.gpus_per_actor)}"
-            )
-        if self.gpus_per_actor > 1 and self.gpus_per_actor != int(self.gpus_per_actor):
-            raise ValueError(f"engine.gpus_per_actor must be 1/n or a whole number, not {self.gpus_per_actor}")
         return self
 
 
