@@ -2,8 +2,8 @@
 
 A GPU runs the small kernels of a client's gradient faster than Python can launch them, and one client's kernels leave
 most of it idle. So the operations of a gradient, once they are recorded (:mod:`fedray.core.recording`), are captured as
-a CUDA graph, which is launched as a whole. Each lane is a stream with graphs of its own, and the graphs of several
-clients run side by side. A client's kernels are the same in every lane, so the number of lanes changes no bit.
+a CUDA graph, which is launched as a whole. A graph has the gradients of several clients, each in a lane of its own, so
+that they run side by side. A client's kernels are the same in every lane, so the number of lanes changes no bit.
 """
 
 from __future__ import annotations
@@ -19,70 +19,57 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 
 class Lanes:
-    """``count`` streams of the GPU ``device``, beside the one that is current."""
+    """``count`` streams of the GPU ``device`` in which clients are computed side by side."""
 
     def __init__(self, device: torch.device, count: int) -> None:
-        self.device = device
-        self._streams = [torch.cuda.Stream(device) for _ in range(count)]
-        # the graphs of a lane never run at the same time, so they may use the same memory
-        self._pools = [torch.cuda.graph_pool_handle() for _ in range(count)]
-        self._begun = torch.cuda.Event()
-        self._busy: set[int] = set()
+        self._main = torch.cuda.Stream(device)
+        self._lanes = [torch.cuda.Stream(device) for _ in range(count)]
+        # graphs are launched one after another, so they may use the same memory
+        self._pool = torch.cuda.graph_pool_handle()
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """A context in which what is launched in different lanes runs side by side. It begins when all is done that was
-        launched before, and what is launched afterwards waits for it."""
-        self._begun.record(torch.cuda.current_stream(self.device))
-        try:
-            yield
-        finally:
-            self.join()
-
-    def join(self) -> None:
-        """Has the current stream wait for all lanes."""
-        current = torch.cuda.current_stream(self.device)
-        for lane in self._busy:
-            current.wait_stream(self._streams[lane])
-        self._busy.clear()
-
-    def of(self, row: int) -> int:
-        """Returns the lane of the client in ``row`` of a stack."""
-        return row % len(self._streams)
-
-    def capture(self, function: Function, inputs: Sequence[Tensor], lane: int) -> Function:
-        """Returns ``function`` as a graph for inputs like these, in one of the lanes. It is to be called within
-        :meth:`together`.
+    def capture(self, function: Function, rows: Sequence[Sequence[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
+        """Returns a function that computes ``function`` of each of as many rows of inputs as ``rows``, which have the
+        same shapes, by one graph. It returns the rows of the outputs together, ``[C, ...]``.
 
         Raises RuntimeError if an operation can't be captured, such as one that waits for the GPU.
         """
-        stream, current = self._streams[lane], torch.cuda.current_stream(self.device)
-        held = [_place_for(tensor) for tensor in inputs]
+        held = [[_place_for(tensor) for tensor in row] for row in rows]
+        lanes = self._lanes[: len(rows)]
         graph = torch.cuda.CUDAGraph()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream), _no_collection():
-            _copy(held, inputs)
+        self._main.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._main), _no_collection():
+            _copy(held, rows)
             # what libraries set up when they are first used can't be captured
-            function(*held)
-            stream.synchronize()
+            self._side_by_side(function, held, lanes)
+            torch.cuda.synchronize()
             # other threads may go on to read samples
-            graph.capture_begin(self._pools[lane], capture_error_mode="thread_local")
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
-                outputs = function(*held)
+                outputs = self._side_by_side(function, held, lanes)
             finally:
                 graph.capture_end()
-        current.wait_stream(stream)
 
-        def launch(*inputs: Tensor) -> tuple[Tensor, ...]:
-            self._busy.add(lane)
-            with torch.cuda.stream(stream):
-                stream.wait_event(self._begun)
-                _copy(held, inputs)
-                graph.replay()
-                # the next launch overwrites the graph's own
-                return tuple(map(torch.clone, outputs))
+        def launch(rows: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+            _copy(held, rows)
+            graph.replay()
+            # the next launch overwrites the graph's own
+            return tuple(map(torch.clone, outputs))
 
         return launch
+
+    def _side_by_side(
+        self, function: Function, rows: Sequence[Sequence[Tensor]], lanes: Sequence[torch.cuda.Stream]
+    ) -> list[Tensor]:
+        """Computes ``function`` of each row in its lane, and returns the rows of the outputs together."""
+        found = []
+        for lane in lanes:
+            lane.wait_stream(self._main)
+        for place, row in enumerate(rows):
+            with torch.cuda.stream(lanes[place % len(lanes)]):
+                found.append(function(*row))
+        for lane in lanes:
+            self._main.wait_stream(lane)
+        return [torch.stack(each) for each in zip(*found, strict=True)]
 
 
 def _place_for(tensor: Tensor) -> Tensor:
@@ -90,8 +77,9 @@ def _place_for(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _copy(held: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    torch._foreach_copy_(list(map(_once, held)), list(map(_once, inputs)))
+def _copy(held: Sequence[Sequence[Tensor]], rows: Sequence[Sequence[Tensor]]) -> None:
+    for places, tensors in zip(zip(*held, strict=True), zip(*rows, strict=True), strict=True):
+        torch._foreach_copy_(list(map(_once, places)), list(map(_once, tensors)))
 
 
 def _once(tensor: Tensor) -> Tensor:

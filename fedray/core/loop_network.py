@@ -39,35 +39,25 @@ class LoopNetwork(Network):
         scale: LossScale | None = None,
     ) -> Gradient:
         rows = [row for row in range(len(at.row)) if not batch.rests(row)]
-        with self._together():
-            made = {
-                row: self._of_client(at, batch, row, rule_loss, [extra[row] for extra in extras], rng, scale)
-                for row in rows
-            }
-        for row in rows if at.has_buffers else ():
-            at[row].buffers.copy_(made[row][2])
+        inputs = [self.inputs_of(at, batch, row) for row in rows]
+        eager = [
+            partial(self._gradient, at[row], x, y, row, rule_loss, [extra[row] for extra in extras], rng, scale)
+            for row, (*_, x, y) in zip(rows, inputs, strict=True)
+        ]
+        if rule_loss or scale:
+            made: Sequence[tuple[Tensor, ...]] = [each() for each in eager]
+        elif self.recorded is not None and self.compiled is None:
+            made = self.recorded.side_by_side(inputs, eager)
+        else:
+            made = [self._task_gradient(len(own[-1]), own, each) for own, each in zip(inputs, eager, strict=True)]
+        found = dict(zip(rows, made, strict=True))
+        for row, (_, _, buffers, *_) in found.items() if at.has_buffers else ():
+            at[row].buffers.copy_(buffers)
         # the gradient of a client that rests is 0
-        nothing = None if len(rows) == len(at.row) else [torch.zeros_like(each) for each in made[rows[0]]]
-        found = [made.get(row, nothing) for row in range(len(at.row))]
-        values, losses, _, *sums = (in_rows(each) for each in zip(*found, strict=True))
+        nothing = () if len(rows) == len(at.row) else tuple(map(torch.zeros_like, made[0]))
+        by_row = [found.get(row, nothing) for row in range(len(at.row))]
+        values, losses, _, *sums = (in_rows(each) for each in zip(*by_row, strict=True))
         return Gradient(values, losses, (*sums, None)[:2] if sums else None)  # type: ignore[arg-type]
-
-    def _of_client(
-        self,
-        at: Model,
-        batch: Batch,
-        row: int,
-        rule_loss: RuleLoss | None,
-        extras: Sequence[Tensor],
-        rng: Draws,
-        scale: LossScale | None,
-    ) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns, for the client in ``row``."""
-        inputs = self.inputs_of(at, batch, row)
-        *_, x, y = inputs
-        eager = partial(self._gradient, at[row], x, y, row, rule_loss, extras, scale)
-        with self._drawing(rng, row):
-            return eager() if rule_loss or scale else self._task_gradient(len(y), inputs, eager, row)
 
     def _gradient(
         self,
@@ -77,20 +67,23 @@ class LoopNetwork(Network):
         row: int,
         rule_loss: RuleLoss | None,
         extras: Sequence[Tensor],
+        rng: Draws,
         scale: LossScale | None,
     ) -> tuple[Tensor, ...]:
         """Returns what :meth:`pure_gradient` returns for the client in ``row``, with a loss of the algorithm if there
         is one. The new buffers are those of ``at``, which is updated in place."""
         value = self._empty_gradient()
+        self.training_mode(x, len(y))
         self.load(at, owned=True)
         own_loss = rule_loss is not None
-        with self._direct or contextlib.nullcontext():
-            outputs = self.outputs(x, features=own_loss, predict=own_loss)
-        losses = self._losses(outputs, y, row)
-        objective = task_loss = losses.mean()
-        if rule_loss is not None:
-            objective = losses.mean(rule_loss(outputs, losses.each, *extras))
-        write_gradient(objective, self._trainable, self.layout, value, scale, row, self._direct)
+        with self._drawing(rng, row):
+            with self._direct or contextlib.nullcontext():
+                outputs = self.outputs(x, features=own_loss, predict=own_loss)
+            losses = self._losses(outputs, y, row)
+            objective = task_loss = losses.mean()
+            if rule_loss is not None:
+                objective = losses.mean(rule_loss(outputs, losses.each, *extras))
+            write_gradient(objective, self._trainable, self.layout, value, scale, row, self._direct)
         self._store(at)
         return value, task_loss.detach(), at.buffers, *_sums(losses)
 
@@ -117,6 +110,7 @@ class LoopNetwork(Network):
         """Returns what :meth:`pure_gradient` returns. Large linear layers write the gradient of their weights where it
         is wanted."""
         w, buffers, x, y = inputs
+        self.training_mode(x, len(y))
         copies = self._copies(buffers)
         tensors = {name: part.detach().requires_grad_() for name, part in self.layout.unflatten(w).items()}
         held, trained = tensors | copies, list(tensors.values())

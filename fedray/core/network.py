@@ -108,17 +108,11 @@ class Network:
         self._watched = False
         self.compiled: Compiled | None = None
         self.recorded: Recorded | None = None
-        self.lanes: Lanes | None = None
 
     def replay(self, lanes: int = 1) -> None:
         """Has gradients replayed from now on. On a GPU those of so many clients run side by side."""
-        if self.device.type == "cuda":
-            self.lanes = Lanes(self.device, lanes)
-        self.recorded = Recorded(self.recordable_gradient, [*self._trainable, *self._buffers.values()], self.lanes)
-
-    def _together(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which gradients of several clients may be computed side by side."""
-        return contextlib.nullcontext() if self.lanes is None else self.lanes.together()
+        beside = Lanes(self.device, lanes) if self.device.type == "cuda" else None
+        self.recorded = Recorded(self.recordable_gradient, [*self._trainable, *self._buffers.values()], beside)
 
     @cached_property
     def decayed(self) -> Tensor:
@@ -388,13 +382,13 @@ class Network:
         raise NotImplementedError
 
     def _task_gradient(
-        self, shape: Any, inputs: tuple[Any, ...], eager: Callable[[], tuple[Tensor, ...]], row: int = 0
+        self, shape: Any, inputs: tuple[Any, ...], eager: Callable[[], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape`` in ``row`` of the stack: compiled, replayed
-        or as ``eager()`` computes it."""
+        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``: compiled, replayed or as ``eager()``
+        computes it."""
         if self.compiled is not None and shape in self.compiled:
             return self.compiled(shape, *inputs)
-        return eager() if self.recorded is None else self.recorded(inputs, eager, row)
+        return eager() if self.recorded is None else self.recorded(inputs, eager)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns what :meth:`gradients` finds with the task loss alone, as a pure function, which can be compiled."""

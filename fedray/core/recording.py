@@ -51,6 +51,8 @@ CHANGED = (
 
 Function = Callable[..., tuple[Tensor, ...]]
 
+Eager = Callable[[], tuple[Tensor, ...]]
+
 _aten = torch.ops.aten
 _SAME = (_aten.alias.default, _aten.detach.default)
 """Operations whose result is their argument."""
@@ -69,13 +71,13 @@ class Unrecordable(Exception):
 @dataclass
 class _Shape:
     """What is known about mini-batches of one shape: how many have been there since ``replay`` was found, or, as long
-    as there is none, at all. ``graphs`` are its captures, by lane. ``steady`` is false if the ordinary
-    way itself does not give the same each time, so that there is nothing to compare with."""
+    as there is none, at all. ``graphs`` are its captures on a GPU, by the number of clients. ``steady`` is false if the
+    ordinary way itself does not give the same each time, so that there is nothing to compare with."""
 
     steps: int = 0
     replay: Function | None = None
     hopeless: bool = False
-    graphs: dict[int, Function] = field(default_factory=dict)
+    graphs: dict[int, Callable[..., tuple[Tensor, ...]]] = field(default_factory=dict)
     steady: bool = True
 
     def give_up(self) -> None:
@@ -97,71 +99,88 @@ class Recorded:
         self._first = FIRST if lanes is None else FIRST_ON_GPU
         self._shapes: dict[Any, _Shape] = {}
 
-    def __call__(
-        self, inputs: Sequence[Any], eager: Callable[[], tuple[Tensor, ...]], row: int = 0
-    ) -> tuple[Tensor, ...]:
-        """Returns ``function(*inputs)``, replayed or as ``eager()`` computes it, which may overwrite ``inputs``. They
-        are those of the client in ``row`` of a stack.
+    def __call__(self, inputs: Sequence[Any], eager: Eager) -> tuple[Tensor, ...]:
+        """Returns ``function(*inputs)``, replayed or as ``eager()`` computes it, which may overwrite ``inputs``.
 
         Raises :class:`UserError` if ``eager`` no longer does what it did when ``function`` was recorded.
         """
-        key = tuple(map(_shape, inputs))
+        (found,) = self._of_shape(tuple(map(_shape, inputs)), [inputs], [eager])
+        return found
+
+    def side_by_side(self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager]) -> list[tuple[Tensor, ...]]:
+        """Does the same for several ``rows`` of inputs. Those of one shape are computed together on a GPU."""
+        shapes: dict[Any, list[int]] = {}
+        for place, inputs in enumerate(rows):
+            shapes.setdefault(tuple(map(_shape, inputs)), []).append(place)
+        found: dict[int, tuple[Tensor, ...]] = {}
+        for key, places in shapes.items():
+            parts = self._of_shape(key, [rows[place] for place in places], [eager[place] for place in places])
+            found.update(zip(places, parts, strict=True))
+        return [found[place] for place in range(len(rows))]
+
+    def _of_shape(
+        self, key: Any, rows: Sequence[Sequence[Any]], eager: Sequence[Eager]
+    ) -> Sequence[tuple[Tensor, ...]]:
         found = self._shapes.get(key)
         if found is None:
             found = self._shapes[key] = _Shape(hopeless=len(self._shapes) >= MOST)
-        found.steps += 1
+        found.steps += len(rows)
         if found.replay is None and not found.hopeless and found.steps > self._first:
-            self._record(found, inputs)
-        replayed = None if found.replay is None else self._run(found, inputs, row)
+            self._record(found, rows)
+        replayed = None if found.replay is None else self._run(found, rows)
         if replayed is None:
-            return eager()
-        if (found.steps > TRIED and found.steps & (found.steps - 1) != 0) or not found.steady:
+            return [each() for each in eager]
+        before = found.steps - len(rows)
+        # again and again, at steps that are powers of two
+        is_due = before < TRIED or found.steps.bit_length() > before.bit_length()
+        if not is_due or not found.steady:
             return replayed
-        return self._compared(found, inputs, eager, replayed)
+        return self._compared(found, rows, eager, replayed)
 
     def _compared(
-        self, found: _Shape, inputs: Sequence[Any], eager: Callable[[], tuple[Tensor, ...]], replayed: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """Returns what ``eager()`` computes. If that is not what was ``replayed``, the recording is given up."""
-        again: list[Any] = []
-        if self._lanes is not None:
-            self._lanes.join()
-            again = [map_leaves(torch.clone, each) for each in inputs]
-        expected = eager()
-        if all(map(_equal, expected, replayed)):
+        self,
+        found: _Shape,
+        rows: Sequence[Sequence[Any]],
+        eager: Sequence[Eager],
+        replayed: Sequence[tuple[Tensor, ...]],
+    ) -> Sequence[tuple[Tensor, ...]]:
+        """Returns what ``eager`` computes. If that is not what was ``replayed``, the recording is given up."""
+        first = [map_leaves(torch.clone, each) for each in rows[0]] if self._lanes else []
+        expected = [each() for each in eager]
+        if all(all(map(_equal, *each)) for each in zip(expected, replayed, strict=True)):
             return expected
-        if self._lanes is not None and not all(map(_equal, self._function(*again), self._function(*again))):
+        if self._lanes and not all(map(_equal, self._function(*first), self._function(*first))):
             found.steady = False
-        elif found.steps > TRIED:
+        elif found.steps - len(rows) >= TRIED:
             raise UserError(CHANGED)
         else:
             found.give_up()
         return expected
 
-    def _record(self, found: _Shape, inputs: Sequence[Any]) -> None:
+    def _record(self, found: _Shape, rows: Sequence[Sequence[Any]]) -> None:
         try:
             with torch.no_grad():
-                found.replay = record(self._function, inputs, self._changing)
+                found.replay = record(self._function, rows[0], self._changing)
         except Exception:
             # if something is wrong with the mini-batch, the ordinary way will find out
             found.give_up()
-        found.steps = 1
+        found.steps = len(rows)
 
-    def _run(self, found: _Shape, inputs: Sequence[Any], row: int) -> tuple[Tensor, ...] | None:
-        replay, flat = found.replay, _leaves(inputs)
+    def _run(self, found: _Shape, rows: Sequence[Sequence[Any]]) -> Sequence[tuple[Tensor, ...]] | None:
+        replay, flat = found.replay, [_leaves(row) for row in rows]
         assert replay is not None
         try:
             # autograd has nothing to do here, and its part of each operation takes time
             with torch._C._AutoDispatchBelowAutograd():
                 if self._lanes is None:
-                    return replay(*flat)
-                lane = self._lanes.of(row)
-                if lane not in found.graphs:
-                    found.graphs[lane] = self._lanes.capture(replay, flat, lane)
-                return found.graphs[lane](*flat)
-        except Exception as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
+                    return [replay(*row) for row in flat]
+                if len(rows) not in found.graphs:
+                    found.graphs[len(rows)] = self._lanes.capture(replay, flat)
+                outputs = found.graphs[len(rows)](flat)
+            return list(zip(*(each.unbind() for each in outputs), strict=True))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception:
             # the ordinary way says better what is wrong with a mini-batch
             found.give_up()
             return None

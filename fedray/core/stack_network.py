@@ -41,10 +41,9 @@ class StackNetwork(Network):
         scale: LossScale | None = None,
     ) -> Gradient:
         inputs, shape = self.inputs_of(at, batch, 0), tuple(batch.y.shape[:2])
-        eager = partial(self._of_all, rule_loss, scale, *inputs, *extras)
+        eager = partial(self._together, rule_loss, scale, *inputs, *extras)
         own = rule_loss is not None or scale is not None
-        with self._together():
-            value, losses, *found = eager() if own else self._task_gradient(shape, inputs, eager)
+        value, losses, *found = eager() if own else self._task_gradient(shape, inputs, eager)
         return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)  # type: ignore[arg-type]
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
@@ -58,9 +57,9 @@ class StackNetwork(Network):
         The ``inputs`` are the parameters ``[C, width]``, x and y of the mini-batches ``[C, b, ...]``, and the weights
         ``[C, b]`` of their samples.
         """
-        return self._of_all(None, None, *inputs)
+        return self._together(None, None, *inputs)
 
-    def _of_all(self, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any) -> tuple[Tensor, ...]:
+    def _together(self, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns what :meth:`pure_gradient` returns, with a loss of the algorithm if there is one."""
         own_loss = rule_loss is not None
 
