@@ -63,7 +63,7 @@ class StackNetwork(Network):
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
         self.mode(training=True)
-        return at.parameters, batch.x, batch.y, _weights(batch)
+        return at.parameters, batch.x, batch.y, _weights(batch, self.dtype)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns the gradients ``[C, width]``, the task losses ``[C]``, and the one or two sums ``[C]`` of the
@@ -123,10 +123,10 @@ class StackNetwork(Network):
         return tuple((each * real).sum() for each in sums if each is not None)
 
 
-def _weights(batch: Batch) -> Tensor:
+def _weights(batch: Batch, dtype: torch.dtype) -> Tensor:
     """Returns what each sample counts in the mean loss of its client's mini-batch, ``[C, b]``."""
     (clients, size), device = batch.y.shape[:2], batch.y.device
     if batch.counts is None:
-        return torch.full((1, 1), 1 / size, device=device).expand(clients, size)
+        return torch.full((1, 1), 1 / size, device=device, dtype=dtype).expand(clients, size)
     counts = torch.tensor(batch.counts, device=device)[:, None]
-    return (torch.arange(size, device=device) < counts) / counts
+    return (torch.arange(size, device=device) < counts).to(dtype) / counts
