@@ -3,6 +3,7 @@ and replayed (``engine.replay``)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torch import nn
@@ -12,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedray.algorithms import Algorithm
 from fedray.config import Config, EngineConfig
 from fedray.core.known_code import unknown_code
+from fedray.core.structure import leaves
 from fedray.core.task import Task
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
@@ -21,7 +23,8 @@ from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.warning import as_warning
 
 VMAP_CHUNK = 64
-"""The number of clients in a batched stack under ``engine.chunk: auto``; fewer if a cohort would not make two stacks.
+"""The number of clients in a batched stack on a CPU under ``engine.chunk: auto``; fewer if a cohort would not make two
+stacks.
 
 In stacks of 64 a CPU trains 1.25 times as many clients in a second as in stacks of 32, with logistic regression as the
 model; with an MLP it is 1.1 times as many.
@@ -47,6 +50,27 @@ A process takes up to 20 s for its first graph, and 3 s if another one has compi
 small dense model is 0.2 to 0.5 ms faster.
 """
 
+GPU_FLOPS = 3e8
+"""A GPU trains a batched stack faster than lanes of clients if one client's batch takes at most this number of forward
+FLOPs. LeNet-5 with batches of 64 takes 0.05e9, and is three times as fast in stacks; GHBM's CNN with batches of 50
+takes 1.5e9, and is as fast in lanes, where it may use tensor cores; ResNet-18 takes 56e9, and 0.6 times as fast in
+stacks (:mod:`fedray.core.stacked_layers`)."""
+
+GPU_FULL = 3e9
+"""The forward FLOPs of a stack's mini-batches that keep a GPU busy. A larger stack takes more memory, and is hardly
+faster."""
+
+GPU_CHUNK = 1024
+GPU_NUMBERS = 2**28
+"""The most clients of a stack on a GPU under ``engine.chunk: auto``, and the most numbers that their parameters and
+mini-batches may have together; local training takes some five times this memory."""
+
+GPU_LONG = 5_000_000
+"""The fewest local steps for which it is worth its while to compile a stack's gradient on a GPU by itself.
+
+A process takes 30 to 60 s for its first graph. LeNet-5 gains 13 to 21 us a local step, so that this is won back after 3
+to 5 million."""
+
 SLOWER_LAYERS = (nn.RNNBase, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.MultiheadAttention)
 SLOWER = ("conv", "pool", "norm", "embedding", "attention", "fft")
 """Layers, and parts of the names of operations, that torch's own kernels on a CPU compute faster than compiled ones.
@@ -66,7 +90,7 @@ def in_stacks(
     device: str,
     module: nn.Module,
     task: Task,
-    flops: float,
+    model: ModelFacts,
     data: FederatedData,
     size: int,
     cohort_size: int,
@@ -82,14 +106,23 @@ def in_stacks(
     """
 
     def obstacle() -> str | None:
-        return stacking_obstacle(module, task, *data.examples(samples_of_trial(size)))
+        return stacking_obstacle(module, task, *data.examples(samples_of_trial(size)), device)
 
     line: str | None = None
-    largest = min(VMAP_CHUNK, (cohort_size + 1) // 2)
-    chunk = largest if engine.chunk == "auto" else engine.chunk
+    work = model.flops * size
+    if engine.chunk != "auto":
+        chunk = engine.chunk
+    elif device == "cuda":
+        inputs = sum(leaf[0].numel() for leaf in leaves(data.examples(1)[0]))
+        chunk = _gpu_chunk(work, model.parameters + size * inputs, cohort_size)
+    else:
+        chunk = min(VMAP_CHUNK, (cohort_size + 1) // 2)
     vectorize = engine.vectorize
     if vectorize == "auto":
-        pays = device == "cuda" or (chunk >= LEAST_VMAP_CHUNK and flops * size <= VMAP_FLOPS * chunk)
+        if device == "cuda":
+            pays = chunk >= min(LEAST_VMAP_CHUNK, cohort_size) and work <= GPU_FLOPS
+        else:
+            pays = chunk >= LEAST_VMAP_CHUNK and work <= VMAP_FLOPS * chunk
         reason = obstacle() if pays else None
         if reason is not None:
             line = f"engine.vectorize=auto: clients are trained one after another, which is slower, because {reason}"
@@ -101,11 +134,19 @@ def in_stacks(
     return True, chunk, None
 
 
+def _gpu_chunk(work: float, numbers: int, cohort_size: int) -> int:
+    """Returns the most clients of a stack on a GPU. The mini-batch of one takes ``work`` forward FLOPs, and its
+    parameters and inputs are so many ``numbers``."""
+    busy = max(LEAST_VMAP_CHUNK, math.ceil(GPU_FULL / max(1, work)))
+    return max(1, min(busy, GPU_CHUNK, GPU_NUMBERS // numbers, cohort_size))
+
+
 def is_compiled(
     config: Config,
     begun: bool | None,
     steps: float,
     device: str,
+    vectorize: bool,
     module: nn.Module,
     trace: Callable[[], GraphModule | str],
     missing: Callable[[], str | None],
@@ -119,7 +160,7 @@ def is_compiled(
     """
     asked = config.engine.compile
     wanted = begun if asked == "auto" else asked
-    pays = device == "cpu" and steps >= LONG and not any(isinstance(layer, SLOWER_LAYERS) for layer in module.modules())
+    pays = _may_pay_to_compile(steps, device, vectorize, module)
     if wanted is False or (wanted is None and not pays):
         return False, None
     found = trace()
@@ -127,7 +168,7 @@ def is_compiled(
     if isinstance(found, str):
         line = f"{key}: gradients are not compiled, because {found}"
         return False, (as_warning(line) if asked is True else line) if wanted else None
-    if wanted is None and not _is_faster(found):
+    if wanted is None and device == "cpu" and not _is_faster(found):
         return False, None
     lacking = missing()
     if lacking is None:
@@ -135,6 +176,13 @@ def is_compiled(
     if wanted is None:
         return False, f"{key}: gradients are not compiled, because there is {lacking}"
     raise UserError(f"{key}: there is {lacking}; install it, or use engine.compile=false in a new run")
+
+
+def _may_pay_to_compile(steps: float, device: str, vectorize: bool, module: nn.Module) -> bool:
+    if device == "cuda":
+        # the compiler makes one kernel of what is between the products: windows, activations, pooling
+        return vectorize and steps >= GPU_LONG and any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in module.modules())
+    return steps >= LONG and not any(isinstance(layer, SLOWER_LAYERS) for layer in module.modules())
 
 
 def gradient_graph(
@@ -146,6 +194,7 @@ def gradient_graph(
     vectorize: bool,
     data: FederatedData,
     batch_size: int | None,
+    device: str,
 ) -> GraphModule | str:
     """Returns the operations of the gradient of a mini-batch, or the reason why it can't be compiled."""
     if config.engine.portable_bits:
@@ -160,7 +209,7 @@ def gradient_graph(
         return "the model draws random numbers"
     if model.late_buffers:
         return f"the model makes its buffer {model.late_buffers[0]} in its first forward pass"
-    return traced_gradient(module, task, vectorize, *data.examples(batch_size), model.behaviour.changing)
+    return traced_gradient(module, task, vectorize, *data.examples(batch_size), model.behaviour.changing, device)
 
 
 def is_replayed(

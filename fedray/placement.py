@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sysconfig
@@ -26,11 +27,19 @@ def device_here(folder: Path) -> Device:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def missing_compiler() -> str | None:
-    """Returns what this machine lacks to compile, or None."""
-    name = os.environ.get("CXX") or "g++"
-    if shutil.which(name) is None:
-        return f"no C++ compiler ({name})"
+def missing_compiler(device: Device = "cpu") -> str | None:
+    """Returns what this machine lacks to compile for ``device``, or None."""
+    if device == "cuda":
+        # Triton calls a C compiler, for the code that starts its kernels
+        if importlib.util.find_spec("triton") is None:
+            return "no Triton (pip install triton)"
+        names = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
+        if not any(map(shutil.which, names)):
+            return f"no C compiler ({' or '.join(names)})"
+    else:
+        name = os.environ.get("CXX") or "g++"
+        if shutil.which(name) is None:
+            return f"no C++ compiler ({name})"
     headers = sysconfig.get_paths()["include"]
     if not (Path(headers) / "Python.h").is_file():
         return f"no Python.h in {headers} (Debian's package is python3-dev)"
@@ -43,13 +52,13 @@ class Surroundings:
 
     ``device(folder)`` returns the device that ``engine.device: auto`` stands for. ``begun(folder)`` returns what was
     decided for the run that has begun in this folder: ``compile`` and ``channels_last``, the keys of section
-    ``engine``; nothing if none has begun. ``missing_compiler(folder)`` returns what one of the machines lacks to
-    compile, or None, also if nothing is left to do in the folder.
+    ``engine``; nothing if none has begun. ``missing_compiler(folder, device)`` returns what one of the machines
+    lacks to compile for the device, or None, also if nothing is left to do in the folder.
     """
 
     device: AutoDevice = device_here
     begun: Callable[[Path], Mapping[str, bool]] = lambda folder: {}
-    missing_compiler: Callable[[Path], str | None] = lambda folder: missing_compiler()
+    missing_compiler: Callable[[Path, Device], str | None] = lambda folder, device: missing_compiler(device)
 
 
 def device_of_cluster(gpus: float, is_this_machine: bool) -> Device:

@@ -105,7 +105,7 @@ def resolve(
     size = training.batch_size or int(data.sizes().max())
     _check_precision(config.train.precision, device, model, data)
     vectorize, chunk, stack_line = in_stacks(
-        config.engine, device, model.module, task, model.facts.flops, data, size, cohort_size
+        config.engine, device, model.module, task, model.facts, data, size, cohort_size
     )
     begun = around.begun(folder)
     # in stacks and on GPUs it has not been measured to be faster
@@ -114,11 +114,12 @@ def resolve(
     steps = rounds * cohort_size * mean_load(data.sizes(), training).steps
     replayed, replay_line = is_replayed(config, algorithm, device, model.module, task, model.facts, size)
     compiled, compile_line = is_compiled(
-        config, begun.get("compile"), steps, device, model.module,
+        config, begun.get("compile"), steps, device, vectorize, model.module,
         partial(
-            gradient_graph, config, algorithm, model.facts, model.module, task, vectorize, data, training.batch_size
+            gradient_graph, config, algorithm, model.facts, model.module, task, vectorize, data,
+            training.batch_size, device,
         ),
-        partial(around.missing_compiler, folder),
+        partial(around.missing_compiler, folder, device),
     )  # fmt: skip
     kind = kind_of(config.data, source.client_train is not None, data.task == "classification")
     implied = implied_values(kind, algorithm, cohort_size, data.active, training)

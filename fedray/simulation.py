@@ -311,11 +311,15 @@ def _surroundings(settings: Config, start: RayStart) -> Surroundings:
     def begun(folder: Path) -> dict[str, bool]:
         return {} if settings.run.resume is False else decided_in(folder)
 
-    def missing(folder: Path) -> str | None:
+    def missing(folder: Path, device: Device) -> str | None:
         if settings.run.resume is not False and (folder / "summary.json").exists():
             # the run is finished, so that nothing will be compiled
             return None
-        return missing_compiler() if settings.engine.kind == "local" else start.missing(missing_compiler)
+
+        def check() -> str | None:
+            return missing_compiler(device)
+
+        return check() if settings.engine.kind == "local" else start.missing(check)
 
     return Surroundings(partial(_auto_device, settings, start), begun, missing)
 

@@ -25,3 +25,12 @@ def test_client_steps_of_each_back_end(tmp_path, monkeypatch, capsys):
     assert {name for name in half if isinstance(half[name], dict)} == {"loop", "vmap 1", "vmap 8"}
     assert full["vmap 8 compiled"]["steps_per_second"] > 0
     assert capsys.readouterr().out.count("| logistic |") == 4
+
+
+def test_gradients_of_a_stack(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    program = importlib.import_module("gpu_stacks")
+    monkeypatch.setattr(sys, "argv", ["gpu_stacks.py", "logistic", "--clients", "2", "--cpu", "--no-compile"])
+    program.main()
+    lines = capsys.readouterr().out.splitlines()[1:3]
+    assert all(line.startswith("logistic") and "same bits True" in line for line in lines)

@@ -14,7 +14,7 @@ from small_runs import needs_compiler
 from torch import nn
 
 from fedray import UserError, simulate
-from fedray.backend import LONG, is_compiled
+from fedray.backend import GPU_LONG, LONG, is_compiled
 from fedray.config import load
 from fedray.core.batches import Batch
 from fedray.core.compiled import Compiled
@@ -23,6 +23,7 @@ from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Metric, Task, token_accuracy, token_cross_entropy
 from fedray.experiment import Own
 from fedray.models.compiling import traced_gradient
+from fedray.placement import missing_compiler
 from fedray.resolve import resolve
 from fedray.testing import AlgorithmContract
 from fedray.testing.contracts import SETTINGS, small_source
@@ -114,6 +115,7 @@ class TestDecision:
         facts = {
             "steps": LONG,
             "device": "cpu",
+            "vectorize": False,
             "module": Dense(),
             "trace": lambda: graph,
             "missing": lambda: None,
@@ -126,6 +128,13 @@ class TestDecision:
         assert self.decide(steps=LONG - 1) == (False, None)
         assert self.decide(device="cuda") == (False, None)
         assert self.decide(module=Normed()) == (False, None)
+
+    def test_long_runs_of_stacks_with_convolutions_are_on_a_gpu(self):
+        on_gpu = {"device": "cuda", "vectorize": True, "steps": GPU_LONG, "module": Normed()}
+        assert self.decide(**on_gpu)[0]
+        for other in ({"vectorize": False}, {"steps": GPU_LONG - 1}, {"module": Dense()}):
+            assert self.decide(**{**on_gpu, **other}) == (False, None)
+        assert "no C compiler" in self.decide(**on_gpu, missing=lambda: "no C compiler (gcc or clang)")[1]
 
     @pytest.mark.parametrize("layer", [nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.BatchNorm2d(1)])
     def test_those_of_other_layers_are_not(self, layer):
@@ -160,6 +169,14 @@ class TestDecision:
         for asked, begun in ((True, None), ("auto", True)):
             with pytest.raises(UserError, match=r"there is no C\+\+ compiler \(g\+\+\) on node7; install it, or use"):
                 self.decide(asked, begun, **lacking)
+
+
+def test_what_a_gpu_needs_to_compile(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert missing_compiler("cuda") == "no C compiler (no-such-compiler)"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert missing_compiler("cuda") == "no Triton (pip install triton)"
 
 
 KEYS = {**SETTINGS, "algorithm.name": "fedavg", "engine.compile": True}

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from fedray import UserError, simulate
 from fedray.config import load
+from fedray.core.loop_network import LoopNetwork
+from fedray.core.task import Task
 from fedray.data.source import Source
 from fedray.experiment import Own
 from fedray.models.ghbm import ResNet20
 from fedray.models.small import MLP, LeNet5
+from fedray.models.stacking import stacking_obstacle
 from fedray.resolve import resolve
 from fedray.simulation import RunResult
 from fedray.testing.contracts import assert_same
@@ -255,3 +258,51 @@ def test_what_a_cpu_trains_in_stacks(model, batch, cohort, chunk, expected):
     keys |= {"train.cohort_size": cohort, "engine.chunk": chunk, "engine.kind": "local", "engine.device": "cpu"}
     experiment, _ = resolve(load(keys))
     assert (experiment.vectorize, experiment.chunk) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "cohort", "chunk", "expected"),
+    [
+        ("logistic", 10, 200, "auto", (True, 200)),
+        ("mlp", 64, 200, "auto", (True, 200)),
+        ("lenet5", 64, 200, "auto", (True, 57)),
+        ("lenet5", 64, 20, "auto", (True, 20)),
+        ("lenet5", 64, 3, "auto", (True, 3)),
+        ("lenet5", 64, 200, 4, (False, 4)),
+        ("lenet5", 64, 200, 100, (True, 100)),
+        ("ghbm_cnn", 50, 200, "auto", (False, None)),
+        ("resnet20", 50, 200, "auto", (False, None)),
+    ],
+)
+def test_what_a_gpu_trains_in_stacks(model, batch, cohort, chunk, expected):
+    """It is decided without a GPU, so that a machine without one decides alike."""
+    keys = {"algorithm.name": "fedavg", "model.name": model, "train.batch_size": batch, "data.clients": 200}
+    keys |= {"train.cohort_size": cohort, "engine.chunk": chunk, "engine.kind": "ray", "engine.device": "cuda"}
+    experiment, _ = resolve(load(keys))
+    assert (experiment.vectorize, experiment.chunk) == expected
+
+
+def test_rounding_is_not_taken_for_other_samples(monkeypatch):
+    """Gradients that differ by rounding, as on another processor, where no bit depends on the padding."""
+    x, y = torch.randn(40, 12), torch.arange(40) % 4
+    found = LoopNetwork.gradients
+
+    def rounded(self, *args, **named):
+        gradient = found(self, *args, **named)
+        gradient.value.mul_(1.004)
+        return gradient
+
+    monkeypatch.setattr(LoopNetwork, "gradients", rounded)
+    assert stacking_obstacle(nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4)), Task(), x, y) is None
+
+
+class Hinting(nn.Linear):
+    """A model in which the mean of the batch counts very little."""
+
+    def forward(self, x):
+        return super().forward(x + 1e-6 * x.mean(0))
+
+
+def test_samples_that_depend_on_others_by_very_little_are_found():
+    x, y = torch.randn(40, 12), torch.arange(40) % 4
+    assert "depend on the others" in stacking_obstacle(Hinting(12, 4), Task(), x, y)

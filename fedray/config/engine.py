@@ -30,7 +30,8 @@ class EngineConfig(Section):
         "auto", description="train a chunk in one batched stream (torch.func.vmap); changes bits"
     )
     compile: bool | Auto = Field(
-        "auto", description="compile clients' gradients; auto: those of long runs of dense models; changes bits"
+        "auto",
+        description="compile gradients; auto: in long runs of dense models, or of stacks on a GPU; changes bits",
     )
     channels_last: bool | Auto = Field(
         "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from typing import Any
 
@@ -18,28 +19,59 @@ from fedray.core.stack_network import StackNetwork
 from fedray.core.structure import map_leaves
 from fedray.core.task import Task
 from fedray.errors import first_sentence
-from fedray.models.stacking import TOLERANCE, hooked_parameter
+from fedray.models.stacking import hooked_parameter
+
+TOLERANCE = 1e-3
+"""The largest difference of two gradients, relative to their length, that counts as rounding. They are compared in
+float64 where that is possible, so that no rounding on one processor is taken for more."""
 
 
 def traced_gradient(
-    module: nn.Module, task: Task, vectorize: bool, x: Any, y: Tensor, changing: Collection[str] | None = None
+    module: nn.Module,
+    task: Task,
+    vectorize: bool,
+    x: Any,
+    y: Tensor,
+    changing: Collection[str] | None = None,
+    device: str = "cpu",
 ) -> GraphModule | str:
-    """Returns the operations of the gradient of ``module`` for a mini-batch of ``x [b, ...]`` and ``y [b, ...]``, or
-    the reason why it can't be compiled. With ``vectorize`` it is that of a stack. ``changing`` are the buffers that
-    forward passes change, None if it may be all."""
+    """Returns the operations of the gradient of ``module`` for a mini-batch of ``x [b, ...]`` and ``y [b, ...]`` on
+    ``device``, or the reason why it can't be compiled. With ``vectorize`` it is that of a stack. ``changing`` are the
+    buffers that forward passes change, None if it may be all."""
     if hooked := hooked_parameter(module):
         return hooked
-    kind: type[Network] = StackNetwork if vectorize else LoopNetwork
-    network = kind(copied(module), task, changing=changing)
-    batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
+
+    def trial(dtype: torch.dtype) -> tuple[GraphModule, float, Network]:
+        own = copied(module).to(dtype)
+        network: Network = (
+            StackNetwork(own, task, changing=changing, dtype=dtype, windows=device == "cuda")
+            if vectorize
+            else LoopNetwork(own, task, changing=changing, dtype=dtype)
+        )
+        return *_compared(network, _cast(x, dtype), _cast(y, dtype)), network
+
     try:
-        inputs = network.inputs_of(network.loaded().rows(1), batch, 0)
-        graph = trace(network.pure_gradient, inputs)
-        with torch.no_grad():
-            found = graph(*inputs)[0].flatten()
+        graph, off, network = trial(torch.float32)
     except Exception as error:
         return f"it can't be traced, {type(error).__name__}: {first_sentence(error)}"
-    expected = network.gradients(network.loaded().rows(1), batch).value.flatten()
-    off = float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+    # buffers lie in rows of float32, and some modules convert to it themselves
+    if off and not network.layout.buffers:
+        with contextlib.suppress(Exception):
+            _, off, _ = trial(torch.float64)
     # where gradients are not finite, nothing can be said
     return f"what was traced is off by {100 * off:.3g} %" if off > TOLERANCE else graph
+
+
+def _compared(network: Network, x: Any, y: Tensor) -> tuple[GraphModule, float]:
+    """Returns the operations of a gradient of ``network``, and how far what they give is off."""
+    batch = Batch(map_leaves(lambda each: each[None], x), y[None], 0)
+    inputs = network.inputs_of(network.loaded().rows(1), batch, 0)
+    graph = trace(network.pure_gradient, inputs)
+    with torch.no_grad():
+        found = graph(*inputs)[0].flatten()
+    expected = network.gradients(network.loaded().rows(1), batch).value.flatten()
+    return graph, float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+
+
+def _cast(inputs: Any, dtype: torch.dtype) -> Any:
+    return map_leaves(lambda each: each.to(dtype) if each.is_floating_point() else each, inputs)

@@ -1,0 +1,286 @@
+"""Layers of a stack of clients for GPUs: convolutions as batched products, and fewer operations.
+
+torch.func.vmap makes one grouped convolution of the clients' convolutions, for which cuDNN is slow: on an H200 three
+quarters of LeNet-5's time went there. Here the windows of an image are copied side by side, and a convolution is one
+batched product of them with the clients' kernels. Its gradients are two more such products. All of it adds up in a
+fixed order, so that it gives the same bits in each run, as torch's deterministic kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+MOST = 2**28
+"""The most numbers that the windows of a layer take at a time (1 GiB of float32). The clients of a larger layer are
+computed in parts."""
+
+LEAST_PLACES = 64
+"""The fewest places of an output image for which each sample has a product of its own. Products of many samples
+together would have to be transposed; but those of few places leave most of a GPU's tiles empty."""
+
+
+class StackedLayers(TorchFunctionMode):
+    """A context for forward passes and losses within torch.func.vmap, in which convolutions with weights that differ
+    between clients are batched products, and linear layers and cross-entropy take fewer operations than vmap makes of
+    them.
+
+    With ``traced`` they consist of operations that a compiler can fuse, and otherwise of as few as possible. Grouped
+    and three-dimensional convolutions are left to torch.
+    """
+
+    def __init__(self, traced: bool = False) -> None:
+        super().__init__()
+        self._traced = traced
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        ours: dict[Any, Callable[..., Any]] = {
+            torch.conv2d: self._conv2d,
+            torch.conv1d: self._conv1d,
+            F.linear: _linear,
+            F.cross_entropy: _cross_entropy,
+        }
+        return ours.get(func, func)(*args, **(kwargs or {}))
+
+    def _conv2d(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        if not _is_ours(input, weight, groups, 4):
+            return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+        way = _Way(weight.shape[2:], _pair(stride), (0, 0), _pair(dilation), self._traced)
+        if padding == "same":
+            input = F.pad(input, way.same())
+        elif padding != "valid":
+            way = replace(way, padding=_pair(padding))
+        return _convolution(input, weight, bias, way)
+
+    def _conv1d(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        if not _is_ours(input, weight, groups, 3):
+            return torch.conv1d(input, weight, bias, stride, padding, dilation, groups)
+        flat = (1, _single(stride)), padding if isinstance(padding, str) else (0, _single(padding))
+        return self._conv2d(input[:, :, None], weight[:, :, None], bias, *flat, (1, _single(dilation)))[:, :, 0]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How the windows of a convolution lie in an image. Each pair is for rows and for columns."""
+
+    kernel: Sequence[int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    traced: bool
+
+    def same(self) -> list[int]:
+        """Returns the padding, as of ``F.pad``, with which the output has the size of the input."""
+        whole = [reach * (size - 1) for reach, size in zip(self.dilation, self.kernel, strict=True)]
+        return [part for total in reversed(whole) for part in (total // 2, total - total // 2)]
+
+    def of(self, image: Sequence[int]) -> tuple[int, int]:
+        """Returns the size of the output for an ``image`` of this size."""
+        rows, columns = (
+            (image[d] + 2 * self.padding[d] - self.dilation[d] * (self.kernel[d] - 1) - 1) // self.stride[d] + 1
+            for d in (0, 1)
+        )
+        return rows, columns
+
+    def windows(self, x: Tensor, joined: int) -> Tensor:
+        """Returns the windows of images ``x [C, n, channels, h, w]`` as columns ``[C, n / joined, channels * kernel,
+        joined * places]``."""
+        if any(self.padding):
+            x = F.pad(x, (self.padding[1], self.padding[1], self.padding[0], self.padding[0]))
+        for d in (0, 1):
+            x = x.unfold(3 + d, self.dilation[d] * (self.kernel[d] - 1) + 1, self.stride[d])
+        x = x[..., :: self.dilation[0], :: self.dilation[1]].unflatten(1, (-1, joined))
+        return x.permute(0, 1, 3, 6, 7, 2, 4, 5).flatten(2, 4).flatten(3)
+
+    def fold(self, columns: Tensor, image: Sequence[int]) -> Tensor:
+        """Returns images ``[m, channels, h, w]`` in which each pixel is the sum of what ``columns [m, channels *
+        kernel, places]`` have of it."""
+        if not self.traced:
+            return torch.ops.aten.col2im(columns, image, self.kernel, self.dilation, self.padding, self.stride)
+        # a compiler's own col2im adds atomically, or is slow where that is forbidden
+        parts = columns.unflatten(1, (-1, *self.kernel)).unflatten(-1, self.of(image))
+        (row, is_row), (column, is_column) = (self._window_of(d, image, columns.device) for d in (0, 1))
+        rows, offsets = row[:, None, :, None], [torch.arange(size, device=columns.device) for size in self.kernel]
+        found = parts[:, :, offsets[0][:, None], offsets[1], rows, column[None, :, None, :]]
+        return torch.where(is_row[:, None, :, None] & is_column[:, None, :], found, 0).sum((-2, -1))
+
+    def _window_of(self, d: int, image: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Returns for each row (or column, by ``d``) of an image and each one of a kernel which window has them at the
+        same place, and whether there is one; both ``[size, kernel]``."""
+        begins = torch.arange(image[d], device=device)[:, None] + self.padding[d]
+        begins = begins - self.dilation[d] * torch.arange(self.kernel[d], device=device)
+        window, last = begins // self.stride[d], self.of(image)[d] - 1
+        return window.clamp(0, last), (begins % self.stride[d] == 0) & (window >= 0) & (window <= last)
+
+
+class _Convolution(Function):
+    """The convolutions of C clients, of images ``x [C, n, channels, h, w]`` with ``weight [C, out, channels, kernel]``.
+
+    The columns are a second output, because the backward pass takes them; empty if they are too large to keep.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, way: _Way) -> tuple[Tensor, Tensor]:
+        joined, results = _joined(x, weight, way), []
+        for part in _parts(x, weight, way):
+            columns = way.windows(x[part], joined)
+            product = torch.bmm(_kernels(weight[part], columns), columns.flatten(0, 1))
+            results.append(_as_images(product, columns.shape[:2], joined, way.of(x.shape[3:])))
+        return _whole(results), columns if len(results) == 1 else x.new_empty(len(x), 0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, ctx.way = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, Tensor, None]:
+        x, weight, columns = ctx.saved_tensors
+        of_x, of_weight = _Backward.apply(grad, x, weight, columns, ctx.way, ctx.needs_input_grad[0])
+        return of_x if ctx.needs_input_grad[0] else None, of_weight, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+        return _mapped(_Convolution, info, in_dims, args)
+
+
+class _Backward(Function):
+    """The gradients of :class:`_Convolution`. They have no gradients themselves."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor, x: Tensor, weight: Tensor, columns: Tensor, way: _Way, of_images: bool
+    ) -> tuple[Tensor, Tensor]:
+        joined, image, of_x, of_weight = _joined(x, weight, way), list(x.shape[3:]), [], []
+        for part in _parts(x, weight, way):
+            own = columns if columns.numel() else way.windows(x[part], joined)
+            grads = grad[part].flatten(3).unflatten(1, (-1, joined)).transpose(2, 3).flatten(3).flatten(0, 1)
+            products = torch.bmm(grads, own.flatten(0, 1).transpose(1, 2)).unflatten(0, own.shape[:2])
+            of_weight.append(products.sum(1).view(len(own), *weight.shape[1:]))
+            if of_images:
+                columns_of_x = torch.bmm(_kernels(weight[part], own).transpose(1, 2), grads)
+                separate = columns_of_x.unflatten(-1, (joined, -1)).transpose(1, 2).flatten(0, 1)
+                of_x.append(way.fold(separate, image).unflatten(0, x[part].shape[:2]))
+        return _whole(of_x) if of_images else x.new_empty(len(x), 0), _whole(of_weight)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError("convolutions of stacks on a GPU have no second derivatives")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+        return _mapped(_Backward, info, in_dims, args)
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, way: _Way) -> Tensor:
+    """Returns the convolution of one client's images ``x [n, channels, h, w]``."""
+    if torch.is_autocast_enabled(x.device.type):
+        lower = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(lower), weight.to(lower)
+    if min(way.of(x.shape[2:])) < 1:
+        # it says best what is wrong
+        return torch.conv2d(x, weight, bias, way.stride, way.padding, way.dilation)
+    result: Tensor = _Convolution.apply(x.unsqueeze(0), weight.unsqueeze(0), way)[0].squeeze(0)
+    return result if bias is None else result + bias.to(result.dtype)[:, None, None]
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns what F.linear does. Within vmap that multiplies the product by 1 before it adds the bias."""
+    if input.dim() != 2 or bias is None:
+        return F.linear(input, weight, bias)
+    product = input @ weight.t()
+    return product + bias.to(product.dtype)
+
+
+def _cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None, ignore_index: int = -100,
+    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Returns what F.cross_entropy does. vmap makes three times as many operations of it, because it looks for targets
+    to ignore; a negative target is none of the classes here, so that its loss is 0."""
+    others = weight is not None or size_average is not None or reduce is not None or label_smoothing
+    if others or reduction != "none" or ignore_index >= 0 or input.dim() != 2 or target.dim() != 1:
+        return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    is_class = target[:, None] == torch.arange(input.shape[1], device=input.device)
+    return -torch.where(is_class, F.log_softmax(input, 1), 0).sum(1)
+
+
+def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> Any:
+    """Applies ``function`` to tensors ``[C, ...]`` of several lists of clients, which it gets as one list."""
+    size = info.batch_size
+    tensors = [
+        arg if not isinstance(arg, Tensor) else
+        (arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)).flatten(0, 1)
+        for arg, dim in zip(args, in_dims, strict=True)
+    ]  # fmt: skip
+    outputs = function.apply(*tensors)
+    return tuple(each.unflatten(0, (size, -1)) for each in outputs), (0,) * len(outputs)
+
+
+def _joined(x: Tensor, weight: Tensor, way: _Way) -> int:
+    """Returns how many samples of a client have one product: one, or all."""
+    # the kernels are copied for each product
+    return 1 if math.prod(way.of(x.shape[3:])) >= max(LEAST_PLACES, weight.shape[1]) else x.shape[1]
+
+
+def _parts(x: Tensor, weight: Tensor, way: _Way) -> Iterator[slice]:
+    """Yields the clients that are computed at a time."""
+    clients, samples = x.shape[:2]
+    columns = samples * math.prod(way.of(x.shape[3:])) * math.prod(weight.shape[2:])
+    kernels = samples // _joined(x, weight, way) * math.prod(weight.shape[1:])
+    size = max(1, MOST // max(1, columns, kernels))
+    return (slice(start, start + size) for start in range(0, clients, size))
+
+
+def _kernels(weight: Tensor, columns: Tensor) -> Tensor:
+    """Returns the kernels of clients ``weight [C, out, ...]`` for each product with ``columns [C, products, ...]``,
+    ``[C * products, out, channels * kernel]``."""
+    rows = weight.flatten(2)[:, None]
+    return rows.expand(-1, columns.shape[1], -1, -1).flatten(0, 1)
+
+
+def _as_images(product: Tensor, products: Sequence[int], joined: int, size: Sequence[int]) -> Tensor:
+    """Returns ``product [C * products, out, joined * places]`` as images ``[C, n, out, *size]``."""
+    whole = product.unflatten(0, products).unflatten(-1, (joined, -1)).transpose(2, 3)
+    return whole.flatten(1, 2).unflatten(-1, size).contiguous()
+
+
+def _whole(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _is_ours(input: Tensor, weight: Tensor, groups: int, dims: int) -> bool:
+    # weights that are the same for all clients make one ordinary convolution of a stack
+    ours = groups == 1 and input.dim() == dims == weight.dim() and input.shape[1] == weight.shape[1]
+    return ours and torch._C._functorch.is_functorch_wrapped_tensor(weight)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    each = [value] * 2 if isinstance(value, int) else [*value]
+    return each[0], each[-1]
+
+
+def _single(value: Any) -> int:
+    return value if isinstance(value, int) else value[0]
