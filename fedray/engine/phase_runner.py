@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import traceback
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,9 +17,7 @@ from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.memory import is_out_of_memory, too_large_for
 from fedray.engine.output_check import check_same_forms, checked_forms
-from fedray.engine.packing import Packed
-from fedray.engine.states import StateFile
-from fedray.engine.tasks import PartialSum, PhaseResult, PhaseTask
+from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
 from fedray.errors import ClientError, StateLost, UserError
 
 
@@ -34,20 +32,23 @@ class PhaseRunner:
         self.clients, self.data, self.algorithm = clients, clients.data, clients.algorithm
         self._kept: dict[tuple[int, int, int], dict[str, Vector]] = {}
 
-    def run(self, task: PhaseTask) -> PhaseResult:
+    def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
         """Returns the result of a task: the uploads of its clients, summed along the summation tree, and their new
-        states."""
+        states. The states of each stack are read while the one before it trains, also those of the task ``following``,
+        if it is known."""
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
         leaves: dict[str, LeafSum] = {}
         merged = PhaseResult({}, {}, {})
-        row = 0
-        for position, size in self.clients.stacks(task.blocks):
+        stacks = self._stacks(task)
+        coming = [_kept_by(task, rows) for _, rows in stacks[1:]]
+        coming.append(_kept_by(following, self._stacks(following)[0][1]) if following else [])
+        for (position, rows), then in zip(stacks, coming, strict=True):
+            self.clients.traffic.expect(then)
             # a call of its own: what a stack leaves behind is gone before the next begins
-            self._stack(task, position, slice(row, row + size), leaves, merged)
-            row += size
+            self._stack(task, position, rows, leaves, merged)
         for name, own in leaves.items():
             own.finish()
-            merged.sums[name].nodes = {node: value.cpu().numpy() for node, value in own.tree.nodes.items()}
+            merged.sums[name].nodes = own.tree.nodes
         return merged
 
     def _stack(
@@ -71,8 +72,9 @@ class PhaseRunner:
         check_same_forms(forms, merged.forms, self.algorithm, phase)
         merged.forms = forms
         if result.state:
+            names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
             with self.clients.clock.on("transport"):
-                merged.states += self._written(task, rows, result.state)
+                merged.states += self.clients.traffic.write(names, result.state)
 
         nothing = [math.nan] * len(task.ids)
         for name, upload in result.uploads.items():
@@ -90,15 +92,13 @@ class PhaseRunner:
         for name, values in client.objective.logged().items():
             merged.log.setdefault(name, [None] * len(task.ids))[rows] = values
 
-    def _written(self, task: PhaseTask, rows: slice, state: Mapping[str, Vector]) -> list[StateFile]:
-        """Writes the new states ``[C, ...]`` of a stack, and returns their files."""
-        arrays = Packed.of(state).numpy().arrays
-        return [
-            self.clients.states.write(
-                f"client-{client}-{task.round}-{task.phase}", {name: array[row] for name, array in arrays.items()}
-            )
-            for row, client in enumerate(task.ids[rows])
-        ]
+    def _stacks(self, task: PhaseTask) -> list[tuple[int, slice]]:
+        """Returns the stacks of a task: the position of the first client, and the rows of the task."""
+        stacks, row = [], 0
+        for position, size in self.clients.stacks(task.blocks):
+            stacks.append((position, slice(row, row + size)))
+            row += size
+        return stacks
 
     def _weights(self, upload: Upload, client: ClientPhase, members: int) -> Tensor:
         """Returns the float64 weights ``[C, 1]`` by which an upload's values are multiplied."""
@@ -139,6 +139,11 @@ class PhaseRunner:
         if task.keeps and phase + 1 < len(self.algorithm.phases):
             self._kept[key] = {**kept, **result.kept}
         return result, client
+
+
+def _kept_by(task: PhaseTask, rows: slice) -> Sequence[Handle | None]:
+    """Returns the handles of what some clients of a task have kept."""
+    return [*task.states[rows], *task.received[rows]]
 
 
 def _column(values: Tensor) -> list[float]:
