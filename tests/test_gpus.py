@@ -18,7 +18,7 @@ from fedray.experiment import Own
 from fedray.placement import Surroundings, device_of_cluster, place
 from fedray.resolve import resolve
 from fedray.testing.contracts import small_source
-from fedray.tracking.folder import device_of
+from fedray.tracking.folder import device_of, keys_that_differ
 from fedray.tuning.resources import unused_gpus
 
 FOLDER = Path("runs/run")
@@ -125,6 +125,21 @@ def test_a_run_goes_on_where_it_began(tmp_path, monkeypatch):
     assert longer.summary["rounds"] == 2
     assert device_of(longer.folder) == "cpu"
     assert device_of(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("device", "before", "now", "differ"),
+    [
+        ("cuda", 0, 0.2, ["engine.server_gpus"]),
+        ("cuda", 1, 0, ["engine.server_gpus"]),
+        ("cuda", 0.2, 1, []),
+        ("cpu", 0, 1, []),
+    ],
+)
+def test_a_run_goes_on_with_the_server_where_it_was(device, before, now, differ):
+    """A GPU may round the server's rule otherwise; how large its share is does not matter."""
+    old, new = ({"engine": {"device": device, "server_gpus": share}} for share in (before, now))
+    assert keys_that_differ(old, new) == differ
 
 
 # ---------------------------------------------------------------- deterministic kernels

@@ -155,6 +155,28 @@ def test_a_later_phase_may_go_to_a_worker_that_did_not_do_the_earlier(opened):
     assert results_of_round(run, by_strangers) == results_of_round(opened("local"))
 
 
+@pytest.mark.parametrize("packed", [lambda start: True, lambda start: start % 2], ids=["all", "every other"])
+def test_a_sum_does_not_depend_on_how_its_nodes_came(packed, opened):
+    """As tensors of a worker in this process, or as arrays from another, which may be read-only."""
+    run, expected = opened("local"), opened("local")
+
+    def by_another_process(tasks: list[PhaseTask], sticky: bool) -> Iterator[tuple[PhaseTask, Any]]:
+        for task, result in run.pool.map(tasks, sticky):
+            assert all(
+                isinstance(value, torch.Tensor) for each in result.sums.values() for value in each.nodes.values()
+            )
+            if packed(task.start):
+                for partial in result.sums.values():
+                    partial.pack()
+                    for value in partial.nodes.values():
+                        value.flags.writeable = False
+            yield task, result
+
+    assert results_of_round(run, by_another_process) == results_of_round(expected)
+    for name, vector in Packed.of(run.state.server.vectors).arrays.items():
+        assert torch.equal(vector, Packed.of(expected.state.server.vectors).arrays[name])
+
+
 @EVERY_POOL
 def test_what_is_kept_is_there_until_it_is_dropped(kind, opened, tmp_path):
     run = opened(kind)

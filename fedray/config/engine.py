@@ -48,7 +48,11 @@ class EngineConfig(Section):
     )
     threads: Whole = Field(1, ge=1, le=1024, description="torch threads of every computing process; changes bits")
     server_cpus: Real = Field(0.0, ge=0, description="CPU share of the server actor")
-    server_gpus: Real = Field(0.0, ge=0, description="GPU share of the server actor")
+    server_gpus: Real = Field(
+        0.0,
+        ge=0,
+        description="GPU share of the server actor; more than 0: the server's rule is computed there; changes bits",
+    )
     spill_dir: str | None = Field(
         None, description="place of clients' states (null: the run folder; /tmp on others), and of Ray's spilled data"
     )

@@ -19,6 +19,7 @@ from fedray.core.objective import Objective
 from fedray.core.optimizer import Carry, LocalOptimizer
 from fedray.core.samples import Indices, Samples
 from fedray.core.seeds import Purpose
+from fedray.core.sending import column
 from fedray.core.vectors import Model
 
 
@@ -98,7 +99,7 @@ class ClientPhase:
             shared = {name: value.clone() if isinstance(value, Model) else value for name, value in shared.items()}
         self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
         self._initial, self._device = initial, network.device
-        self.scalars = {name: self._column(values) for name, values in stack.scalars.items()}
+        self.scalars = {name: column(values, self._device) for name, values in stack.scalars.items()}
         self.size = len(stack.ids)
 
     @property
@@ -111,14 +112,11 @@ class ClientPhase:
 
     @cached_property
     def gap(self) -> Tensor:
-        return self._column(self.stack.gaps)
+        return column(self.stack.gaps, self._device)
 
     @cached_property
     def p(self) -> Tensor:
-        return self._column(self.stack.weights)
-
-    def _column(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)[:, None]
+        return column(self.stack.weights, self._device)
 
     @property
     def received(self) -> Model:

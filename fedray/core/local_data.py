@@ -17,6 +17,7 @@ from fedray.core.local_training import LocalTraining
 from fedray.core.prefetch import ahead
 from fedray.core.samples import Draws, Indices, Samples
 from fedray.core.seeds import Purpose
+from fedray.core.sending import column
 from fedray.core.structure import leaves, map_leaves
 
 GATHERED_BYTES = 8 << 20
@@ -47,14 +48,11 @@ class LocalData:
 
     @cached_property
     def n(self) -> Tensor:
-        return self._column([len(own) for own in self.indices])
+        return column([len(own) for own in self.indices], self.samples.device)
 
     @cached_property
     def J(self) -> Tensor:
-        return self._column(self.steps)
-
-    def _column(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.samples.device)[:, None]
+        return column(self.steps, self.samples.device)
 
     def epoch_steps(self) -> Tensor:
         """Returns the number of steps in a local epoch, ceil(n / B), ``[C, 1]``."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedray.core.seeds import SERVER, Purpose, global_generators, torch_seed
+from fedray.core.sending import sent
 from fedray.core.structure import leaves, map_leaves
 
 Indices = NDArray[np.int64]
@@ -81,7 +82,7 @@ class Samples:
     def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
         """Does the same as :meth:`gather`, but leaves ``x`` as it is stored. ``draws`` is for samples that are read
         anew each time (:class:`ReadSamples`)."""
-        flat = torch.from_numpy(indices.reshape(-1)).to(self.y.device)
+        flat = sent(torch.from_numpy(indices.reshape(-1)), self.y.device)
 
         def chosen(stored: Tensor) -> Tensor:
             return self._sent(stored.index_select(0, flat)).view(*indices.shape, *stored.shape[1:])
@@ -90,14 +91,11 @@ class Samples:
 
     def targets(self, indices: Indices) -> Tensor:
         """Returns the targets of some samples."""
-        return self._sent(self.y[torch.from_numpy(indices).to(self.y.device)])
+        return self._sent(self.y[sent(torch.from_numpy(indices), self.y.device)])
 
     def _sent(self, chosen: Tensor) -> Tensor:
         """Returns chosen samples on the device to which they go."""
-        if chosen.device.type == self.device.type:
-            return chosen
-        # a copy from pinned memory goes on while the GPU computes
-        return (chosen.pin_memory() if self.device.type == "cuda" else chosen).to(self.device, non_blocking=True)
+        return sent(chosen, self.device)
 
     def inputs(self, raw: Any) -> Any:
         """Returns the inputs of samples as stored ``[..., *sample]``. Those of type float32 are in fresh memory."""

@@ -23,6 +23,9 @@ HELD_BYTES = 64_000_000
 CACHED = 1 << 17
 """How many numbers are in double precision at a time while rows are added up. They fit into a processor's cache."""
 
+CACHED_ON_GPU = 1 << 24
+"""The same on a GPU, where it is the kernels' launches that cost time: 128 MB."""
+
 
 class TreeSum:
     """The sum of ``members`` float64 vectors along the tree. Leaves and complete subtrees may be added in any order.
@@ -38,7 +41,8 @@ class TreeSum:
     def add(self, node: Node, value: Tensor, read_only: bool = False) -> None:
         """Adds the float64 ``value`` of a node. A leaf is the node ``(0, position)``.
 
-        The sum is written into the memory of one of the tensors that are added, unless they are ``read_only``.
+        The sum is written into the memory of one of the tensors that are added, unless they are ``read_only``. It is on
+        the device of the one that was added first.
         """
         level, index = node
         while index or (1 << level) < self.members:
@@ -47,6 +51,8 @@ class TreeSum:
                 other = self.nodes.pop(sibling, None)
                 if other is None:
                     break
+                if value.device != other.device:
+                    value, read_only = value.to(other.device), False
                 if sibling not in self._read_only:
                     value = other.add_(value)
                 else:
@@ -109,7 +115,8 @@ class LeafSum:
     def _add(self, start: int, stop: int, rows: Sequence[Tensor], weights: Tensor) -> None:
         """Adds the ``rows``, which are all of the subtree over the positions start .. stop - 1."""
         shape, flat = rows[0].shape[1:], [part.reshape(len(part), -1) for part in rows]
-        (level, index), width, piece = subtree(start, stop - start), shape.numel(), CACHED // (stop - start) or 1
+        cached = CACHED if weights.device.type == "cpu" else CACHED_ON_GPU
+        (level, index), width, piece = subtree(start, stop - start), shape.numel(), cached // (stop - start) or 1
         value = self.tree.take((level, index ^ 1))
         is_new = value is None
         if value is None:

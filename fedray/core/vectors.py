@@ -199,7 +199,8 @@ class Block:
         """Returns the block's numbers, given sums ``total [parts * count]`` of them in float64."""
         if not self.dtype.is_floating_point or self.parts == 1:
             return total.float()
-        return numbers.split(total.view(self.parts, self.count).sum(0)).reshape(-1)
+        # a GPU may add three numbers in another order
+        return numbers.split(total.view(self.parts, self.count).cpu().sum(0)).reshape(-1)
 
 
 def _of_length_1(vector: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedray.engine.packing import Packed
+from fedray.engine.packing import Packed, on_host
 from fedray.errors import UserError
 from fedray.files import move_whole, sha256_of_file
 
@@ -86,7 +86,7 @@ def save(
         return f"shared/{name}", checksum
 
     save_file(
-        {name: tensor.cpu().contiguous() for name, tensor in vectors.arrays.items()}, staging / "server.safetensors"
+        {name: on_host(tensor).contiguous() for name, tensor in vectors.arrays.items()}, staging / "server.safetensors"
     )
     whole = {"format": FORMAT, "round": round, "widths": vectors.widths, "states": states, "past": past, **record}
     (staging / "record.json").write_text(json.dumps(whole))

@@ -14,7 +14,7 @@ from fedray.engine.process import computing_process, describe, environment, requ
 from fedray.engine.ray_cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
 from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
-from fedray.engine.tasks import Handle, Task
+from fedray.engine.tasks import Handle, PhaseResult, Task
 from fedray.engine.worker import Worker
 from fedray.errors import StateLost, UserError, first_line
 from fedray.experiment import Experiment
@@ -45,7 +45,11 @@ class ClientActor:
         return self.node, describe(self.device)
 
     def run(self, task: Task) -> Any:
-        return self.worker.run(task)
+        result = self.worker.run(task)
+        if isinstance(result, PhaseResult):
+            for partial in result.sums.values():
+                partial.pack()
+        return result
 
 
 def create_actor(experiment: Experiment, data: StoredData, server: str) -> Any:

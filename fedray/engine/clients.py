@@ -27,7 +27,8 @@ from fedray.engine.compiler import compiling
 from fedray.engine.memory import HEADROOM, available, memory_of_client
 from fedray.engine.packing import tensor_over
 from fedray.engine.process import return_free_memory
-from fedray.engine.states import StateFile, StateFolder
+from fedray.engine.state_traffic import StateTraffic
+from fedray.engine.states import StateFolder
 from fedray.engine.tasks import Blocks, Handle
 from fedray.experiment import Experiment
 
@@ -50,6 +51,7 @@ class Clients:
         self.experiment, self.data, self.states, self.fetch = experiment, data, states, fetch
         self.algorithm = experiment.algorithm
         self.device = torch.device(device)
+        self.traffic = StateTraffic(states, self.device, lambda handle: self.fetch(handle))
         on_gpu = self.device.type == "cuda" and experiment.config.engine.profile
         self.clock = Clock(torch.cuda.synchronize) if on_gpu else Clock()
         kind = StackNetwork if experiment.vectorize else LoopNetwork
@@ -174,9 +176,9 @@ class Clients:
         with self.clock.on("transport"):
             for row, handle in enumerate(handles):
                 if handle is not None:
-                    found = self.states.read(handle) if isinstance(handle, StateFile) else self.fetch(handle)
+                    found = self.traffic.take(handle)
                     for name, rows in stacked.items():
-                        rows[row].copy_(tensor_over(found[name]))
+                        rows[row].copy_(found[name], non_blocking=True)
         return stacked
 
     def _initial(self, client: int | None) -> Model:

@@ -6,7 +6,10 @@ import contextlib
 import math
 import platform
 import traceback
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +17,14 @@ from torch import Tensor
 from fedray.algorithms.base import Result, Upload
 from fedray.core.client import ClientPhase, Stack
 from fedray.core.rows import RowByRow
+from fedray.core.sending import column
 from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.memory import is_out_of_memory
 from fedray.engine.memory_of_clients import too_large_for
 from fedray.engine.output_check import check_same_forms, checked_forms
-from fedray.engine.packing import Packed
-from fedray.engine.states import StateFile
-from fedray.engine.tasks import PartialSum, PhaseResult, PhaseTask
+from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
 from fedray.errors import ClientError, StateLost, UserError
 
 
@@ -45,20 +47,28 @@ class PhaseRunner:
     def __init__(self, clients: Clients) -> None:
         self.clients, self.data, self.algorithm = clients, clients.data, clients.algorithm
         self._kept: dict[tuple[int, int, int, int], dict[str, Vector]] = {}
+        # numbers are read when all stacks are on their way, as whoever reads one waits for the GPU
+        self._later: deque[Callable[[], None]] = deque()
 
-    def run(self, task: PhaseTask) -> PhaseResult:
+    def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
         """Returns the result of a task: the uploads of its clients, summed along the summation tree, and their new
-        states."""
+        states. The states of each stack are read while the one before it trains, also those of the task ``following``,
+        if it is known."""
         self._kept = {key: value for key, value in self._kept.items() if key[0] == task.round}
+        self._later.clear()
         leaves: dict[str, LeafSum] = {}
         merged = PhaseResult({}, {}, {})
-        row = 0
-        for position, size in self.clients.stacks(task.blocks, self.clients.lanes):
-            self._together(task, position, slice(row, row + size), leaves, merged)
-            row += size
+        stacks = self._stacks(task)
+        coming = [_kept_by(task, rows) for _, rows in stacks[1:]]
+        coming.append(_kept_by(following, self._stacks(following)[0][1]) if following else [])
+        for (position, rows), then in zip(stacks, coming, strict=True):
+            self.clients.traffic.expect(then)
+            self._together(task, position, rows, leaves, merged)
         for name, own in leaves.items():
             own.finish()
-            merged.sums[name].nodes = {node: value.cpu().numpy() for node, value in own.tree.nodes.items()}
+            merged.sums[name].nodes = own.tree.nodes
+        while self._later:
+            self._later.popleft()()
         return merged
 
     def _together(
@@ -102,8 +112,9 @@ class PhaseRunner:
         check_same_forms(forms, merged.forms, self.algorithm, phase)
         merged.forms = forms
         if result.state:
+            names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
             with self.clients.clock.on("transport"):
-                merged.states += self._written(task, rows, result.state)
+                merged.states += self.clients.traffic.write(names, result.state)
 
         nothing = [math.nan] * len(task.ids)
         for name, upload in result.uploads.items():
@@ -115,26 +126,23 @@ class PhaseRunner:
             whole = merged.sums.setdefault(name, PartialSum({}, upload.weights, is_model))
             if upload.scale is not None:
                 whole.scale = whole.scale or list(nothing)
-                whole.scale[rows] = _column(upload.scale)
+                self._later.append(partial(_write, whole.scale, rows, upload.scale))
         for name, scalar in result.scalars.items():
-            merged.scalars.setdefault(name, list(nothing))[rows] = _column(scalar)
-        for name, values in client.objective.logged().items():
-            merged.log.setdefault(name, [None] * len(task.ids))[rows] = values
+            self._later.append(partial(_write, merged.scalars.setdefault(name, list(nothing)), rows, scalar))
+        self._later.append(partial(_write_log, merged.log, len(task.ids), rows, client.objective.logged))
 
-    def _written(self, task: PhaseTask, rows: slice, state: Mapping[str, Vector]) -> list[StateFile]:
-        """Writes the new states ``[C, ...]`` of a stack, and returns their files."""
-        arrays = Packed.of(state).numpy().arrays
-        return [
-            self.clients.states.write(
-                f"client-{client}-{task.round}-{task.phase}", {name: array[row] for name, array in arrays.items()}
-            )
-            for row, client in enumerate(task.ids[rows])
-        ]
+    def _stacks(self, task: PhaseTask) -> list[tuple[int, slice]]:
+        """Returns the stacks of a task: the position of the first client, and the rows of the task."""
+        stacks, row = [], 0
+        for position, size in self.clients.stacks(task.blocks, self.clients.lanes):
+            stacks.append((position, slice(row, row + size)))
+            row += size
+        return stacks
 
     def _weights(self, upload: Upload, client: ClientPhase, members: int) -> Tensor:
         """Returns the float64 weights ``[C, 1]`` by which an upload's values are multiplied."""
         if upload.weights == "weighted_mean":
-            return torch.tensor(client.stack.weights, dtype=torch.float64, device=self.clients.device)[:, None]
+            return column(client.stack.weights, self.clients.device, torch.float64)
         if upload.weights == "uniform_mean":
             return torch.full((client.size, 1), 1 / members, dtype=torch.float64, device=self.clients.device)
         if upload.weights == "sum":
@@ -176,5 +184,17 @@ class PhaseRunner:
         return result, client
 
 
-def _column(values: Tensor) -> list[float]:
-    return [float(value) for value in values.reshape(-1).tolist()]
+def _kept_by(task: PhaseTask, rows: slice) -> Sequence[Handle | None]:
+    """Returns the handles of what some clients of a task have kept."""
+    return [*task.states[rows], *task.received[rows]]
+
+
+def _write(into: list[float], rows: slice, values: Tensor) -> None:
+    into[rows] = [float(value) for value in values.reshape(-1).tolist()]
+
+
+def _write_log(
+    log: dict[str, list[float | None]], size: int, rows: slice, logged: Callable[[], Mapping[str, Any]]
+) -> None:
+    for name, values in logged().items():
+        log.setdefault(name, [None] * size)[rows] = values

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +32,11 @@ class Pool(Protocol):
         """Does all tasks, and yields each with its result, in any order.
 
         With ``sticky`` a task goes to the worker that did the phase before for the same clients, if it is still there.
+        The files of clients' new states are there after :meth:`settle`.
         """
+
+    def settle(self) -> None:
+        """Waits until the states that the results name are in their files."""
 
     def keep(self, name: str, vectors: State) -> Handle:
         """Keeps vectors for many rounds, until they are dropped."""
@@ -69,8 +74,11 @@ class LocalPool:
         return LocalHandle(Packed.of(vectors))
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
-        for task in tasks:
-            yield task, self.worker.run(task)
+        for task, following in zip_longest(tasks, tasks[1:]):
+            yield task, self.worker.run(task, following, settled=False)
+
+    def settle(self) -> None:
+        self.worker.settle()
 
     def keep(self, name: str, vectors: State) -> StateFile:
         return self.states.write(name, vectors)
@@ -82,7 +90,11 @@ class LocalPool:
         self.states.store(handle, target)
 
     def drop(self, handles: Iterable[StateFile]) -> None:
+        handles = list(handles)
+        if handles:
+            # a file that is still to be written would be there afterwards
+            self.settle()
         self.states.drop(handles)
 
     def close(self) -> None:
-        pass
+        self.worker.clients.traffic.close()

@@ -200,6 +200,10 @@ class RayPool:
                     self.done[done.actor] = work / 2 + done.task.work, before / 2 + working_seconds(result.seconds)
             yield done.task, result
 
+    def settle(self) -> None:
+        # an actor returns a result when the files are there
+        pass
+
     def _dispatch(self, queue: deque[Task], sent: dict[Any, _Sent], sticky: bool) -> None:
         """Sends a task to each actor that has none. While more are left than the last one for everybody, an actor gets
         its next task before it has finished the one that it has, because it takes milliseconds to send a task. A slow

@@ -101,6 +101,8 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
 
     result.samples = dealer.samples
     dealer.learn(result.worker_seconds)
+    with queue.profile.of("transport"):
+        queue.pool.settle()
     state.commit(number, result.states, queue.pool)
     result.log |= {name: list(values) for name, values in server.client_scalars.items()}
     losses = [loss for loss in result.log.get("loss", []) if loss is not None]

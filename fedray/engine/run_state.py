@@ -17,7 +17,7 @@ from fedray.core.client import ClientPhase
 from fedray.core.vectors import Layout, Model
 from fedray.data.federated import FederatedData
 from fedray.engine.checkpoint import Checkpoint
-from fedray.engine.packing import Packed
+from fedray.engine.packing import Packed, on_host
 from fedray.engine.pool import Pool
 from fedray.engine.states import StateFile, StateFolder
 from fedray.engine.tasks import Handle
@@ -36,7 +36,7 @@ class EarlierModels:
         """Keeps the model ``model`` with which round ``number`` begins, if the algorithm ever asks for earlier
         models."""
         if self.algorithm.needs_received or self.algorithm.earlier_models:
-            self.handles[number] = self.pool.keep(f"model-{number}", {"x": model.row.cpu().numpy().copy()})
+            self.handles[number] = self.pool.keep(f"model-{number}", {"x": on_host(model.row).numpy()})
 
     def model_of(self, number: int) -> Model:
         """Returns the model with which round ``number`` began. Raises ValueError if it was not kept."""

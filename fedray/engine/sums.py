@@ -9,17 +9,28 @@ from torch import Tensor
 
 from fedray.algorithms import Algorithm
 from fedray.core.tree import TreeSum
-from fedray.core.vectors import Layout, Vector
+from fedray.core.vectors import Layout, Model, Vector
+from fedray.engine.memory import available
 from fedray.engine.output_check import Forms, check_same_forms
-from fedray.engine.packing import tensor_over
+from fedray.engine.packing import on_host, tensor_over
 from fedray.engine.tasks import PhaseResult, PhaseTask
+
+LARGE = 1 << 24
+"""The bytes of a node of the tree that are looked at more closely before it stays on a GPU."""
+
+ROOM = 16
+"""How many of the largest nodes a GPU must have room for, so that they stay there until they are added up."""
 
 
 class CohortSums:
     """Adds up the results of a phase's tasks along the fixed summation tree.
 
-    The order in which results arrive therefore changes no bit. The parameter ``members`` is the number of clients in
-    the cohort. The attribute ``scalars`` has the numbers that each client sent, by name, in the order of ids.
+    The order in which results arrive therefore changes no bit. Results of a worker in this process are added up on its
+    device, and those of other processes on ``device``, where the sums go in the end. Where a sum is added up changes no
+    bit of it either.
+
+    The parameter ``members`` is the number of clients in the cohort. The attribute ``scalars`` has the numbers that
+    each client sent, by name, in the order of ids.
     """
 
     def __init__(self, algorithm: Algorithm, phase: str, members: int, layout: Layout, device: torch.device) -> None:
@@ -41,6 +52,9 @@ class CohortSums:
         for name, partial in found.sums.items():
             tree = self._trees.setdefault(name, TreeSum(self.members))
             for node, value in partial.nodes.items():
+                if isinstance(value, Tensor):
+                    tree.add(node, _where_it_fits(value))
+                    continue
                 # results from other processes lie read-only in shared memory
                 is_copy = self.device.type != "cpu"
                 tree.add(node, tensor_over(value).to(self.device), read_only=not (value.flags.writeable or is_copy))
@@ -58,14 +72,28 @@ class CohortSums:
 
     def totals(self) -> dict[str, Vector]:
         """Returns the sums by name (float32). All results must have been added."""
-        return {name: self._total(name, tree.total()) for name, tree in self._trees.items()}
+        return {name: self._there(self._total(name, tree.total())) for name, tree in self._trees.items()}
+
+    def _there(self, value: Vector) -> Vector:
+        """Returns ``value`` on the server's device."""
+        row = value.row if isinstance(value, Model) else value
+        moved = on_host(row) if self.device.type == "cpu" else row.to(self.device)
+        return self.layout.model(moved) if isinstance(value, Model) else moved
 
     def _total(self, name: str, total: Tensor) -> Vector:
         is_model = name in self._models
         if name in self._scales:
-            scaled = total / math.fsum(self._scales[name])
+            # a GPU would multiply by the inverse of a number that it does not hold itself
+            scaled = total / torch.tensor(math.fsum(self._scales[name]), dtype=total.dtype, device=total.device)
             # counts are one client's, and no sum
             for place in self.layout.whole_numbers if is_model else ():
                 scaled[place] = total[place]
             total = scaled
         return self.layout.rounded(total) if is_model else total.float()
+
+
+def _where_it_fits(node: Tensor) -> Tensor:
+    """Returns ``node``, on the CPU if its GPU has not much room left."""
+    if node.device.type == "cpu" or node.nbytes < LARGE or ROOM * node.nbytes <= available(node.device):
+        return node
+    return on_host(node)

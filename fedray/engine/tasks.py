@@ -8,9 +8,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedray.core.tree import Node
 from fedray.engine.output_check import Forms
+from fedray.engine.packing import on_host
 from fedray.engine.states import StateFile
 
 Blocks: TypeAlias = Sequence[tuple[int, int]]
@@ -66,15 +68,22 @@ class PhaseTask:
 class PartialSum:
     """What the clients of a task add to the sum of one upload.
 
-    ``nodes`` are the float64 values of the nodes of the summation tree that they fill. ``weights`` says how the upload
-    is summed (:class:`~fedray.algorithms.Upload`). ``is_model`` says whether it is a model. ``scale`` holds the
-    clients' s_i for ``mean_by``.
+    ``nodes`` are the float64 values of the nodes of the summation tree that they fill, on the worker's device; or
+    arrays, as which they travel between processes. ``weights`` says how the upload is summed
+    (:class:`~fedray.algorithms.Upload`). ``is_model`` says whether it is a model. ``scale`` holds the clients' s_i for
+    ``mean_by``.
     """
 
-    nodes: dict[Node, NDArray[np.float64]]
+    nodes: Mapping[Node, Tensor | NDArray[np.float64]]
     weights: str
     is_model: bool
     scale: list[float] | None = None
+
+    def pack(self) -> None:
+        """Turns the nodes into arrays."""
+        self.nodes = {
+            node: on_host(value).numpy() if isinstance(value, Tensor) else value for node, value in self.nodes.items()
+        }
 
 
 @dataclass

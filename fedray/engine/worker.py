@@ -26,19 +26,31 @@ class Worker:
         self.clients, self.experiment, self.data = clients, clients.experiment, clients.data
         self.phases, self.evaluator = PhaseRunner(clients), Evaluator(clients)
 
-    def run(self, task: Task) -> PhaseResult | EvalResult | ScoreResult:
-        """Returns the result of ``task``."""
+    def run(
+        self, task: Task, following: Task | None = None, settled: bool = True
+    ) -> PhaseResult | EvalResult | ScoreResult:
+        """Returns the result of ``task``. If the task ``following`` is known to come next, what it needs is read
+        meanwhile. The files of clients' new states are there, unless ``settled`` is false; then they are there after
+        :meth:`settle`."""
         result: PhaseResult | EvalResult | ScoreResult
         clock = self.clients.clock
         with clock.on("algorithm" if isinstance(task, PhaseTask) else "evaluation"):
             if isinstance(task, PhaseTask):
-                result = self.phases.run(task)
+                result = self.phases.run(task, following if isinstance(following, PhaseTask) else None)
             elif isinstance(task, EvalTask):
                 result = self.evaluator.evaluate(task)
             else:
                 result = self.evaluator.score(task)
+            if settled:
+                with clock.on("transport"):
+                    self.settle()
         result.seconds, result.nondeterministic = clock.take(), nondeterministic_operations()
         return result
+
+    def settle(self) -> None:
+        """Waits until what the tasks so far have kept is in its files. Raises :class:`~fedray.errors.UserError` if that
+        can't be."""
+        self.clients.traffic.settle()
 
     def draw_inputs(self, server: ServerState, size: int, source: str) -> Any:
         """Returns a batch of ``size`` inputs of the set ``source`` (public or test), drawn anew each round.

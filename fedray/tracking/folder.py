@@ -31,7 +31,9 @@ PART_ROUNDS, PART_ROWS = 500, 200_000
 
 WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
-RESULT_KEYS_OF_ENGINE = ("threads", "portable_bits", "device", "channels_last", "vectorize", "compile")
+RESULT_KEYS_OF_ENGINE = (
+    "threads", "portable_bits", "device", "server_gpus", "channels_last", "vectorize", "compile",
+)  # fmt: skip
 IGNORED = (
     "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds",
     # the data, model and weights that these lead to are compared themselves
@@ -187,7 +189,7 @@ def keys_that_differ(
 
     ``implied`` says what null stands for.
     """
-    a, b = (_without_nulls(with_unrecorded(each), implied) for each in (old, new))
+    a, b = (_without_sizes(_without_nulls(with_unrecorded(each), implied)) for each in (old, new))
     vectorized = b.get("engine.vectorize") is True
 
     def matters(key: str) -> bool:
@@ -203,6 +205,13 @@ def with_unrecorded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a run by dotted key, from what config.yaml holds. Keys that it lacks are what they were
     when it was written: their defaults, or :data:`UNRECORDED`."""
     return {key: default for key, default, *_ in documented_keys()} | UNRECORDED | flat(config)
+
+
+def _without_sizes(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns ``settings`` with ``engine.server_gpus`` as whether the server computes on a GPU, which is all of it that
+    a result depends on."""
+    on_gpu = settings["engine.device"] == "cuda" and bool(settings["engine.server_gpus"])
+    return settings | {"engine.server_gpus": on_gpu}
 
 
 def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
