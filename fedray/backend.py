@@ -169,11 +169,9 @@ def is_replayed(
     """Returns whether gradients are replayed (``engine.replay``), and a line for the user. ``size`` is the number of
     samples in the largest mini-batch."""
     asked = config.engine.replay
-    obstacle = None
-    if device != "cpu":
-        obstacle = "they are computed on a GPU"
-    elif config.train.precision != "fp32":
-        obstacle = f"train.precision={config.train.precision} is not float32"
+    obstacle, precision = None, config.train.precision
+    if precision == "fp16" or (precision == "bf16" and device == "cpu"):
+        obstacle = f"train.precision={precision} is not float32"
     elif model.draws:
         obstacle = "the model draws random numbers"
     elif algorithm.needs_head != "nothing":
@@ -185,7 +183,8 @@ def is_replayed(
     if unknown is None:
         return True, None
     line = f"engine.replay=auto: gradients are not replayed, because {unknown}; true may be faster ({EXPLAINED})"
-    return False, line if model.flops * size <= PYTHON_FLOPS else None
+    # a GPU waits for Python in any model's steps
+    return False, line if device == "cuda" or model.flops * size <= PYTHON_FLOPS else None
 
 
 def _is_faster(graph: GraphModule) -> bool:

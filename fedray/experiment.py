@@ -69,6 +69,10 @@ class Own:
         ]
 
 
+LANES = 8
+"""The most clients side by side on a GPU under ``engine.lanes: auto``."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """Everything that a run does, without its data. It is small, and every process gets a copy.
@@ -96,6 +100,14 @@ class Experiment:
     inputs: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> int:
+        """How many clients are trained side by side, if the memory is enough (``engine.lanes``). It changes no bit."""
+        if self.vectorize or not self.replay or self.device != "cuda":
+            return 1
+        asked = self.config.engine.lanes
+        return LANES if asked == "auto" else asked
 
     @property
     def precision(self) -> str:

@@ -142,7 +142,7 @@ def test_what_an_actor_takes_of_a_gpu():
     from pathlib import Path
 
     from fedray.engine.clients import Clients
-    from fedray.engine.memory import footprint_of
+    from fedray.engine.memory_of_clients import footprint_of
     from fedray.engine.process import computing_process
     from fedray.engine.states import StateFolder
 

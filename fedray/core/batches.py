@@ -18,8 +18,8 @@ class Batch:
     """One mini-batch for each client of a stack.
 
     ``x [C, b, ...]`` are the inputs, a tensor or a tuple or dict of tensors, and ``y [C, b, ...]`` the targets.
-    ``step`` is j, from 0. ``counts [C]`` says how many of the b samples are real, as the rest is padding; None means
-    that all are real.
+    ``step`` is j, from 0. ``counts [C]`` says how many of the b samples are real, as the rest is padding: none for a
+    client that has made all its steps. None means that all are real.
     """
 
     x: Any
@@ -28,9 +28,19 @@ class Batch:
     counts: list[int] | None = None
 
     def of(self, row: int) -> tuple[Any, Tensor]:
-        """Returns the real samples of the client in ``row`` of the stack: its inputs and targets."""
-        real = slice(None if self.counts is None else self.counts[row])
-        return map_leaves(lambda x: x[row, real], self.x), self.y[row, real]
+        """Returns the real samples of the client in ``row`` of the stack: its inputs and targets. There is at least
+        one, which a client that rests does not use."""
+        real = slice(None if self.counts is None else max(1, self.counts[row]))
+        return map_leaves(lambda x: aligned(x[row, real]), self.x), self.y[row, real]
+
+    def rests(self, row: int) -> bool:
+        """Returns whether the client in ``row`` has made all its steps."""
+        return self.counts is not None and not self.counts[row]
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Returns ``tensor`` at an address like that of fresh memory, as kernels round differently at others."""
+    return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
 
 
 @dataclass(frozen=True)

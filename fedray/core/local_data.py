@@ -94,7 +94,7 @@ class LocalData:
                     if inputs is None
                     else _step(inputs, j - start, size)
                 )
-                real = [max(1, count) for count in of_step] if min(of_step) < width else None
+                real = list(of_step) if min(of_step) < width else None
                 yield Batch(x, labels[j - start, :, :width], j, real)
 
     def _blocks(self, chosen: Indices) -> Iterator[tuple[int, Any, Tensor]]:

@@ -14,7 +14,7 @@ from fedray.core.batches import Batch
 from fedray.core.direct_linear import DirectLinear
 from fedray.core.loss_scale import LossScale, write_gradient
 from fedray.core.network import Draws, Network, undrawn
-from fedray.core.passes import Gradient, Losses, RuleLoss, in_rows, stacked
+from fedray.core.passes import Gradient, Losses, RuleLoss, in_rows
 from fedray.core.vectors import Model
 
 
@@ -38,20 +38,36 @@ class LoopNetwork(Network):
         rng: Draws = undrawn,
         scale: LossScale | None = None,
     ) -> Gradient:
-        found = []
-        for row in range(len(at.row)):
-            inputs = self.inputs_of(at, batch, row)
-            *_, x, y = inputs
-            own = [extra[row] for extra in extras]
-            eager = partial(self._gradient, at[row], x, y, row, rule_loss, own, scale)
-            with self._drawing(rng, row):
-                outputs = eager() if rule_loss else self._task_gradient(len(y), inputs, eager)
-            value, loss, buffers, *sums = outputs
-            if at.has_buffers:
-                at[row].buffers.copy_(buffers)
-            found.append((value, loss, (*sums, None)[:2] if sums else None))
-        values, losses, followed = zip(*found, strict=True)
-        return Gradient(in_rows(values), in_rows(losses), stacked(followed))
+        rows = [row for row in range(len(at.row)) if not batch.rests(row)]
+        with self._together():
+            made = {
+                row: self._of_client(at, batch, row, rule_loss, [extra[row] for extra in extras], rng, scale)
+                for row in rows
+            }
+        for row in rows if at.has_buffers else ():
+            at[row].buffers.copy_(made[row][2])
+        # the gradient of a client that rests is 0
+        nothing = None if len(rows) == len(at.row) else [torch.zeros_like(each) for each in made[rows[0]]]
+        found = [made.get(row, nothing) for row in range(len(at.row))]
+        values, losses, _, *sums = (in_rows(each) for each in zip(*found, strict=True))
+        return Gradient(values, losses, (*sums, None)[:2] if sums else None)  # type: ignore[arg-type]
+
+    def _of_client(
+        self,
+        at: Model,
+        batch: Batch,
+        row: int,
+        rule_loss: RuleLoss | None,
+        extras: Sequence[Tensor],
+        rng: Draws,
+        scale: LossScale | None,
+    ) -> tuple[Tensor, ...]:
+        """Returns what :meth:`pure_gradient` returns, for the client in ``row``."""
+        inputs = self.inputs_of(at, batch, row)
+        *_, x, y = inputs
+        eager = partial(self._gradient, at[row], x, y, row, rule_loss, extras, scale)
+        with self._drawing(rng, row):
+            return eager() if rule_loss or scale else self._task_gradient(len(y), inputs, eager, row)
 
     def _gradient(
         self,

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
 from fedray.core.compiled import Compiled
+from fedray.core.lanes import Lanes
 from fedray.core.loss_scale import LossScale
 from fedray.core.norms import is_frozen, single_value_norms
 from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget
@@ -107,10 +108,17 @@ class Network:
         self._watched = False
         self.compiled: Compiled | None = None
         self.recorded: Recorded | None = None
+        self.lanes: Lanes | None = None
 
-    def replay(self) -> None:
-        """Has gradients replayed from now on."""
-        self.recorded = Recorded(self.recordable_gradient, [*self._trainable, *self._buffers.values()])
+    def replay(self, lanes: int = 1) -> None:
+        """Has gradients replayed from now on. On a GPU those of so many clients run side by side."""
+        if self.device.type == "cuda":
+            self.lanes = Lanes(self.device, lanes)
+        self.recorded = Recorded(self.recordable_gradient, [*self._trainable, *self._buffers.values()], self.lanes)
+
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which gradients of several clients may be computed side by side."""
+        return contextlib.nullcontext() if self.lanes is None else self.lanes.together()
 
     @cached_property
     def decayed(self) -> Tensor:
@@ -380,13 +388,13 @@ class Network:
         raise NotImplementedError
 
     def _task_gradient(
-        self, shape: Any, inputs: tuple[Any, ...], eager: Callable[[], tuple[Tensor, ...]]
+        self, shape: Any, inputs: tuple[Any, ...], eager: Callable[[], tuple[Tensor, ...]], row: int = 0
     ) -> tuple[Tensor, ...]:
-        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``: compiled, replayed or as ``eager()``
-        computes it."""
+        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape`` in ``row`` of the stack: compiled, replayed
+        or as ``eager()`` computes it."""
         if self.compiled is not None and shape in self.compiled:
             return self.compiled(shape, *inputs)
-        return eager() if self.recorded is None else self.recorded(inputs, eager)
+        return eager() if self.recorded is None else self.recorded(inputs, eager, row)
 
     def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns what :meth:`gradients` finds with the task loss alone, as a pure function, which can be compiled."""

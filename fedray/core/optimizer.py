@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedray.core.local_training import LocalTraining
+from fedray.core.rows import by_rows
 from fedray.core.vectors import Model
 
 
@@ -126,7 +127,7 @@ class LocalOptimizer:
         """
         training = self.training
         if training.grad_clip:
-            norm = gradient.norm(dim=1, keepdim=True)
+            norm = by_rows(lambda row: row.norm(dim=1, keepdim=True), gradient)
             gradient = gradient * (training.grad_clip / norm.clamp(min=training.grad_clip))
         if training.optimizer == "adamw":
             direction, carry = self._adam(carry, name, gradient)

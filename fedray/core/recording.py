@@ -9,13 +9,15 @@ A forward pass that looks at values, such as one with a branch that depends on t
 writes into its inputs. Its Python code runs in every step. A module that keeps state of its own, unseen by torch, would
 be replayed wrongly, so by default only known code is replayed (:mod:`fedray.core.known_code`). Replayed gradients are
 compared with those that are computed in the ordinary way, again and again, at steps which become rarer.
+
+On a GPU the recorded operations are captured as CUDA graphs (:mod:`fedray.core.lanes`).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,12 +26,16 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedray.core.structure import leaves, outline
+from fedray.core.lanes import Lanes
+from fedray.core.structure import leaves, map_leaves, outline
 from fedray.errors import UserError
 
 FIRST = 30
 """The number of mini-batches of one shape after which their gradient is recorded. Recording takes as long as about 30
 gradients, and is not worth it in a process that computes few of them."""
+
+FIRST_ON_GPU = 4
+"""The same on a GPU, where a graph is 3 to 10 times as fast as the ordinary way."""
 
 TRIED = 3
 """The number of mini-batches for which a new recording is on trial: its results are not used yet, and it is given up if
@@ -63,29 +69,39 @@ class Unrecordable(Exception):
 @dataclass
 class _Shape:
     """What is known about mini-batches of one shape: how many have been there since ``replay`` was found, or, as long
-    as there is none, at all."""
+    as there is none, at all. ``graphs`` are its captures, by lane. ``steady`` is false if the ordinary
+    way itself does not give the same each time, so that there is nothing to compare with."""
 
     steps: int = 0
     replay: Function | None = None
     hopeless: bool = False
+    graphs: dict[int, Function] = field(default_factory=dict)
+    steady: bool = True
 
     def give_up(self) -> None:
         self.replay, self.hopeless = None, True
+        self.graphs.clear()
 
 
 class Recorded:
     """Replays a pure ``function`` of tensors, or of tuples and dicts of them, whose result is a tuple of tensors.
 
-    A function can't be replayed if it uses one of the tensors ``changing`` without having it as an input.
+    A function can't be replayed if it uses one of the tensors ``changing`` without having it as an input. With
+    ``lanes`` the replays are CUDA graphs.
     """
 
-    def __init__(self, function: Function, changing: Iterable[Tensor] = ()) -> None:
+    def __init__(self, function: Function, changing: Iterable[Tensor] = (), lanes: Lanes | None = None) -> None:
         self._function = function
         self._changing = list(changing)
+        self._lanes = lanes
+        self._first = FIRST if lanes is None else FIRST_ON_GPU
         self._shapes: dict[Any, _Shape] = {}
 
-    def __call__(self, inputs: Sequence[Any], eager: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Returns ``function(*inputs)``, replayed or as ``eager()`` computes it, which may overwrite ``inputs``.
+    def __call__(
+        self, inputs: Sequence[Any], eager: Callable[[], tuple[Tensor, ...]], row: int = 0
+    ) -> tuple[Tensor, ...]:
+        """Returns ``function(*inputs)``, replayed or as ``eager()`` computes it, which may overwrite ``inputs``. They
+        are those of the client in ``row`` of a stack.
 
         Raises :class:`UserError` if ``eager`` no longer does what it did when ``function`` was recorded.
         """
@@ -94,17 +110,31 @@ class Recorded:
         if found is None:
             found = self._shapes[key] = _Shape(hopeless=len(self._shapes) >= MOST)
         found.steps += 1
-        if found.replay is None and not found.hopeless and found.steps > FIRST:
+        if found.replay is None and not found.hopeless and found.steps > self._first:
             self._record(found, inputs)
-        replayed = None if found.replay is None else _run(found, inputs)
+        replayed = None if found.replay is None else self._run(found, inputs, row)
         if replayed is None:
             return eager()
-        if found.steps > TRIED and found.steps & (found.steps - 1) != 0:
+        if (found.steps > TRIED and found.steps & (found.steps - 1) != 0) or not found.steady:
             return replayed
+        return self._compared(found, inputs, eager, replayed)
+
+    def _compared(
+        self, found: _Shape, inputs: Sequence[Any], eager: Callable[[], tuple[Tensor, ...]], replayed: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Returns what ``eager()`` computes. If that is not what was ``replayed``, the recording is given up."""
+        again: list[Any] = []
+        if self._lanes is not None:
+            self._lanes.join()
+            again = [map_leaves(torch.clone, each) for each in inputs]
         expected = eager()
-        if not all(map(_equal, expected, replayed)):
-            if found.steps > TRIED:
-                raise UserError(CHANGED)
+        if all(map(_equal, expected, replayed)):
+            return expected
+        if self._lanes is not None and not all(map(_equal, self._function(*again), self._function(*again))):
+            found.steady = False
+        elif found.steps > TRIED:
+            raise UserError(CHANGED)
+        else:
             found.give_up()
         return expected
 
@@ -117,17 +147,24 @@ class Recorded:
             found.give_up()
         found.steps = 1
 
-
-def _run(found: _Shape, inputs: Sequence[Any]) -> tuple[Tensor, ...] | None:
-    assert found.replay is not None
-    try:
-        # autograd has nothing to do here, and its part of each operation takes time
-        with torch._C._AutoDispatchBelowAutograd():
-            return found.replay(*_leaves(inputs))
-    except Exception:
-        # the ordinary way says better what is wrong with a mini-batch
-        found.give_up()
-        return None
+    def _run(self, found: _Shape, inputs: Sequence[Any], row: int) -> tuple[Tensor, ...] | None:
+        replay, flat = found.replay, _leaves(inputs)
+        assert replay is not None
+        try:
+            # autograd has nothing to do here, and its part of each operation takes time
+            with torch._C._AutoDispatchBelowAutograd():
+                if self._lanes is None:
+                    return replay(*flat)
+                lane = self._lanes.of(row)
+                if lane not in found.graphs:
+                    found.graphs[lane] = self._lanes.capture(replay, flat, lane)
+                return found.graphs[lane](*flat)
+        except Exception as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            # the ordinary way says better what is wrong with a mini-batch
+            found.give_up()
+            return None
 
 
 def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor] = ()) -> Function:

@@ -41,9 +41,10 @@ class StackNetwork(Network):
         scale: LossScale | None = None,
     ) -> Gradient:
         inputs, shape = self.inputs_of(at, batch, 0), tuple(batch.y.shape[:2])
-        eager = partial(self._together, rule_loss, scale, *inputs, *extras)
+        eager = partial(self._of_all, rule_loss, scale, *inputs, *extras)
         own = rule_loss is not None or scale is not None
-        value, losses, *found = eager() if own else self._task_gradient(shape, inputs, eager)
+        with self._together():
+            value, losses, *found = eager() if own else self._task_gradient(shape, inputs, eager)
         return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)  # type: ignore[arg-type]
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
@@ -57,9 +58,9 @@ class StackNetwork(Network):
         The ``inputs`` are the parameters ``[C, width]``, x and y of the mini-batches ``[C, b, ...]``, and the weights
         ``[C, b]`` of their samples.
         """
-        return self._together(None, None, *inputs)
+        return self._of_all(None, None, *inputs)
 
-    def _together(self, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any) -> tuple[Tensor, ...]:
+    def _of_all(self, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any) -> tuple[Tensor, ...]:
         """Returns what :meth:`pure_gradient` returns, with a loss of the algorithm if there is one."""
         own_loss = rule_loss is not None
 
@@ -106,5 +107,6 @@ def _weights(batch: Batch) -> Tensor:
     (clients, size), device = batch.y.shape[:2], batch.y.device
     if batch.counts is None:
         return torch.full((1, 1), 1 / size, device=device).expand(clients, size)
-    counts = torch.tensor(batch.counts, device=device)[:, None]
+    # a client that has made its steps has none, and its gradient is not used
+    counts = torch.tensor([max(1, count) for count in batch.counts], device=device)[:, None]
     return (torch.arange(size, device=device) < counts) / counts

@@ -24,6 +24,7 @@ from fedray.data.federated import FederatedData
 from fedray.data.lazy import LazyItems
 from fedray.data.mapped import is_mapped
 from fedray.engine.compiler import compiling
+from fedray.engine.memory import HEADROOM, available, memory_of_client
 from fedray.engine.packing import tensor_over
 from fedray.engine.process import return_free_memory
 from fedray.engine.state_traffic import StateTraffic
@@ -63,12 +64,13 @@ class Clients:
             self.network.rng = every_rng
         if experiment.compile:
             self.network.compiled = Compiled(self.network.pure_gradient, self._shapes(), self._compiling)
-        if experiment.replay:
-            self.network.replay()
         # the module's own parameters were replaced by views into one row
         return_free_memory()
         self.train = self._samples(data.x, data.y)
         self.test = self._samples(data.x_test, data.y_test)
+        self.lanes = self._fitting_lanes()
+        if experiment.replay:
+            self.network.replay(self.lanes)
         self._last_broadcast: tuple[Handle, dict[str, Vector]] | None = None
 
     def _samples(self, x: Any, y: Any) -> Samples:
@@ -108,14 +110,33 @@ class Clients:
             self._last_broadcast = handle, vectors
         return self._last_broadcast[1]
 
-    def stacks(self, blocks: Blocks) -> Iterator[tuple[int, int]]:
+    def _fitting_lanes(self) -> int:
+        """Returns how many clients are trained side by side, of those that the experiment wants as many as fit into
+        the GPU's memory."""
+        wanted = self.experiment.lanes
+        if wanted == 1 or self.device.type != "cuda":
+            return wanted
+        largest = int(self.data.sizes().argmax())
+        own = self.data.client(largest)[: self.experiment.training.batch_size]
+        each = memory_of_client(self.network, self.train.gather(own)[0], self.state_width())
+        return max(1, min(wanted, int(HEADROOM * available(self.device) / each)))
+
+    def with_fewer_lanes(self, lanes: int) -> None:
+        """Has fewer clients trained side by side from now on."""
+        self.lanes = lanes
+        if self.experiment.replay:
+            self.network.replay(lanes)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def stacks(self, blocks: Blocks, lanes: int = 1) -> Iterator[tuple[int, int]]:
         """Returns the stacks in some blocks, as the position of the first client and the number of clients.
 
-        A vectorised block is one stack; otherwise each client is one.
+        A vectorised block is one stack; otherwise a stack has so many clients as there are ``lanes``.
         """
         for start, stop in blocks:
-            size = stop - start if self.experiment.vectorize else 1
-            yield from ((position, size) for position in range(start, stop, size))
+            size = stop - start if self.experiment.vectorize else lanes
+            yield from ((position, min(size, stop - position)) for position in range(start, stop, size))
 
     def of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
         """Returns the clients of ``stack`` in a phase. They train by ``training``, which is the run's own unless it is

@@ -36,11 +36,12 @@ class Dealer:
 
     ``chunk`` is the most clients of a stack (:func:`~fedray.core.client.stacks`), which is never divided between tasks.
     With None, which is for clients that are trained one by one, a task may end after any of them.
-    ``row_width`` is the number of floats in a model, which decides how much memory the partial sums take.
+    ``row_width`` is the number of floats in a model, which decides how much memory the partial sums take. ``lanes``
+    clients are trained side by side, if a task has so many.
     """
 
-    def __init__(self, pool: Pool, training: LocalTraining, chunk: int | None, row_width: int) -> None:
-        self.pool, self.training, self.chunk = pool, training, chunk
+    def __init__(self, pool: Pool, training: LocalTraining, chunk: int | None, row_width: int, lanes: int = 1) -> None:
+        self.pool, self.training, self.chunk, self.lanes = pool, training, chunk, lanes
         # how many nodes of the summation tree fit into that memory, if there are two uploads
         self._nodes = max(1, SUMS_BYTES // (2 * 8 * row_width))
         self._work: list[float] = []
@@ -55,6 +56,7 @@ class Dealer:
             None if self.chunk is None else stacks(len(cohort.ids), self.chunk), self._nodes,
             least=LEAST_SECONDS / self._pace if self._pace else 0,
             longest=LONGEST_SECONDS / self._pace if self._pace else math.inf,
+            together=max(1, min(self.lanes, len(cohort.ids) // self.pool.slots)),
         )  # fmt: skip
 
     @property
@@ -79,6 +81,7 @@ def deal(
     nodes: int = 64,
     least: float = 0,
     longest: float = math.inf,
+    together: int = 1,
 ) -> list[list[tuple[int, int]]]:
     """Cuts a cohort into tasks, and returns each as a list of blocks ``(start, stop)`` of positions in the cohort.
 
@@ -91,9 +94,9 @@ def deal(
     most ``longest``. What costs most comes first. Single clients are ordered by their exact cost and larger blocks by
     the power of two of their cost, so that neighbours stay together.
 
-    Blocks are those that are ``undivided``, or if None is given, aligned powers of two as large as fit. This changes no
-    bit of a sum. To add up a task takes at most ``nodes`` nodes of the summation tree at a time, unless a single
-    undivided block needs more.
+    Blocks are those that are ``undivided``, or if None is given, aligned powers of two as large as fit, which are not
+    cut if they have at most ``together`` clients. This changes no bit of a sum. To add up a task takes at most
+    ``nodes`` nodes of the summation tree at a time, unless a single undivided block needs more.
     """
     upto = list(itertools.accumulate(work, initial=0))
     members, left = len(work), upto[-1]
@@ -125,7 +128,7 @@ def deal(
             held = added + max(deepest, depth) <= nodes
             # blocks below an eighth of a task are not cut further: that would only make more nodes
             too_large = cost > max(room, target / 8) if held else not blocks
-            if too_large and undivided is None and length > 1:
+            if too_large and undivided is None and length > together:
                 middle = start + (1 << (length - 1).bit_length() - 1)
                 heapq.heapreplace(heap, entry(start, middle))
                 heapq.heappush(heap, entry(middle, stop))

@@ -39,7 +39,7 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
     phase = algorithm.phases[0]
     broadcast = algorithm.broadcast(everybody.server, phase)
     sent = [Sent(queue.pool.publish(broadcast.shared), broadcast.scalars)]
-    dealer = Dealer(queue.pool, experiment.training, experiment.chunk, state.layout.row_width)
+    dealer = Dealer(queue.pool, experiment.training, experiment.chunk, state.layout.row_width, experiment.lanes)
     cut = dealer.cut(everybody.server.cohort)
     tasks = [replace(task_of(each, dealer.work_of(each), sent, everybody, algorithm), keeps=False) for each in cut]
     sums = CohortSums(algorithm, phase, len(ids), state.layout, state.device)

@@ -11,7 +11,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
 from fedray.engine.clients import Clients
-from fedray.engine.memory import Footprint, actors_per_gpu, footprint_of
+from fedray.engine.memory import Footprint, actors_per_gpu
+from fedray.engine.memory_of_clients import footprint_of
 from fedray.engine.process import computing_process, environment, require_device
 from fedray.engine.ray_cluster import in_trial_group, shortage
 from fedray.engine.states import StateFolder

@@ -5,22 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedray.core.batches import Batch
 from fedray.core.network import Network
 from fedray.core.rounding import whole
-from fedray.core.samples import Indices
-from fedray.core.structure import leaves, map_leaves
-from fedray.engine.clients import Clients
-from fedray.errors import UserError, first_line
+from fedray.core.structure import leaves
 
 VECTORS = 5
 """How many vectors as long as a model local training holds at once, beyond the clients' state: parameters, gradient,
@@ -60,6 +55,12 @@ def activations(network: Network, x: Any) -> int:
         logits = network.outputs(x, features=False).logits
     del logits
     return sum(kept.values())
+
+
+def memory_of_client(network: Network, x: Any, state_width: int) -> int:
+    """Returns about how many bytes the training of one client takes, with mini-batches ``x [b, ...]``: its vectors, and
+    what a gradient keeps, which is twice as much while it goes backwards."""
+    return 4 * (VECTORS * network.layout.row_width + state_width) + 2 * activations(network, x)
 
 
 def available(device: torch.device) -> int:
@@ -155,39 +156,6 @@ def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:
     name = torch.cuda.get_device_name(network.device)
     # what is free was read after this process had taken its context and its data
     return Footprint(name, CONTEXT + data, chunk, free + data + CONTEXT, total)
-
-
-def too_large_for(clients: Clients, ids: Sequence[int], error: BaseException) -> str:
-    """Returns the message for a user whose stack of the clients ``ids`` did not fit into memory; ``error`` is the
-    allocator's."""
-    batch = clients.train.gather(_first_batch(clients, ids))[0]
-    return too_large(clients.network, len(ids), batch, clients.state_width(), first_line(error))
-
-
-def footprint_of(clients: Clients) -> Footprint:
-    """Measures what this process takes of its GPU with a stack of the largest clients.
-
-    Raises :class:`UserError` if even one such stack does not fit.
-    """
-    experiment = clients.experiment
-    size = (experiment.chunk or 1) if experiment.vectorize else 1
-    own = _first_batch(clients, [int(clients.data.sizes().argmax())])
-    x, y = clients.train.gather(np.broadcast_to(own, (size, len(own))))
-    try:
-        return footprint(clients.network, Batch(x, y, 0), clients.state_width())
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        found = too_large(
-            clients.network, size, map_leaves(lambda each: each[0], x), clients.state_width(), first_line(error)
-        )
-        raise UserError(f"{found}, and engine.device=cpu does without a GPU") from None
-
-
-def _first_batch(clients: Clients, ids: Sequence[int]) -> Indices:
-    """Returns the samples in the largest mini-batch of the first of the clients ``ids``."""
-    own = clients.data.client(ids[0])
-    return own[: clients.experiment.training.batch_size or len(own)]
 
 
 def _device_name(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 import traceback
@@ -12,13 +13,24 @@ from torch import Tensor
 
 from fedray.algorithms.base import Result, Upload
 from fedray.core.client import ClientPhase, Stack
+from fedray.core.rows import RowByRow
 from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
-from fedray.engine.memory import is_out_of_memory, too_large_for
+from fedray.engine.memory import is_out_of_memory
+from fedray.engine.memory_of_clients import too_large_for
 from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
 from fedray.errors import ClientError, StateLost, UserError
+
+
+class _Apart(Exception):
+    """The clients of a stack must be trained again, ``lanes`` at a time: there was not enough memory for all of them,
+    or the algorithm's rule does not treat each by itself."""
+
+    def __init__(self, lanes: int) -> None:
+        super().__init__(lanes)
+        self.lanes = lanes
 
 
 class PhaseRunner:
@@ -30,7 +42,7 @@ class PhaseRunner:
 
     def __init__(self, clients: Clients) -> None:
         self.clients, self.data, self.algorithm = clients, clients.data, clients.algorithm
-        self._kept: dict[tuple[int, int, int], dict[str, Vector]] = {}
+        self._kept: dict[tuple[int, int, int, int], dict[str, Vector]] = {}
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
         """Returns the result of a task: the uploads of its clients, summed along the summation tree, and their new
@@ -44,12 +56,29 @@ class PhaseRunner:
         coming.append(_kept_by(following, self._stacks(following)[0][1]) if following else [])
         for (position, rows), then in zip(stacks, coming, strict=True):
             self.clients.traffic.expect(then)
-            # a call of its own: what a stack leaves behind is gone before the next begins
-            self._stack(task, position, rows, leaves, merged)
+            self._together(task, position, rows, leaves, merged)
         for name, own in leaves.items():
             own.finish()
             merged.sums[name].nodes = own.tree.nodes
         return merged
+
+    def _together(
+        self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
+    ) -> None:
+        """Does what :meth:`_stack` does. Clients that can't be trained side by side are trained again in smaller
+        stacks."""
+        try:
+            # a call of its own: what a stack leaves behind is gone before the next begins
+            return self._stack(task, position, rows, leaves, merged)
+        except _Apart as error:
+            lanes = error.lanes
+        self.clients.with_fewer_lanes(lanes)
+        for start in range(rows.start, rows.stop, lanes):
+            part = slice(start, min(start + lanes, rows.stop))
+            self._together(task, position + start - rows.start, part, leaves, merged)
+
+    def _in_lanes(self, rows: slice) -> bool:
+        return rows.stop - rows.start > 1 and not self.clients.experiment.vectorize
 
     def _stack(
         self, task: PhaseTask, position: int, rows: slice, leaves: dict[str, LeafSum], merged: PhaseResult
@@ -58,10 +87,12 @@ class PhaseRunner:
         the task. Adds what the phase returns to ``leaves`` and ``merged``."""
         try:
             result, client = self._phase(task, task.phase, position, rows)
-        except (StateLost, UserError):
+        except (StateLost, UserError, _Apart):
             raise
         except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
+                if self._in_lanes(rows):
+                    raise _Apart((rows.stop - rows.start) // 2) from None
                 raise UserError(too_large_for(self.clients, task.ids[rows], error)) from None
             clients = ", ".join(map(str, task.ids[rows]))
             where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
@@ -95,7 +126,7 @@ class PhaseRunner:
     def _stacks(self, task: PhaseTask) -> list[tuple[int, slice]]:
         """Returns the stacks of a task: the position of the first client, and the rows of the task."""
         stacks, row = [], 0
-        for position, size in self.clients.stacks(task.blocks):
+        for position, size in self.clients.stacks(task.blocks, self.clients.lanes):
             stacks.append((position, slice(row, row + size)))
             row += size
         return stacks
@@ -114,13 +145,14 @@ class PhaseRunner:
     def _phase(self, task: PhaseTask, phase: int, position: int, rows: slice) -> tuple[Result, ClientPhase]:
         """Runs one phase for one stack. An earlier phase of the round whose kept values are not here is run first."""
         name = self.algorithm.phases[phase]
-        key = (task.round, position, phase)
+        key = (task.round, position, rows.stop - rows.start, phase)
         kept: dict[str, Vector] = {}
         if phase:
-            before = (*key[:2], phase - 1)
+            before = (*key[:3], phase - 1)
             if before not in self._kept:
                 self._phase(task, phase - 1, position, rows)
             kept = self._kept[before]
+        watch = RowByRow(len(task.ids[rows]), self.clients.clock) if self._in_lanes(rows) else None
         stack = Stack(
             ids=task.ids[rows],
             indices=[self.data.client(client) for client in task.ids[rows]],
@@ -133,9 +165,12 @@ class PhaseRunner:
             stack, round=task.round, lr=task.lr, shared=self.clients.broadcast(task.broadcasts[phase]), kept=kept,
             state=self.clients.states_of(task.states[rows]) if task.states else None,
             received=self.clients.received(task.received[rows]) if task.received else None,
-            members=task.members,
+            members=task.members, clock=watch.clock if watch else self.clients.clock,
         )  # fmt: skip
-        result: Result = getattr(self.algorithm, name)(client)
+        with watch or contextlib.nullcontext():
+            result: Result = getattr(self.algorithm, name)(client)
+        if watch and watch.found:
+            raise _Apart(1)
         if task.keeps and phase + 1 < len(self.algorithm.phases):
             self._kept[key] = {**kept, **result.kept}
         return result, client

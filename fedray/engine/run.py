@@ -66,7 +66,7 @@ class Run:
         self._wall_before, self._began = 0.0, time.perf_counter()
         self.queue = TaskQueue(pool, self.profile, recorder.withdraw_promise, concurrent, overlap)
         chunk = experiment.chunk
-        self.dealer = Dealer(pool, experiment.training, chunk, state.layout.row_width)
+        self.dealer = Dealer(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
         self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
         self.best = Best(experiment, self._save_model)
         self.observers = (
