@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedray.algorithms import Algorithm
 from fedray.config import Config, EngineConfig
 from fedray.core.known_code import unknown_code
+from fedray.core.precision import HALF
 from fedray.core.structure import leaves
 from fedray.core.task import Task
 from fedray.data.federated import FederatedData
@@ -199,7 +200,7 @@ def gradient_graph(
     """Returns the operations of the gradient of a mini-batch, or the reason why it can't be compiled."""
     if config.engine.portable_bits:
         return "engine.portable_bits=true asks for the same bits on different processors"
-    if config.train.precision != "fp32":
+    if config.train.precision in HALF:
         return f"train.precision={config.train.precision} is not float32"
     if batch_size is None:
         return "with train.batch_size=full each client has mini-batches of another size"

@@ -43,7 +43,7 @@ from fedray.models.channels_last import in_channels_last
 from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
 from fedray.models.inspection import ModelFacts, inspect_model, prepare
-from fedray.models.precision import precision_obstacle
+from fedray.models.precision import check_precision, faster_precision
 from fedray.placement import Surroundings, place
 from fedray.tracking.costs import mean_load
 from fedray.tracking.diagnostics import measured
@@ -103,16 +103,16 @@ def resolve(
     folder = Path(config.run.output) / name
     device, engine, placed = place(config.engine, folder, around.device)
     size = training.batch_size or int(data.sizes().max())
-    _check_precision(config.train.precision, device, model, data)
+    check_precision(config.train.precision, device, model.module, model.name, task, *data.examples(2))
     vectorize, chunk, stack_line = in_stacks(
         config.engine, device, model.module, task, model.facts, data, size, cohort_size
     )
     begun = around.begun(folder)
-    # in stacks and on GPUs it has not been measured to be faster
-    channels_last, model = _laid_out(config, model, data, begun.get("channels_last"), not vectorize and device == "cpu")
+    channels_last, model = _laid_out(config, model, data, begun.get("channels_last"), vectorize)
     rounds = config.rounds
     steps = rounds * cohort_size * mean_load(data.sizes(), training).steps
     replayed, replay_line = is_replayed(config, algorithm, device, model.module, task, model.facts, size)
+    precision_line = faster_precision(config.train, device, model.facts.flops * size)
     compiled, compile_line = is_compiled(
         config, begun.get("compile"), steps, device, vectorize, model.module,
         partial(
@@ -155,7 +155,7 @@ def resolve(
         *transform_notes,
         *read,
         *placed,
-        *filter(None, (stack_line, compile_line, replay_line)),
+        *filter(None, (stack_line, compile_line, replay_line, precision_line)),
         *(f"warning: {line}" for line in advice),
         *model.notes,
         *model.facts.notes,
@@ -211,7 +211,7 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
 
 
 def _laid_out(
-    config: Config, model: _Model, data: FederatedData, begun: bool | None, pays: bool
+    config: Config, model: _Model, data: FederatedData, begun: bool | None, vectorize: bool
 ) -> tuple[bool, _Model]:
     """Returns ``engine.channels_last``, and the model with convolutions of that layout. ``begun`` is the key's value if
     the run has begun before, and None if not."""
@@ -219,7 +219,7 @@ def _laid_out(
     if asked == "auto" and begun is not None:
         asked = begun
     x, y = data.examples(2)
-    converted, notes = in_channels_last(asked, pays, model.module, model.name, model.task, x, y)
+    converted, notes = in_channels_last(asked, vectorize, model.module, model.name, model.task, x, y)
     make = ChannelsLastMaker(model.make) if converted else model.make
     return converted, model._replace(make=make, notes=(*model.notes, *notes))
 
@@ -385,13 +385,3 @@ def _with_single_samples(data: FederatedData, training: LocalTraining) -> list[i
     return [
         client for client, size in enumerate(data.sizes().tolist()) if size and has_single(size, batch_size, epochs)
     ]
-
-
-def _check_precision(precision: str, device: str, model: _Model, data: FederatedData) -> None:
-    if precision != "fp32" and device == "cpu":
-        reason = precision_obstacle(model.module, model.task, precision, *data.examples(2))
-        if reason:
-            raise UserError(
-                f"train.precision={precision}: model.name={model.name} can't be trained in it on this processor: "
-                f"{reason}"
-            )

@@ -52,7 +52,7 @@ KEYS = [
     ("train.momentum=1", "train.momentum must be below 1, not 1"),
     ("train.batch_size=all", "train.batch_size must be a whole number or 'full', not 'all'$"),
     ("train.batch_size=0", "train.batch_size must be 'full' or at least 1, not 0"),
-    ("train.precision=bf61", "must be 'fp32', 'bf16' or 'fp16', not 'bf61' .did you mean 'bf16'"),
+    ("train.precision=bf61", "must be 'fp32', 'tf32', 'bf16' or 'fp16', not 'bf61' .did you mean 'bf16'"),
     ("train.sampling=Uniform", "did you mean 'uniform'"),
     ("train.participation=2", "train.participation must be at most 1, not 2"),
     ("train.participation=.5 train.cohort_size=3", "train.cohort_size or train.participation, not both"),

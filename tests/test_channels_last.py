@@ -203,10 +203,21 @@ def test_weights_of_one_channel_are_converted():
     assert experiment(model).config.engine.channels_last is False
 
 
-def test_a_gpu_is_left_as_it_is():
-    settings = load({**KEYS, "engine.kind": "ray"})
-    found, _ = resolve(settings, Own(source=source(), model=Wide), Surroundings(lambda folder: "cuda"))
-    assert found.config.engine.channels_last is False
+@pytest.mark.parametrize(
+    ("channels", "changes", "chosen"),
+    [
+        (16, {}, True),
+        (15, {}, False),
+        (16, {"engine.channels_last": False}, False),
+        (16, {"train.precision": "tf32"}, True),
+        (16, {"engine.vectorize": True}, False),
+    ],
+)
+def test_a_gpu_gets_them_where_a_cpu_does(channels, changes, chosen):
+    model = nn.Sequential(nn.Conv2d(2, channels, 3), nn.ReLU(), nn.Flatten(), nn.Linear(25 * channels, 3))
+    settings = load({**KEYS, "engine.kind": "ray", **changes})
+    found, _ = resolve(settings, Own(source=source(), model=model), Surroundings(lambda folder: "cuda"))
+    assert found.config.engine.channels_last is chosen
 
 
 @pytest.mark.parametrize(

@@ -154,5 +154,5 @@ def test_a_layer_that_this_processor_may_lack(tmp_path, precision, tolerance):
 
 
 def test_no_such_precision(tmp_path):
-    with pytest.raises(UserError, match=r"train.precision must be 'fp32', 'bf16' or 'fp16', not 'fp8'"):
+    with pytest.raises(UserError, match=r"train.precision must be 'fp32', 'tf32', 'bf16' or 'fp16', not 'fp8'"):
         simulate({**SETTINGS, "train.precision": "fp8"}, data=small_source())

@@ -252,8 +252,10 @@ class TrainConfig(Section):
     lr_decay: Real = Field(1.0, gt=0, le=1, description="factor on eta_l per round")
     lr_schedule: ScheduleConfig = Field(ScheduleConfig(), description="how eta_l changes from round to round")
     server_lr_schedule: ScheduleConfig = Field(ScheduleConfig(), description="how eta_g changes from round to round")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="bf16, fp16: autocast on the forward pass; fp16 with loss scaling"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="tf32: products and convolutions of GPUs round their factors; bf16, fp16: autocast on the forward "
+        "pass, fp16 with loss scaling",
     )
     cohort_size: Whole | None = Field(None, ge=1, description="clients per round; all unless set")
     participation: Real | None = Field(

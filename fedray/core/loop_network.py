@@ -15,6 +15,7 @@ from fedray.core.direct_linear import DirectLinear
 from fedray.core.loss_scale import LossScale, write_gradient
 from fedray.core.network import Draws, Network, undrawn
 from fedray.core.passes import Gradient, Losses, RuleLoss, in_rows
+from fedray.core.precision import HALF
 from fedray.core.vectors import Model
 
 
@@ -27,7 +28,7 @@ class LoopNetwork(Network):
 
     def _direct_of(self, parameters: Sequence[Tensor]) -> DirectLinear | None:
         found = DirectLinear(self.layout, parameters)
-        return found if found.pays and self.precision == "fp32" else None
+        return found if found.pays and self.precision not in HALF else None
 
     def gradients(
         self,

@@ -23,6 +23,7 @@ from fedray.core.loss_scale import LossScale
 from fedray.core.norms import is_frozen, single_value_norms
 from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget
 from fedray.core.places import Places, same_bits, with_parameters_of
+from fedray.core.precision import autocast
 from fedray.core.recording import Recorded
 from fedray.core.seeds import Purpose, every_rng, torch_rng
 from fedray.core.structure import arguments, map_leaves
@@ -178,7 +179,7 @@ class Network:
         if features and not self._watched:
             self._watch()
         self._predicting = predict
-        with self._autocast():
+        with autocast(self.device, self.precision):
             args, named = arguments(x)
             if tensors is None:
                 logits = self.module(*args, **named)
@@ -193,11 +194,6 @@ class Network:
 
     def _in_dtype(self, output: Any) -> Any:
         return output.to(self.dtype) if isinstance(output, Tensor) and output.is_floating_point() else output
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
     def mode(self, training: bool, resting: Sequence[nn.Module] = ()) -> None:
         """Puts the module into training or evaluation mode. The layers ``resting``, and normalisation layers that are

@@ -15,6 +15,17 @@ from typing import Any
 
 import numpy as np
 
+ATTENTION = {"flash": True, "mem_efficient": False, "math": True, "cudnn": False}
+"""The kernels that attention may use, those of CPUs too, which have two of them: flash and math.
+
+On a GPU math is deterministic in each precision. Flash is for half precision, and its backward pass is deterministic
+where :func:`fedray.engine.determinism.strictly` says so. The memory-efficient kernels and those of cuDNN are not
+deterministic in the mode in which operations without a deterministic version only warn.
+"""
+
+tf32 = False
+"""Whether GPUs compute products in TF32 now (:func:`fedray.engine.determinism.deterministic`)."""
+
 _lock = threading.Lock()
 _users = 0
 _before: list[tuple[Callable[[Any], Any], Any]] = []
@@ -22,7 +33,8 @@ _before: list[tuple[Callable[[Any], Any], Any]] = []
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """A context in which torch is as in a new process. Afterwards it is as before. It can be a decorator, too.
+    """A context in which torch is as in a new process, but for the kernels of :data:`ATTENTION`. Afterwards it is as
+    before. It can be a decorator, too.
 
     Settings of the whole process are put back when the last thread leaves such a context.
     """
@@ -50,7 +62,7 @@ def neutral() -> Iterator[None]:
 
 
 def _enter() -> None:
-    """Gives the settings of the process the values that they have in a new one."""
+    """Gives the settings of the process the values of :func:`_settings`."""
     global _users
     with _lock:
         for getter, setter, value in _settings():
@@ -73,7 +85,7 @@ def _leave() -> None:
 
 
 def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
-    """Returns the settings on which results depend: how each is read and set, and its value in a new process."""
+    """Returns the settings on which results depend: how each is read and set, and the value that it gets."""
     import torch
 
     backends: Any = torch.backends
@@ -90,12 +102,12 @@ def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
     for unit in newer:
         settings.append((partial(getattr, unit, "fp32_precision"), partial(setattr, unit, "fp32_precision"), "none"))
     if not newer:
-        settings.append((torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"))
-    for kind in ("flash", "mem_efficient", "math", "cudnn"):
-        # the kernels of attention; those of CPUs follow these settings too
+        general = "high" if tf32 else "highest"
+        settings.append((torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, general))
+    for kind, allowed in ATTENTION.items():
         read, write = (getattr(backends.cuda, name, None) for name in (f"{kind}_sdp_enabled", f"enable_{kind}_sdp"))
         if read is not None and write is not None:
-            settings.append((read, write, True))
+            settings.append((read, write, allowed))
     return settings
 
 

@@ -25,13 +25,13 @@ class ClientActor:
 
     def __init__(self, experiment: Experiment, data: StoredData, server: str) -> None:
         engine = experiment.config.engine
-        self._settled = computing_process(engine.threads, engine.portable_bits)
+        self._settled = computing_process(engine.threads, engine.portable_bits, experiment.precision)
         self._settled.__enter__()
         self.device, self.node = experiment.device, ray.get_runtime_context().get_node_id()
         states = StateFolder.of_run(experiment.config, self.node, server)
         self._refusal: UserError | None = None
         try:
-            require_device(self.device)
+            require_device(self.device, experiment.precision)
             self.worker = Worker(Clients(experiment, data.get(), states, self.device, fetch=get))
         except UserError as error:
             # if __init__ raised it, Ray would report a dead actor, with the cause as text only

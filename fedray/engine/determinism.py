@@ -2,7 +2,7 @@
 
 On a GPU the same operations can give different bits: cuBLAS needs a workspace of a fixed size, cuDNN must not choose
 its kernels by measuring which is fastest, and TF32 rounds the factors of a product to 10 bits. On a CPU none of these
-settings changes anything.
+settings changes anything. Which kernels attention may use is decided in :mod:`fedray.core.torch_state`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from fedray.core import torch_state
+
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """The environment variable that gives cuBLAS a workspace of a fixed size. cuBLAS reads it when a process first uses it.
 """
@@ -21,8 +23,9 @@ _met: set[str] = set()
 
 
 @contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    """A context in which this process computes deterministically where torch can. Its settings are put back afterwards.
+def deterministic(tf32: bool = False) -> Iterator[None]:
+    """A context in which this process computes deterministically where torch can, on GPUs with products and
+    convolutions in TF32 if ``tf32``. Its settings are put back afterwards.
 
     Operations of which torch has no deterministic version are run all the same, and noted: see
     :func:`nondeterministic_operations`.
@@ -33,7 +36,7 @@ def deterministic() -> Iterator[None]:
     environment = {name: os.environ.get(name) for name in CUBLAS}
     mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill = determinism.fill_uninitialized_memory
-    with _gpu_switches(), warnings.catch_warnings():
+    with _gpu_switches(tf32), warnings.catch_warnings():
         shown = warnings.showwarning
 
         def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
@@ -79,20 +82,22 @@ def _operation(warning: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _gpu_switches() -> Iterator[None]:
-    """Settings for full float32 products, and for kernels of cuDNN that always add up in the same order."""
+def _gpu_switches(tf32: bool) -> Iterator[None]:
+    """Settings for products in float32 or TF32, and for kernels of cuDNN that always add up in the same order."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     switches: list[tuple[Any, str, Any]] = [
-        (matmul, "allow_tf32", False),
-        (cudnn, "allow_tf32", False),
+        (torch_state, "tf32", tf32),
+        (matmul, "allow_tf32", tf32),
+        (cudnn, "allow_tf32", tf32),
         (cudnn, "benchmark", False),
         (cudnn, "deterministic", True),
     ]
     # torch 2.9 has these beside allow_tf32, which can't be read if a user has set them
     newer = [(each, "fp32_precision") for each in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))]
     before: list[tuple[Any, str, Any]] = []
+    general = _matmul_precision()
     for where, name in [*((where, name) for where, name, _ in switches), *newer]:
         with contextlib.suppress(AttributeError, RuntimeError):
             before.append((where, name, getattr(where, name)))
@@ -103,6 +108,17 @@ def _gpu_switches() -> Iterator[None]:
     finally:
         for where, name, value in before:
             setattr(where, name, value)
+        if general is not None and _matmul_precision() != general:
+            torch.set_float32_matmul_precision(general)
+
+
+def _matmul_precision() -> str | None:
+    """Returns torch's setting for CPUs and GPUs together; None if they have different ones."""
+    import torch
+
+    with contextlib.suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    return None
 
 
 def _set_mode(mode: bool, warn_only: bool) -> None:

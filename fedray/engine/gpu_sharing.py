@@ -25,8 +25,9 @@ class Probe:
     """A client actor that only measures how much memory a client actor takes."""
 
     def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
-        with computing_process(experiment.config.engine.threads, experiment.config.engine.portable_bits):
-            require_device(experiment.device)
+        engine = experiment.config.engine
+        with computing_process(engine.threads, engine.portable_bits, experiment.precision):
+            require_device(experiment.device, experiment.precision)
             clients = Clients(experiment, data.get(), StateFolder.of_run(experiment.config), experiment.device)
             return footprint_of(clients)
 

@@ -25,7 +25,7 @@ class LocalEngine:
         """Runs the experiment to its end."""
         engine = self.experiment.config.engine
         with (
-            computing_process(engine.threads, engine.portable_bits),
+            computing_process(engine.threads, engine.portable_bits, self.experiment.precision),
             open_run(self.experiment, self.data, self._pool, False, say=driver.say) as run,
         ):
             if run is None:

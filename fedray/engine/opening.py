@@ -58,7 +58,7 @@ def open_run(
         after = saved.round if saved else 0
         for name in ("metrics.csv", "profile.csv"):
             check_numbers(folder.path / name, after)
-        require_device(experiment.server_device)
+        require_device(experiment.server_device, experiment.precision)
         states = StateFolder.of_run(experiment.config, node, node)
         worker = Worker(Clients(experiment, data, states, experiment.server_device))
         pool, machines = make_pool(worker)

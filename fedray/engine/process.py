@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
+from fedray.core.precision import TENSOR_CORES
 from fedray.core.torch_state import neutral
 from fedray.engine.determinism import CUBLAS, deterministic
 from fedray.errors import UserError
@@ -50,8 +51,9 @@ def environment(threads: int, portable: bool) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def computing_process(threads: int, portable: bool) -> Iterator[None]:
-    """A context in which this process is set up to compute. torch's global settings are put back afterwards."""
+def computing_process(threads: int, portable: bool, precision: str = "fp32") -> Iterator[None]:
+    """A context in which this process is set up to compute in ``train.precision``. torch's global settings are put back
+    afterwards."""
     if portable and "torch" in sys.modules and any(os.environ.get(k) != v for k, v in PORTABLE.items()):
         raise UserError(
             "engine.portable_bits=true with engine.kind=local needs these set before Python starts: "
@@ -65,7 +67,7 @@ def computing_process(threads: int, portable: bool) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with neutral(), deterministic():
+        with deterministic(tf32=precision == "tf32"), neutral():
             yield
     finally:
         torch.set_num_threads(before)
@@ -81,9 +83,9 @@ def _glibc() -> ctypes.CDLL | None:
     return ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
 
 
-def require_device(device: str) -> None:
-    """Raises :class:`UserError` if torch can't use ``device`` in this process. Ray may count a GPU that torch can't
-    use."""
+def require_device(device: str, precision: str = "fp32") -> None:
+    """Raises :class:`UserError` if torch can't use ``device`` in this process, or it has no such ``precision``. Ray may
+    count a GPU that torch can't use."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -91,6 +93,11 @@ def require_device(device: str) -> None:
         raise UserError(
             f"engine.device=cuda: torch {torch.__version__} ({built}) can't use a GPU on {platform.node()}, though Ray "
             "counts one there: use engine.device=cpu, or install a torch and a driver that fit together"
+        )
+    if device == "cuda" and precision == "tf32" and torch.cuda.get_device_capability() < TENSOR_CORES:
+        raise UserError(
+            f"train.precision=tf32: {torch.cuda.get_device_name()} on {platform.node()} has no TF32, which came with "
+            "compute capability 8.0: use fp32 or fp16"
         )
 
 

@@ -80,7 +80,7 @@ class ServerActor:
             return pool, pool.machines
 
         with (
-            computing_process(engine.threads, engine.portable_bits),
+            computing_process(engine.threads, engine.portable_bits, self.experiment.precision),
             open_run(self.experiment, data, make_pool, True, not lockstep, self._say, here) as run,
         ):
             if run is None:

@@ -20,7 +20,7 @@ from fedray.engine.checkpoint import flat_sha256
 from fedray.engine.clients import Clients
 from fedray.engine.evaluation import EVAL_BLOCK
 from fedray.engine.evaluator import Evaluator
-from fedray.engine.process import computing_process
+from fedray.engine.process import computing_process, require_device
 from fedray.engine.states import StateFolder
 from fedray.errors import UserError, near_miss
 from fedray.evaluating import SPLITS
@@ -102,7 +102,8 @@ def _evaluate(
 ) -> Evaluation:
     engine, task = experiment.config.engine, experiment.task
     source = own.source.name if own.source is not None else experiment.config.data.source
-    with computing_process(engine.threads, engine.portable_bits):
+    with computing_process(engine.threads, engine.portable_bits, experiment.precision):
+        require_device(experiment.device, experiment.precision)
         clients = Clients(experiment, data, StateFolder(Path()), experiment.device)
         _load_model(clients, request, source)
         sha = flat_sha256(clients.network.layout.named(clients.network.loaded()))
