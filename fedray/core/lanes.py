@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Function = Callable[..., tuple[Tensor, ...]]
+from fedray.core.recording import Eager, Function, Recorded, leaves_of, refuse, replay, same, shape_of
+from fedray.core.sending import sent
+from fedray.core.structure import map_leaves
 
 
 class Lanes:
@@ -52,15 +56,15 @@ class Lanes:
         def launch(rows: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
             _copy(held, rows)
             graph.replay()
-            # the next launch overwrites the graph's own
-            return tuple(map(torch.clone, outputs))
+            # into fresh memory, as the next launch overwrites the graph's own
+            return tuple(map(torch.stack, outputs))
 
         return launch
 
     def _side_by_side(
         self, function: Function, rows: Sequence[Sequence[Tensor]], lanes: Sequence[torch.cuda.Stream]
-    ) -> list[Tensor]:
-        """Computes ``function`` of each row in its lane, and returns the rows of the outputs together."""
+    ) -> list[tuple[Tensor, ...]]:
+        """Computes ``function`` of each row in its lane, and returns the rows of each output."""
         found = []
         for lane in lanes:
             lane.wait_stream(self._main)
@@ -69,7 +73,67 @@ class Lanes:
                 found.append(function(*row))
         for lane in lanes:
             self._main.wait_stream(lane)
-        return [torch.stack(each) for each in zip(*found, strict=True)]
+        return list(zip(*found, strict=True))
+
+
+class SideBySide(Recorded):
+    """Replays a function on a GPU, for several clients at once, by the graphs of ``lanes``."""
+
+    # a graph is 3 to 10 times as fast as the ordinary way, and is captured in as much time as that takes for 30 steps
+    first = 4
+
+    def __init__(self, function: Function, changing: Iterable[Tensor], lanes: Lanes) -> None:
+        super().__init__(function, changing)
+        self._lanes = lanes
+        self._graphs: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
+        self._unsteady: set[Any] = set()
+
+    def __call__(self, inputs: Sequence[Any], eager: Eager) -> tuple[Tensor, ...]:
+        return tuple(each[0] for each in self.together([inputs], [eager]))
+
+    def together(self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager]) -> tuple[Tensor, ...]:
+        """Does the same for several ``rows`` of inputs, and returns the rows of each output together, ``[C, ...]``.
+        Those of one shape are computed by one graph."""
+        shapes: dict[Any, list[int]] = {}
+        for place, inputs in enumerate(rows):
+            shapes.setdefault(shape_of(inputs), []).append(place)
+        parts = [
+            self._of_shape(key, [rows[place] for place in places], [eager[place] for place in places])
+            for key, places in shapes.items()
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        places = torch.tensor([place for own in shapes.values() for place in own]).argsort()
+        return tuple(torch.cat(each)[sent(places, each[0].device)] for each in zip(*parts, strict=True))
+
+    def _of_shape(self, key: Any, rows: Sequence[Sequence[Any]], eager: Sequence[Eager]) -> tuple[Tensor, ...]:
+        found = self.known(key, rows[0], len(rows))
+        is_due = found.replay is not None and found.is_due and key not in self._unsteady
+        first = [map_leaves(torch.clone, each) for each in rows[0]] if is_due else []
+        launched = None
+        if found.replay is not None:
+            launched = replay(found, partial(self._launch, key, found.replay), [leaves_of(row) for row in rows])
+        if launched is not None and is_due and not self._is_right(key, first, [each[0] for each in launched]):
+            refuse(found)
+            launched = None
+        return launched or tuple(map(torch.stack, zip(*(each() for each in eager), strict=True)))
+
+    def _launch(self, key: Any, function: Function, *rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        key = key, len(rows)
+        if key not in self._graphs:
+            self._graphs[key] = self._lanes.capture(function, rows)
+        return self._graphs[key](rows)
+
+    def _is_right(self, key: Any, inputs: Sequence[Any], launched: Sequence[Tensor]) -> bool:
+        """Returns whether ``launched`` is what the function returns. If it does not return the same each time, as where
+        a GPU has no deterministic kernel, there is nothing to compare with."""
+        expected = self.function(*inputs)
+        if same(expected, launched):
+            return True
+        if same(expected, self.function(*inputs)):
+            return False
+        self._unsteady.add(key)
+        return True
 
 
 def _place_for(tensor: Tensor) -> Tensor:

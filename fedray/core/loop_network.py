@@ -12,10 +12,12 @@ from torch import Tensor
 
 from fedray.core.batches import Batch
 from fedray.core.direct_linear import DirectLinear
+from fedray.core.lanes import SideBySide
 from fedray.core.loss_scale import LossScale, write_gradient
 from fedray.core.network import Draws, Network, undrawn
 from fedray.core.passes import Gradient, Losses, RuleLoss, in_rows
 from fedray.core.precision import HALF
+from fedray.core.sending import sent
 from fedray.core.vectors import Model
 
 
@@ -45,19 +47,22 @@ class LoopNetwork(Network):
             partial(self._gradient, at[row], x, y, row, rule_loss, [extra[row] for extra in extras], rng, scale)
             for row, (*_, x, y) in zip(rows, inputs, strict=True)
         ]
-        if rule_loss or scale:
-            made: Sequence[tuple[Tensor, ...]] = [each() for each in eager]
-        elif self.recorded is not None and self.compiled is None:
-            made = self.recorded.side_by_side(inputs, eager)
+        own_loss = rule_loss is not None or scale is not None
+        if isinstance(self.recorded, SideBySide) and self.compiled is None and not own_loss:
+            found = self.recorded.together(inputs, eager)
         else:
-            made = [self._task_gradient(len(own[-1]), own, each) for own, each in zip(inputs, eager, strict=True)]
-        found = dict(zip(rows, made, strict=True))
-        for row, (_, _, buffers, *_) in found.items() if at.has_buffers else ():
+            made = [
+                each() if own_loss else self._task_gradient(len(own[-1]), own, each)
+                for own, each in zip(inputs, eager, strict=True)
+            ]
+            found = tuple(in_rows(each) for each in zip(*made, strict=True))
+        for row, buffers in zip(rows, found[2], strict=True) if at.has_buffers else ():
             at[row].buffers.copy_(buffers)
-        # the gradient of a client that rests is 0
-        nothing = () if len(rows) == len(at.row) else tuple(map(torch.zeros_like, made[0]))
-        by_row = [found.get(row, nothing) for row in range(len(at.row))]
-        values, losses, _, *sums = (in_rows(each) for each in zip(*by_row, strict=True))
+        if len(rows) < len(at.row):
+            # the gradient of a client that rests is 0
+            places = sent(torch.tensor(rows), self.device)
+            found = tuple(each.new_zeros(len(at.row), *each.shape[1:]).index_copy(0, places, each) for each in found)
+        values, losses, _, *sums = found
         return Gradient(values, losses, (*sums, None)[:2] if sums else None)  # type: ignore[arg-type]
 
     def _gradient(

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
 from fedray.core.compiled import Compiled
-from fedray.core.lanes import Lanes
+from fedray.core.lanes import Lanes, SideBySide
 from fedray.core.loss_scale import LossScale
 from fedray.core.norms import is_frozen, single_value_norms
 from fedray.core.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget
@@ -112,8 +112,11 @@ class Network:
 
     def replay(self, lanes: int = 1) -> None:
         """Has gradients replayed from now on. On a GPU those of so many clients run side by side."""
-        beside = Lanes(self.device, lanes) if self.device.type == "cuda" else None
-        self.recorded = Recorded(self.recordable_gradient, [*self._trainable, *self._buffers.values()], beside)
+        changing = [*self._trainable, *self._buffers.values()]
+        if self.device.type == "cuda":
+            self.recorded = SideBySide(self.recordable_gradient, changing, Lanes(self.device, lanes))
+        else:
+            self.recorded = Recorded(self.recordable_gradient, changing)
 
     @cached_property
     def decayed(self) -> Tensor:

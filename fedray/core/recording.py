@@ -10,14 +10,14 @@ writes into its inputs. Its Python code runs in every step. A module that keeps 
 be replayed wrongly, so by default only known code is replayed (:mod:`fedray.core.known_code`). Replayed gradients are
 compared with those that are computed in the ordinary way, again and again, at steps which become rarer.
 
-On a GPU the recorded operations are captured as CUDA graphs (:mod:`fedray.core.lanes`).
+On a GPU what was recorded is captured as CUDA graphs (:mod:`fedray.core.lanes`).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,16 +26,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedray.core.lanes import Lanes
-from fedray.core.structure import leaves, map_leaves, outline
+from fedray.core.structure import leaves, outline
 from fedray.errors import UserError
 
 FIRST = 30
 """The number of mini-batches of one shape after which their gradient is recorded. Recording takes as long as about 30
 gradients, and is not worth it in a process that computes few of them."""
-
-FIRST_ON_GPU = 4
-"""The same on a GPU, where a graph is 3 to 10 times as fast as the ordinary way."""
 
 TRIED = 3
 """The number of mini-batches for which a new recording is on trial: its results are not used yet, and it is given up if
@@ -52,6 +48,7 @@ CHANGED = (
 Function = Callable[..., tuple[Tensor, ...]]
 
 Eager = Callable[[], tuple[Tensor, ...]]
+"""Computes in the ordinary way what a recorded function returns."""
 
 _aten = torch.ops.aten
 _SAME = (_aten.alias.default, _aten.detach.default)
@@ -69,121 +66,101 @@ class Unrecordable(Exception):
 
 
 @dataclass
-class _Shape:
+class Known:
     """What is known about mini-batches of one shape: how many have been there since ``replay`` was found, or, as long
-    as there is none, at all. ``graphs`` are its captures on a GPU, by the number of clients. ``steady`` is false if the
-    ordinary way itself does not give the same each time, so that there is nothing to compare with."""
+    as there is none, at all. ``new`` of them have been added last."""
 
     steps: int = 0
     replay: Function | None = None
     hopeless: bool = False
-    graphs: dict[int, Callable[..., tuple[Tensor, ...]]] = field(default_factory=dict)
-    steady: bool = True
+    new: int = 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the recording is on trial."""
+        return self.steps - self.new < TRIED
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the recording is to be compared with the ordinary way: while it is new, and when the number of steps
+        reaches a power of two."""
+        return self.is_new or self.steps.bit_length() > (self.steps - self.new).bit_length()
 
     def give_up(self) -> None:
         self.replay, self.hopeless = None, True
-        self.graphs.clear()
 
 
 class Recorded:
     """Replays a pure ``function`` of tensors, or of tuples and dicts of them, whose result is a tuple of tensors.
 
-    A function can't be replayed if it uses one of the tensors ``changing`` without having it as an input. With
-    ``lanes`` the replays are CUDA graphs.
+    A function can't be replayed if it uses one of the tensors ``changing`` without having it as an input.
     """
 
-    def __init__(self, function: Function, changing: Iterable[Tensor] = (), lanes: Lanes | None = None) -> None:
-        self._function = function
+    first = FIRST
+
+    def __init__(self, function: Function, changing: Iterable[Tensor] = ()) -> None:
+        self.function = function
         self._changing = list(changing)
-        self._lanes = lanes
-        self._first = FIRST if lanes is None else FIRST_ON_GPU
-        self._shapes: dict[Any, _Shape] = {}
+        self._shapes: dict[Any, Known] = {}
 
     def __call__(self, inputs: Sequence[Any], eager: Eager) -> tuple[Tensor, ...]:
         """Returns ``function(*inputs)``, replayed or as ``eager()`` computes it, which may overwrite ``inputs``.
 
         Raises :class:`UserError` if ``eager`` no longer does what it did when ``function`` was recorded.
         """
-        (found,) = self._of_shape(tuple(map(_shape, inputs)), [inputs], [eager])
-        return found
-
-    def side_by_side(self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager]) -> list[tuple[Tensor, ...]]:
-        """Does the same for several ``rows`` of inputs. Those of one shape are computed together on a GPU."""
-        shapes: dict[Any, list[int]] = {}
-        for place, inputs in enumerate(rows):
-            shapes.setdefault(tuple(map(_shape, inputs)), []).append(place)
-        found: dict[int, tuple[Tensor, ...]] = {}
-        for key, places in shapes.items():
-            parts = self._of_shape(key, [rows[place] for place in places], [eager[place] for place in places])
-            found.update(zip(places, parts, strict=True))
-        return [found[place] for place in range(len(rows))]
-
-    def _of_shape(
-        self, key: Any, rows: Sequence[Sequence[Any]], eager: Sequence[Eager]
-    ) -> Sequence[tuple[Tensor, ...]]:
-        found = self._shapes.get(key)
-        if found is None:
-            found = self._shapes[key] = _Shape(hopeless=len(self._shapes) >= MOST)
-        found.steps += len(rows)
-        if found.replay is None and not found.hopeless and found.steps > self._first:
-            self._record(found, rows)
-        replayed = None if found.replay is None else self._run(found, rows)
+        found = self.known(shape_of(inputs), inputs)
+        replayed = None if found.replay is None else replay(found, found.replay, leaves_of(inputs))
         if replayed is None:
-            return [each() for each in eager]
-        before = found.steps - len(rows)
-        # again and again, at steps that are powers of two
-        is_due = before < TRIED or found.steps.bit_length() > before.bit_length()
-        if not is_due or not found.steady:
+            return eager()
+        if not found.is_due:
             return replayed
-        return self._compared(found, rows, eager, replayed)
-
-    def _compared(
-        self,
-        found: _Shape,
-        rows: Sequence[Sequence[Any]],
-        eager: Sequence[Eager],
-        replayed: Sequence[tuple[Tensor, ...]],
-    ) -> Sequence[tuple[Tensor, ...]]:
-        """Returns what ``eager`` computes. If that is not what was ``replayed``, the recording is given up."""
-        first = [map_leaves(torch.clone, each) for each in rows[0]] if self._lanes else []
-        expected = [each() for each in eager]
-        if all(all(map(_equal, *each)) for each in zip(expected, replayed, strict=True)):
-            return expected
-        if self._lanes and not all(map(_equal, self._function(*first), self._function(*first))):
-            found.steady = False
-        elif found.steps - len(rows) >= TRIED:
-            raise UserError(CHANGED)
-        else:
-            found.give_up()
+        expected = eager()
+        if not same(expected, replayed):
+            refuse(found)
         return expected
 
-    def _record(self, found: _Shape, rows: Sequence[Sequence[Any]]) -> None:
-        try:
-            with torch.no_grad():
-                found.replay = record(self._function, rows[0], self._changing)
-        except Exception:
-            # if something is wrong with the mini-batch, the ordinary way will find out
-            found.give_up()
-        found.steps = len(rows)
+    def known(self, key: Any, inputs: Sequence[Any], count: int = 1) -> Known:
+        """Returns what is known about mini-batches of the shape ``key``, of which there are ``count`` more, like
+        ``inputs``. If there have been enough, their gradient is recorded."""
+        found = self._shapes.get(key)
+        if found is None:
+            found = self._shapes[key] = Known(hopeless=len(self._shapes) >= MOST)
+        found.steps, found.new = found.steps + count, count
+        if found.replay is None and not found.hopeless and found.steps > self.first:
+            try:
+                with torch.no_grad():
+                    found.replay = record(self.function, inputs, self._changing)
+            except Exception:
+                # if something is wrong with the mini-batch, the ordinary way will find out
+                found.give_up()
+            found.steps = count
+        return found
 
-    def _run(self, found: _Shape, rows: Sequence[Sequence[Any]]) -> Sequence[tuple[Tensor, ...]] | None:
-        replay, flat = found.replay, [_leaves(row) for row in rows]
-        assert replay is not None
-        try:
-            # autograd has nothing to do here, and its part of each operation takes time
-            with torch._C._AutoDispatchBelowAutograd():
-                if self._lanes is None:
-                    return [replay(*row) for row in flat]
-                if len(rows) not in found.graphs:
-                    found.graphs[len(rows)] = self._lanes.capture(replay, flat)
-                outputs = found.graphs[len(rows)](flat)
-            return list(zip(*(each.unbind() for each in outputs), strict=True))
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception:
-            # the ordinary way says better what is wrong with a mini-batch
-            found.give_up()
-            return None
+
+def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any]) -> tuple[Tensor, ...] | None:
+    """Returns ``run(*inputs)``, without autograd. If it fails, the recording is given up, and the result is None."""
+    try:
+        # autograd has nothing to do here, and its part of each operation takes time
+        with torch._C._AutoDispatchBelowAutograd():
+            return run(*inputs)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception:
+        # the ordinary way says better what is wrong with a mini-batch
+        found.give_up()
+        return None
+
+
+def refuse(found: Known) -> None:
+    """Gives up a new recording that is not right. Raises :class:`UserError` if it has been right until now."""
+    if not found.is_new:
+        raise UserError(CHANGED)
+    found.give_up()
+
+
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Returns whether two results have the same bits, apart from those of NaN."""
+    return all(map(_equal, one, other))
 
 
 def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor] = ()) -> Function:
@@ -193,7 +170,7 @@ def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor]
     Raises :class:`Unrecordable` if there is an operation that can't be recorded, or that uses one of the tensors
     ``changing``, and whatever ``function`` raises.
     """
-    recorder = _Recorder(_leaves(inputs), changing)
+    recorder = _Recorder(leaves_of(inputs), changing)
     with recorder:
         outputs = function(*inputs)
     return recorder.replay(outputs)
@@ -297,8 +274,14 @@ def _shorten(node: Node) -> None:
         node.graph.erase_node(node)
 
 
-def _leaves(inputs: Sequence[Any]) -> list[Tensor]:
+def leaves_of(inputs: Sequence[Any]) -> list[Tensor]:
+    """Returns the tensors in the ``inputs`` of a function."""
     return [leaf for each in inputs for leaf in leaves(each)]
+
+
+def shape_of(inputs: Sequence[Any]) -> Any:
+    """Returns what tells inputs of different shapes apart."""
+    return tuple(map(_shape, inputs))
 
 
 def _shape(tree: Any) -> Any:
