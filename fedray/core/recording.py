@@ -96,7 +96,10 @@ class Recorded:
     A function can't be replayed if it uses one of the tensors ``changing`` without having it as an input.
     """
 
-    first = FIRST
+    @property
+    def first(self) -> int:
+        """The number of mini-batches of one shape after which their gradient is recorded."""
+        return FIRST
 
     def __init__(self, function: Function, changing: Iterable[Tensor] = ()) -> None:
         self.function = function
