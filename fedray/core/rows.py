@@ -19,9 +19,9 @@ from fedray.core.clock import Clock
 from fedray.core.watching import read
 
 MOVING = frozenset({
-    "_local_scalar_dense", "_pin_memory", "_to_copy", "all", "any", "cat", "clone", "copy_", "empty_like", "fill_", "full_like",
-    "index_select", "is_nonzero", "is_pinned", "lift_fresh", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like",
-    "pin_memory", "repeat", "stack", "zero_", "zeros_like",
+    "_local_scalar_dense", "_pin_memory", "_to_copy", "all", "any", "cat", "clone", "copy_", "empty_like",
+    "fill_", "full_like", "index_select", "is_nonzero", "is_pinned", "lift_fresh", "new_empty", "new_full",
+    "new_ones", "new_zeros", "ones_like", "pin_memory", "repeat", "stack", "zero_", "zeros_like",
 })  # fmt: skip
 """Operations beside those that work number by number, and views, whose results do not depend on how many rows there
 are. Some lead to decisions for the whole stack, which an algorithm may take."""
