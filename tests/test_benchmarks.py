@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fedray
@@ -61,3 +62,17 @@ def test_a_part_that_fails_or_takes_too_long_is_said(monkeypatch):
     ]
     about = {"card": "a card", "machine": {"cores": 2}, "versions": {"fedray": "x"}, "seconds": 1.0}
     assert "- lenet5 fp32 fedray: E" in program.report(rows, about)
+
+
+def test_bits_of_a_gpu_on_a_cpu(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    program = importlib.import_module("gpu_cases")
+    case = program.model_cases(["logistic"])["logistic, one by one"]
+    found = {way: program.outcome(case, way, "cpu") for way in ("1 lane", "8 lanes")}
+    case = replace(case, ways=tuple(found))
+    (line,) = program.rows("name", case, found)
+    assert f"| {found['1 lane']['sha256'][:12]} | same | yes |" in line
+    found["8 lanes"] = program.outcome(replace(case, settings={"model.name": "none"}), "8 lanes", "cpu")
+    first, second = program.rows("name", case, found)
+    assert "| NOT THE SAME |" in first
+    assert second.startswith("|   8 lanes | UserError: ")
