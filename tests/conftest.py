@@ -54,6 +54,23 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def device_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips a test that is marked ``gpu`` where there is no GPU. Hides the GPUs from one that is marked ``cpu``, as it
+    tells of what is so on CPUs, and from the processes that it starts."""
+    import torch
+
+    marks = {mark.name for mark in request.node.iter_markers()}
+    if "gpu" in marks and not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    if "cpu" in marks and torch.cuda.is_available():
+        # CUDA and torch read the variable once, and later tests of this process want their GPU back
+        torch.cuda.init()
+        torch.cuda.device_count()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
 @pytest.fixture
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the test's temporary folder the current one, so that `runs/` is made there."""

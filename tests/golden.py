@@ -121,7 +121,7 @@ def machine() -> str:
 
 def outcome(case: Case) -> Outcome:
     """Runs a case."""
-    settings = {**SETTINGS, **case.settings}
+    settings = {**SETTINGS, "engine.device": "cpu", **case.settings}
     images = case.settings.get("data.source") == "sample"
     if images or case.model is not None:
         settings = {key: value for key, value in settings.items() if key != "model.hidden"}

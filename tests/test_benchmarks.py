@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fedray
@@ -34,3 +36,52 @@ def test_gradients_of_a_stack(monkeypatch, capsys):
     program.main()
     lines = capsys.readouterr().out.splitlines()[1:3]
     assert all(line.startswith("logistic") and "same bits True" in line for line in lines)
+
+
+def test_the_table_of_a_gpu_on_a_cpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    program = importlib.import_module("gpu")
+    chosen = ["--device", "cpu", "--quick", "--only", "lenet5", "--precisions", "fp32,bf16", "--actors", "0"]
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *chosen, "--out", str(tmp_path)])
+    program.main()
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    rates = {(row["precision"], row["way"]): row["median"] for row in found["rows"]}
+    assert set(rates) == {(precision, way) for precision in ("fp32", "bf16") for way in ("fedray", "eager loop")}
+    assert min(rates.values()) > 0
+    assert found["card"] == "CPU"
+    assert (tmp_path / "gpu.md").read_text().count("| lenet5 |") == 2
+    assert "| lenet5 | bf16 |" in capsys.readouterr().out
+
+
+def test_a_part_that_fails_or_takes_too_long_is_said(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    program = importlib.import_module("gpu")
+    slow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    assert program.ended(slow, 0.1) == "the part took too long, and was ended"
+    failing = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], start_new_session=True)
+    assert program.ended(failing, 30) == "the part ended with exit code 3"
+    stubborn = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    kept = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True)
+    kept.stdout.readline()
+    monkeypatch.setattr(program, "GRACE", 0.1)
+    assert program.ended(kept, 0.1) == "the part took too long, and was ended"
+    kept.stdout.close()
+    rows = [
+        {"part": "lenet5", "workload": "lenet5", "precision": "fp32", "way": "fedray", "peak_tflops": 1.0, "error": "E"}
+    ]
+    about = {"card": "a card", "machine": {"cores": 2}, "versions": {"fedray": "x"}, "seconds": 1.0}
+    assert "- lenet5 fp32 fedray: E" in program.report(rows, about)
+
+
+def test_bits_of_a_gpu_on_a_cpu(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    program = importlib.import_module("gpu_cases")
+    case = program.model_cases(["logistic"])["logistic, one by one"]
+    found = {way: program.outcome(case, way, "cpu") for way in ("1 lane", "8 lanes")}
+    case = replace(case, ways=tuple(found))
+    (line,) = program.rows("name", case, found)
+    assert f"| {found['1 lane']['sha256'][:12]} | same | yes |" in line
+    found["8 lanes"] = program.outcome(replace(case, settings={"model.name": "none"}), "8 lanes", "cpu")
+    first, second = program.rows("name", case, found)
+    assert "| NOT THE SAME |" in first
+    assert second.startswith("|   8 lanes | UserError: ")

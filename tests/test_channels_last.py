@@ -16,6 +16,9 @@ from fedray.experiment import Experiment, Own
 from fedray.placement import Surroundings
 from fedray.resolve import resolve
 
+pytestmark = pytest.mark.cpu
+"""These are decisions for CPUs."""
+
 KEYS: dict[str, Any] = {
     "data.clients": 6,
     "data.partition.kind": "iid",

@@ -28,6 +28,9 @@ from fedray.resolve import resolve
 from fedray.testing import AlgorithmContract
 from fedray.testing.contracts import SETTINGS, small_source
 
+pytestmark = pytest.mark.cpu
+"""Compiled gradients are for CPUs, and need a C++ compiler."""
+
 
 class Normed(nn.Sequential):
     def __init__(self):

@@ -9,7 +9,7 @@ from small_runs import needs_compiler
 
 from fedray.testing import AlgorithmContract
 
-pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.cpu, needs_compiler, pytest.mark.usefixtures("ray_cluster")]
 
 
 def compiled(contract: type[AlgorithmContract]) -> type[AlgorithmContract]:

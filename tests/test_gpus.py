@@ -23,7 +23,6 @@ from fedray.tuning.resources import unused_gpus
 
 FOLDER = Path("runs/run")
 CHOSEN = "engine.device=auto: client actors share the GPUs of the cluster; engine.device=cpu trains on CPUs"
-NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
 SETTINGS = {
     "algorithm.name": "fedavg",
@@ -54,7 +53,7 @@ def test_where_clients_are_trained(keys, has, expected, notes):
     assert (device, chosen, said) == (expected["device"], expected, notes)
 
 
-@NO_GPU
+@pytest.mark.cpu
 def test_a_local_gpu_that_is_not_there():
     with pytest.raises(UserError, match=r"engine\.device=cuda: there is no usable GPU here; use cpu"):
         place(EngineConfig(kind="local", device="cuda"), FOLDER, lambda folder: "cpu")
@@ -100,7 +99,7 @@ def test_a_sweep_says_that_it_leaves_gpus_unused(keys, gpus, line):
     assert unused_gpus(EngineConfig(**keys), gpus) == line
 
 
-@NO_GPU
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, which torch can use")
 def test_a_gpu_that_ray_counts_and_torch_cannot_use(tmp_path):
     """It is on a node that is not the driver's, and asked for as one that works, up to where CUDA is needed."""
     program = [sys.executable, str(Path(__file__).with_name("gpu_cluster.py")), str(tmp_path)]

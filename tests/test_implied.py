@@ -14,6 +14,9 @@ from fedray.experiment import Own
 from fedray.resolve import dump, resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
+pytestmark = pytest.mark.cpu
+"""With a GPU there would be a note of it beside those that are looked at."""
+
 BASE = {"model.name": "logistic", "engine.kind": "local", "algorithm.name": "fedavg", "data.clients": 9}
 
 

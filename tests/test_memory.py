@@ -32,8 +32,8 @@ import torch, fedray.simulation
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 1_500_000_000,) * 2)
 sys.exit(main(["run", "algorithm.name=fedavg", "model.name=mlp", "model.hidden=[4096]", "data.clients=64",
-    "engine.kind=local", "engine.vectorize=true", "engine.chunk=" + sys.argv[1], "train.local_steps=1", "run.rounds=1",
-    "run.output=" + sys.argv[2], "run.resume=false"]))
+    "engine.kind=local", "engine.device=cpu", "engine.vectorize=true", "engine.chunk=" + sys.argv[1],
+    "train.local_steps=1", "run.rounds=1", "run.output=" + sys.argv[2], "run.resume=false"]))
 """
 
 
@@ -136,7 +136,7 @@ def test_a_busy_gpu_is_noticed(monkeypatch, card):
     assert said[-1] == "warning: a card is busy: 12 GB of its 24 GB were taken before this run"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.gpu
 def test_what_an_actor_takes_of_a_gpu():
     """Device memory does not grow with rounds either."""
     from pathlib import Path

@@ -261,6 +261,7 @@ def test_by_default_known_code_alone_is_replayed(make, unknown):
     assert unknown_code(hooked, Task()) is not None
 
 
+@pytest.mark.cpu
 def test_nothing_is_replayed_where_every_module_has_a_hook(tmp_path):
     seen = []
     handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
@@ -297,6 +298,7 @@ class OursDropping(Ours):
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
 
 
+@pytest.mark.cpu
 def test_the_user_is_told_what_is_not_replayed_although_it_would_be_faster(tmp_path):
     assert decided(tmp_path) == (True, [])
     assert decided(tmp_path, **{"engine.replay": False}) == (False, [])
@@ -310,6 +312,7 @@ def test_nobody_is_told_of_a_model_whose_python_code_takes_no_time(tmp_path):
     assert decided(tmp_path, lambda: Ours(10**7)) == (False, [])
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("model", "changed", "reason"),
     [
@@ -368,6 +371,7 @@ def test_a_module_that_changes_while_the_recording_is_on_trial_is_not_replayed()
     assert not is_replayed(replayed)
 
 
+@pytest.mark.cpu
 def test_a_module_that_changes_later_is_an_error_in_one_line(tmp_path):
     with pytest.raises(UserError, match="does not compute the same"):
         values(replaying(lambda: Scheduled(6)))
