@@ -15,6 +15,7 @@ from fedray.core.client import ClientPhase, Stack
 from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
+from fedray.engine.determinism import is_refused
 from fedray.engine.memory import is_out_of_memory, too_large_for
 from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.packing import Packed
@@ -60,6 +61,8 @@ class PhaseRunner:
         except (StateLost, UserError):
             raise
         except (Exception, SystemExit) as error:
+            if is_refused(error):
+                raise
             if is_out_of_memory(error):
                 raise UserError(too_large_for(self.clients, task.ids[rows], error)) from None
             clients = ", ".join(map(str, task.ids[rows]))
