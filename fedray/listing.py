@@ -48,7 +48,7 @@ def models(names: Sequence[str] = ()) -> Iterator[str]:
 
     for name in names or MODELS:
         model = find_model(name)
-        yield from _wrap(f"{name}  (the same bits on {promise(name)})", "", indent=0)
+        yield from _wrap(f"{name}  ({promise(name)})", "", indent=0)
         yield from _first_paragraph(model)
         for option, parameter in options_of(model).items():
             default = "" if parameter.default is parameter.empty else _value(parameter.default)

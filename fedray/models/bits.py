@@ -26,7 +26,9 @@ def measured() -> dict[str, Any]:
 
 def promise(name: str) -> str:
     """Returns on which kinds of devices the bits of the model ``name`` are promised, as a text of one line."""
-    return "; ".join(f"a {words}: {_on(device, name)}" for device, words in DEVICES.items())
+    if not any(name in found["models"] for found in measured().values()):
+        return "the same bits: not measured; a run on a GPU says before round 1 what is not deterministic"
+    return "the same bits on " + "; ".join(f"a {words}: {_on(device, name)}" for device, words in DEVICES.items())
 
 
 def where_measured() -> str:
