@@ -41,17 +41,21 @@ def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
 
 
 def models(names: Sequence[str] = ()) -> Iterator[str]:
-    """Yields lines about the models of these names, or all that come with fedray, with their options."""
+    """Yields lines about the models of these names, or all that come with fedray, with their options, and
+    on which devices their bits are promised."""
     from fedray.models import MODELS, find_model, options_of
+    from fedray.models.bits import promise, where_measured
 
     for name in names or MODELS:
         model = find_model(name)
-        yield name
+        yield from _wrap(f"{name}  ({promise(name)})", "", indent=0)
         yield from _first_paragraph(model)
         for option, parameter in options_of(model).items():
             default = "" if parameter.default is parameter.empty else _value(parameter.default)
             kind = "" if parameter.annotation is parameter.empty else f"[{parameter.annotation}]"
             yield from _wrap(f"model.{option} = {default}", kind)
+    if not names:
+        yield from paragraph(where_measured())
 
 
 def datasets(names: Sequence[str] = ()) -> Iterator[str]:

@@ -9,6 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
+
 import fedray
 
 BENCHMARKS = Path(fedray.__file__).parent.parent / "analysis" / "benchmarks"
@@ -85,3 +87,18 @@ def test_bits_of_a_gpu_on_a_cpu(monkeypatch):
     first, second = program.rows("name", case, found)
     assert "| NOT THE SAME |" in first
     assert second.startswith("|   8 lanes | UserError: ")
+
+
+def test_which_models_give_the_same_bits(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    program = importlib.import_module("bits")
+    table = tmp_path / "bits.yaml"
+    monkeypatch.setattr(program, "TABLE", table)
+    monkeypatch.setattr("fedray.engine.rehearsal.REHEARSING", {"cuda"})
+    for name in ("logistic", "stackoverflow_lstm"):
+        monkeypatch.setattr(sys, "argv", ["bits.py", "--models", name, "--write"])
+        program.main()
+    found = yaml.safe_load(table.read_text())
+    # what is measured later is added
+    assert found["cpu"]["models"] == {key: {"fp32": [], "bf16": []} for key in ("logistic", "stackoverflow_lstm")}
+    assert capsys.readouterr().out.count(": the same bits") == 4

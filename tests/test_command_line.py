@@ -11,6 +11,8 @@ import pytest
 
 import fedray
 from fedray.cli import COMMANDS, main
+from fedray.models import MODELS
+from fedray.models.bits import measured, promise
 
 PROGRAM = [sys.executable, str(Path(fedray.__path__[0]) / "run.py")]
 OWN = '''
@@ -81,7 +83,7 @@ def test_one_of_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_of_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
     shown = said(capsys, "models", "own.py:Small")
-    assert shown.startswith("own.py:Small\n    A linear model.\n  model.bias = true")
+    assert shown.startswith(f"own.py:Small  ({promise('own.py:Small')})\n    A linear model.\n  model.bias = true")
     assert "Made of nothing." in said(capsys, "datasets", "own.py:load")
     assert "own.py has no 'Smal' (did you mean 'Small'?)" in said(capsys, "models", "own.py:Smal", code=2)
 
@@ -230,3 +232,23 @@ def test_tune_shows_what_the_command_shows(capsys: pytest.CaptureFixture[str], r
 def test_of_a_setting_that_is_given_twice_the_last_counts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--print-config", "data.clients=5", "model.name=logistic", "data.clients=6"]) == 0
     assert "clients: 6\n" in capsys.readouterr().out
+
+
+def test_models_say_on_which_devices_bits_are_promised(capsys, monkeypatch):
+    table = {
+        "cpu": {"device": "a CPU of 2020", "torch": "2.11", "precisions": ["fp32", "bf16"], "models": {
+            "lenet5": {"fp32": [], "bf16": []}, "mlp": {"fp32": ["put_ has none"], "bf16": ["put_ has none"]},
+        }},
+    }  # fmt: skip
+    monkeypatch.setattr("fedray.models.bits.measured", lambda: table)
+    shown = said(capsys, "models")
+    assert "lenet5  (the same bits on a CPU: yes; a GPU: not measured)\n" in shown
+    assert "mlp  (the same bits on a CPU: no (fp32, bf16: put_ has none); a GPU: not measured)\n" in shown
+    assert "on a CPU measured on a CPU of 2020 with torch 2.11 in fp32, bf16; on a GPU not measured" in shown
+    assert "a run on a GPU says before round 1" in said(capsys, "models", "torchvision:resnet34")
+
+
+def test_the_table_of_bits_has_every_model():
+    for facts in measured().values():
+        assert facts["models"].keys() >= MODELS.keys()
+        assert all(own.keys() == set(facts["precisions"]) for own in facts["models"].values())

@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 
 from fedray.engine.clients import Clients
 from fedray.engine.packing import Enclosed
-from fedray.engine.process import computing_process, describe, environment, require_device
+from fedray.engine.process import computing_process, environment, require_device
 from fedray.engine.ray_cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
 from fedray.engine.states import State, StateFile, StateFolder
 from fedray.engine.stored import StoredData
@@ -42,7 +42,7 @@ class ClientActor:
         :class:`UserError` if the actor could not be set up."""
         if self._refusal is not None:
             raise self._refusal
-        return self.node, describe(self.device)
+        return self.node, self.worker.describe()
 
     def run(self, task: Task) -> Any:
         result = self.worker.run(task)

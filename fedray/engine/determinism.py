@@ -14,10 +14,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedray.core import torch_state
+from fedray.warning import FedrayWarning
 
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """The environment variable that gives cuBLAS a workspace of a fixed size. cuBLAS reads it when a process first uses it.
 """
+
+FLASH = "Flash Attention defaults to a non-deterministic algorithm"
+"""What torch says of its flash attention as long as operations without a deterministic version are only warned of. It
+has such a version, and takes it where these operations raise."""
 
 _met: set[str] = set()
 
@@ -40,7 +45,8 @@ def deterministic(tf32: bool = False) -> Iterator[None]:
         shown = warnings.showwarning
 
         def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
-            operation = _operation(str(message))
+            # fedray's own warnings may name an operation
+            operation = None if issubclass(category, FedrayWarning) else _operation(str(message))
             if operation is None:
                 shown(message, category, *where, **more)
             else:
@@ -49,6 +55,7 @@ def deterministic(tf32: bool = False) -> Iterator[None]:
         warnings.filterwarnings("always", ".*deterministic")
         warnings.showwarning = show
         os.environ.update(CUBLAS)
+        _met.clear()
         _set_mode(True, warn_only=True)
         # deterministic mode would fill every fresh tensor with NaN, which costs time and hides nothing here
         determinism.fill_uninitialized_memory = False
@@ -62,6 +69,27 @@ def deterministic(tf32: bool = False) -> Iterator[None]:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+
+
+@contextlib.contextmanager
+def strictly() -> Iterator[None]:
+    """A context within :func:`deterministic` in which operations without a deterministic version raise. Flash attention
+    is deterministic in it."""
+    _set_mode(True, warn_only=False)
+    try:
+        yield
+    finally:
+        _set_mode(True, warn_only=True)
+
+
+def note(operation: str) -> None:
+    """Notes that this process runs an operation that is not deterministic."""
+    _met.add(operation)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Returns whether an operation raised ``error`` because it has no deterministic version."""
+    return isinstance(error, RuntimeError) and "use_deterministic_algorithms" in str(error)
 
 
 def nondeterministic_operations() -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class Evaluator:
             own = self.data.validation if task.split == "validation" else self.data.train_subset
             samples, indices = self.clients.train, own[task.start : task.stop]
         with self.draws(0, SERVER, task.start):
-            found = [self._evaluate(models[name], samples, indices) for name in task.models]
+            found = [self.sums_over(models[name], samples, indices) for name in task.models]
         return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
 
     def draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
@@ -75,7 +75,7 @@ class Evaluator:
         return self.network.rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
 
     @torch.no_grad()
-    def _evaluate(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
+    def sums_over(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
         """Returns the two sums of the loss and of each metric over some samples, and those of each sample for the main
         metric, ``[n, 2]``."""
         task = self.experiment.task
@@ -123,7 +123,7 @@ class Evaluator:
                 own = self.data.client_test(client)
                 for name, models in made.items():
                     with self.draws(task.round, client, NO_STEP):
-                        sums, _ = self._evaluate(models[place], self.clients.test, own)
+                        sums, _ = self.sums_over(models[place], self.clients.test, own)
                     found.setdefault(name, []).append(sums[self.experiment.task.main])
         return ScoreResult(found)
 

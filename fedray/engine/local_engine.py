@@ -10,7 +10,7 @@ from fedray.engine.clients import Clients
 from fedray.engine.driver import Driver
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool, Pool
-from fedray.engine.process import computing_process, describe
+from fedray.engine.process import computing_process, require_device
 from fedray.engine.worker import Worker
 from fedray.experiment import Experiment
 
@@ -46,5 +46,6 @@ class LocalEngine:
     def _pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
         experiment = self.experiment
         if experiment.device != experiment.server_device:
+            require_device(experiment.device, experiment.precision)
             worker = Worker(Clients(experiment, self.data, worker.clients.states, experiment.device))
-        return LocalPool(worker), [describe(experiment.device)]
+        return LocalPool(worker), [worker.describe()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedray.data.federated import FederatedData
@@ -68,6 +68,7 @@ def open_run(
         states.clear()
         folder.prepare()
         checkpoints.discard(folder.checkpoints, after)
+        unsure = sorted({operation for each in machines for operation in each.pop("nondeterministic", ())})
         machine = {"bits_promised": same_kind(machines), "processes": machines}
         state, scoring = RunState.first(experiment, data, worker, pool), Scoring.of(experiment, data)
         recorder = Recorder(
@@ -82,7 +83,8 @@ def open_run(
         stack.callback(recorder.close)
         Holdings.of(data).write(folder.path / "partition.parquet")
         recorder.note(f"server: pid {os.getpid()} on {platform.node()}")
-        warnings += _warnings(recorder, saved)
+        warnings += [*_warnings(recorder, saved), *_on_operations(unsure)]
+        recorder.withdraw_promise(unsure)
         for line in warnings:
             say(line)
         for line in (*warnings, *experiment.notes):
@@ -104,6 +106,13 @@ def _warnings(recorder: Recorder, saved: checkpoints.Checkpoint | None) -> Itera
                 yield f"warning: {name} was damaged or changed: up to round {saved.round} it is not what was recorded"
     if not recorder.machine["bits_promised"]:
         yield "warning: the nodes differ in device, instruction set or torch version: bits are not promised"
+
+
+def _on_operations(operations: Sequence[str]) -> list[str]:
+    """Returns a warning about ``operations`` that have no deterministic version, if there are any."""
+    if not operations:
+        return []
+    return [f"warning: bits are not promised, because they may differ from run to run: {'; '.join(operations)}"]
 
 
 def _last_checkpoint(

@@ -21,6 +21,7 @@ from fedray.core.sending import column
 from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
+from fedray.engine.determinism import is_refused
 from fedray.engine.memory import is_out_of_memory
 from fedray.engine.memory_of_clients import too_large_for
 from fedray.engine.output_check import check_same_forms, checked_forms
@@ -99,6 +100,8 @@ class PhaseRunner:
         except (StateLost, UserError, _Apart):
             raise
         except (Exception, SystemExit) as error:
+            if is_refused(error):
+                raise
             if is_out_of_memory(error):
                 if self._in_lanes(rows):
                     raise _Apart((rows.stop - rows.start) // 2) from None

@@ -13,9 +13,11 @@ from fedray.core.client import ClientPhase, Stack
 from fedray.core.clock import Clock
 from fedray.core.seeds import SERVER, Purpose, stream
 from fedray.engine.clients import Clients
-from fedray.engine.determinism import nondeterministic_operations
+from fedray.engine.determinism import FLASH, is_refused, nondeterministic_operations, note, strictly
 from fedray.engine.evaluator import Evaluator
 from fedray.engine.phase_runner import PhaseRunner
+from fedray.engine.process import describe
+from fedray.engine.rehearsal import Rehearsed, rehearsed
 from fedray.engine.tasks import EvalResult, EvalTask, PhaseResult, PhaseTask, ScoreResult, Task
 
 
@@ -25,6 +27,7 @@ class Worker:
     def __init__(self, clients: Clients) -> None:
         self.clients, self.experiment, self.data = clients, clients.experiment, clients.data
         self.phases, self.evaluator = PhaseRunner(clients), Evaluator(clients)
+        self.rehearsed = rehearsed(clients, self.evaluator)
 
     def run(
         self, task: Task, following: Task | None = None, settled: bool = True
@@ -32,6 +35,24 @@ class Worker:
         """Returns the result of ``task``. If the task ``following`` is known to come next, what it needs is read
         meanwhile. The files of clients' new states are there, unless ``settled`` is false; then they are there after
         :meth:`settle`."""
+        if self.rehearsed.strict:
+            try:
+                with strictly():
+                    return self._done(task, following, settled)
+            except RuntimeError as error:
+                if not is_refused(error):
+                    raise
+            # an operation of which the rehearsal knew nothing; a task depends on nothing but itself
+            self.rehearsed = Rehearsed((FLASH,))
+            note(FLASH)
+        return self._done(task, following, settled)
+
+    def describe(self) -> dict[str, Any]:
+        """Describes what does the tasks: everything on which the bits of their results depend, and what was found
+        ``nondeterministic`` before the first of them."""
+        return describe(self.clients.device.type) | {"nondeterministic": self.rehearsed.operations}
+
+    def _done(self, task: Task, following: Task | None, settled: bool) -> PhaseResult | EvalResult | ScoreResult:
         result: PhaseResult | EvalResult | ScoreResult
         clock = self.clients.clock
         with clock.on("algorithm" if isinstance(task, PhaseTask) else "evaluation"):
