@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,8 +70,10 @@ class Own:
         ]
 
 
-LANES = 8
-"""The most clients side by side on a GPU under ``engine.lanes: auto``."""
+LANES = (3e9, 16), (3e10, 8), (3e11, 4), (math.inf, 2)
+"""How many clients are side by side on a GPU under ``engine.lanes: auto``, by the forward FLOPs of a mini-batch that
+are the most for it. GHBM's CNN (2.7e9) gains 10 % from 16 in place of 8, in bf16 28 %, as Python has fewer graphs to
+launch; a step of ViT-B/16 (1.1e12) fills an H200 alone."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,10 @@ class Experiment:
         if self.vectorize or not self.replay or self.device != "cuda":
             return 1
         asked = self.config.engine.lanes
-        return LANES if asked == "auto" else asked
+        if asked != "auto":
+            return asked
+        work = self.facts.flops * (self.training.batch_size or 1)
+        return next(count for most, count in LANES if work <= most)
 
     @property
     def precision(self) -> str:

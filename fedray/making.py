@@ -238,12 +238,14 @@ class WeightsMaker(AroundMaker):
 
 
 @dataclass(frozen=True)
-class ChannelsLastMaker(AroundMaker):
-    """A maker of a model whose 2-d convolutions have the channels-last layout."""
+class LayoutMaker(AroundMaker):
+    """A maker of a model whose 2-d convolutions have the channels-last layout, or the contiguous one."""
+
+    channels_last: bool
 
     def __call__(self, client: int | None = None) -> nn.Module:
         module = self.make(client)
-        convert(module)
+        convert(module, self.channels_last)
         return module
 
 

@@ -36,10 +36,10 @@ from fedray.implied import implied_values, notes_on, values_for_nulls
 from fedray.importing import as_user_error
 from fedray.inputs import inputs_of
 from fedray.local_training import local_training, own_transform
-from fedray.making import ChannelsLastMaker, Maker, WeightsMaker, maker_of
+from fedray.making import LayoutMaker, Maker, WeightsMaker, maker_of
 from fedray.models import find_model
 from fedray.models.behaviour import AsMade, notes_on_single_samples, require_no_hidden_state
-from fedray.models.channels_last import in_channels_last
+from fedray.models.channels_last import convert, in_channels_last, pays
 from fedray.models.fitting import fit_task
 from fedray.models.heads import DEFAULT, find_head, serves
 from fedray.models.inspection import ModelFacts, inspect_model, prepare
@@ -108,7 +108,7 @@ def resolve(
         config.engine, device, model.module, task, model.facts, data, size, cohort_size
     )
     begun = around.begun(folder)
-    channels_last, model = _laid_out(config, model, data, begun.get("channels_last"), vectorize)
+    channels_last, model = _laid_out(config, model, data, begun.get("channels_last"), vectorize, device)
     rounds = config.rounds
     steps = rounds * cohort_size * mean_load(data.sizes(), training).steps
     replayed, replay_line = is_replayed(config, algorithm, device, model.module, task, model.facts, size)
@@ -211,16 +211,20 @@ def _model(config: Config, own: Own, algorithm: Algorithm, data: FederatedData, 
 
 
 def _laid_out(
-    config: Config, model: _Model, data: FederatedData, begun: bool | None, vectorize: bool
+    config: Config, model: _Model, data: FederatedData, begun: bool | None, vectorize: bool, device: str
 ) -> tuple[bool, _Model]:
     """Returns ``engine.channels_last``, and the model with convolutions of that layout. ``begun`` is the key's value if
-    the run has begun before, and None if not."""
+    the run has begun before, and None if not. On a CPU false leaves a model as it is made."""
     asked = config.engine.channels_last
     if asked == "auto" and begun is not None:
         asked = begun
     x, y = data.examples(2)
-    converted, notes = in_channels_last(asked, vectorize, model.module, model.name, model.task, x, y)
-    make = ChannelsLastMaker(model.make) if converted else model.make
+    faster = not vectorize and pays(model.module, device, config.train.precision)
+    converted, notes = in_channels_last(asked, faster, model.module, model.name, model.task, x, y)
+    make = model.make
+    if converted or device == "cuda":
+        make = LayoutMaker(make, converted)
+        convert(model.module, converted)
     return converted, model._replace(make=make, notes=(*model.notes, *notes))
 
 

@@ -129,5 +129,5 @@ def test_chunk_mates_change_nothing(training, monkeypatch):
     for i, batches in together.items():
         assert all(starts[i] <= sample < starts[i + 1] for batch in batches for sample in batch)
     # nor does it matter how far ahead samples are gathered
-    monkeypatch.setattr("fedray.core.local_data.GATHERED_BYTES", 1)
+    monkeypatch.setattr("fedray.core.local_data.GATHERED_BYTES", {"cpu": 1})
     assert taken(sizes, [0, 1, 2, 3, 4], training) == together

@@ -27,7 +27,7 @@ from fedray.core.task import Task
 from fedray.core.vectors import Model
 from fedray.engine.compiler import compiling
 from fedray.models import build, find_model
-from fedray.models.channels_last import in_channels_last
+from fedray.models.channels_last import in_channels_last, pays
 
 WARM_UP = FIRST + 4
 """The pairs that do not count. Then the gradient is recorded, and the recording has been tried."""
@@ -65,7 +65,7 @@ def main() -> None:
         if options.only not in name:
             continue
         module, x, y = make(), torch.randn(size, *shape), torch.randint(0, 10, (size,))
-        converted, _ = in_channels_last("auto", True, module, name, Task(), x[:2], y[:2])
+        converted, _ = in_channels_last("auto", pays(module, "cpu", "fp32"), module, name, Task(), x[:2], y[:2])
         eager, compiled = LoopNetwork(module), LoopNetwork(copy.deepcopy(module))
         eager.replay()
         compiled.compiled = Compiled(compiled.pure_gradient, {size}, lambda: compiling(1))

@@ -96,9 +96,13 @@ class SideBySide(Recorded):
     def __call__(self, inputs: Sequence[Any], eager: Eager) -> tuple[Tensor, ...]:
         return tuple(each[0] for each in self.together([inputs], [eager]))
 
-    def together(self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager]) -> tuple[Tensor, ...]:
+    def together(
+        self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager], alike: bool = False
+    ) -> tuple[Tensor, ...]:
         """Does the same for several ``rows`` of inputs, and returns the rows of each output together, ``[C, ...]``.
-        Those of one shape are computed by one graph."""
+        Those of one shape are computed by one graph; all are ``alike`` if they have one."""
+        if alike:
+            return self._of_shape(shape_of(rows[0]), rows, eager)
         shapes: dict[Any, list[int]] = {}
         for place, inputs in enumerate(rows):
             shapes.setdefault(shape_of(inputs), []).append(place)

@@ -20,7 +20,7 @@ from fedray.core.seeds import Purpose
 from fedray.core.sending import column
 from fedray.core.structure import leaves, map_leaves
 
-GATHERED_BYTES = 8 << 20
+GATHERED_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 """The number of bytes of samples that are gathered at once, ahead of the steps that use them."""
 
 
@@ -99,7 +99,7 @@ class LocalData:
         """Yields the samples ``chosen [J, C, b]`` of some steps at a time: the first step, and their stored inputs and
         their targets, ``[steps, C, b, ...]``."""
         _, clients, size = chosen.shape
-        block = max(1, GATHERED_BYTES // max(1, self.samples.bytes_each * clients * size))
+        block = max(1, GATHERED_BYTES[self.samples.device.type] // max(1, self.samples.bytes_each * clients * size))
         for start in range(0, len(chosen), block):
             draws = Draws(self.round, self.ids, start, size)
             yield start, *self.samples.raw(chosen[start : start + block], draws)

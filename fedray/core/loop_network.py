@@ -18,6 +18,7 @@ from fedray.core.network import Draws, Network, undrawn
 from fedray.core.passes import Gradient, Losses, RuleLoss, in_rows
 from fedray.core.precision import HALF
 from fedray.core.sending import sent
+from fedray.core.structure import map_leaves
 from fedray.core.vectors import Model
 
 
@@ -42,19 +43,20 @@ class LoopNetwork(Network):
         scale: LossScale | None = None,
     ) -> Gradient:
         rows = [row for row in range(len(at.row)) if not batch.rests(row)]
-        inputs = [self.inputs_of(at, batch, row) for row in rows]
-        eager = [
-            partial(self._gradient, at[row], x, y, row, rule_loss, [extra[row] for extra in extras], rng, scale)
-            for row, (*_, x, y) in zip(rows, inputs, strict=True)
-        ]
         own_loss = rule_loss is not None or scale is not None
+
+        def eager(row: int, x: Any, y: Tensor) -> tuple[Tensor, ...]:
+            return self._gradient(at[row], x, y, row, rule_loss, [extra[row] for extra in extras], rng, scale)
+
         if isinstance(self.recorded, SideBySide) and self.compiled is None and not own_loss:
-            found = self.recorded.together(inputs, eager)
+            ordinary = [lambda row=row: eager(row, *batch.of(row)) for row in rows]
+            found = self.recorded.together(self._inputs(at, batch, rows), ordinary, batch.counts is None)
         else:
-            made = [
-                each() if own_loss else self._task_gradient(len(own[-1]), own, each)
-                for own, each in zip(inputs, eager, strict=True)
-            ]
+            made = []
+            for row in rows:
+                inputs = self.inputs_of(at, batch, row)
+                run = partial(eager, row, *inputs[-2:])
+                made.append(run() if own_loss else self._task_gradient(len(inputs[-1]), inputs, run))
             found = tuple(in_rows(each) for each in zip(*made, strict=True))
         for row, buffers in zip(rows, found[2], strict=True) if at.has_buffers else ():
             at[row].buffers.copy_(buffers)
@@ -64,6 +66,14 @@ class LoopNetwork(Network):
             found = tuple(each.new_zeros(len(at.row), *each.shape[1:]).index_copy(0, places, each) for each in found)
         values, losses, _, *sums = found
         return Gradient(values, losses, (*sums, None)[:2] if sums else None)  # type: ignore[arg-type]
+
+    def _inputs(self, at: Model, batch: Batch, rows: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Returns the inputs of :meth:`pure_gradient` for the clients in some ``rows``."""
+        if batch.counts is not None:
+            return [self.inputs_of(at, batch, row) for row in rows]
+        # one after another they would take as long as the launch of all their gradients
+        xs = [map_leaves(lambda x, row=row: x[row], batch.x) for row in rows]
+        return list(zip(at.parameters.unbind(), at.buffers.unbind(), xs, batch.y.unbind(), strict=True))
 
     def _gradient(
         self,

@@ -24,8 +24,11 @@ LEAST_CHANNELS = 16
 
 A gradient takes 0.93 to 1.17 of the time where the widest convolution has 8, 0.80 to 1.03 with 16, 0.68 to 0.91 with
 32, and 0.64 to 0.85 with 64, on a CPU (``analysis/benchmarks/channels_last.py``). In stacks of clients two
-networks took 1.1 of the time, with other programs beside them. On a GPU only ResNet-18, with 64 and more, was measured,
-with deterministic kernels and eight clients side by side: 344 local steps a second for 311 in fp32, and 1,275 in TF32.
+networks took 1.1 of the time, with other programs beside them.
+
+On an H200, with deterministic kernels and eight clients side by side, it pays in TF32 and bf16 (GHBM's CNN: 7,415 local
+steps a second for 5,946 in bf16). In fp32 it pays for kernels of 3 (ResNet-18: 344 for 311), and not for larger ones
+alone (GHBM's CNN, whose kernels are of 5: 1,602 for 3,085).
 """
 
 TRIED = ((True, 2), (True, 1), (False, 1))
@@ -39,17 +42,30 @@ Of torchvision's networks they differ by up to 1e-3, where a ReLU's input comes 
 """
 
 
+def pays(module: nn.Module, device: str, precision: str) -> bool:
+    """Returns whether ``module`` is faster with the layout, and has not got it, if its clients are trained one by
+    one. On a GPU it does not matter what it has."""
+    wide = [m for m in module.modules() if isinstance(m, CONVOLUTIONS) and m.out_channels >= LEAST_CHANNELS]
+    if device == "cuda":
+        return bool(wide) and (precision != "fp32" or any(max(layer.kernel_size) <= 3 for layer in wide))
+    # where a dimension has length 1, is_contiguous() is true of both layouts
+    return any(
+        weight.stride() != torch.empty_like(weight, device="meta", memory_format=torch.channels_last).stride()
+        for layer in wide
+        for weight in _weights(layer)
+    )
+
+
 def in_channels_last(
-    asked: bool | Literal["auto"], stacked: bool, module: nn.Module, name: str, task: Task, x: Any, y: Tensor
+    asked: bool | Literal["auto"], faster: bool, module: nn.Module, name: str, task: Task, x: Any, y: Tensor
 ) -> tuple[bool, list[str]]:
     """Returns whether the 2-d convolutions of ``module`` are to be converted, and lines for the user about that.
 
-    ``asked`` is ``engine.channels_last``. ``stacked`` says whether clients are trained in stacks, in which the layout
-    does not pay; otherwise it does for wide convolutions, on every kind of device. ``module``, called ``name`` in
-    messages, is tried on samples ``x [b, ...]`` and ``y [b, ...]`` of the data for ``task``. If the answer is yes,
+    ``asked`` is ``engine.channels_last``. ``faster`` says whether the layout :func:`pays`. ``module``, called ``name``
+    in messages, is tried on samples ``x [b, ...]`` and ``y [b, ...]`` of the data for ``task``. If the answer is yes,
     ``module`` has been converted. Raises :class:`UserError` if the user wants what is not possible.
     """
-    if asked is False or (asked == "auto" and (stacked or not _would_be_faster(module))):
+    if asked is False or (asked == "auto" and not faster):
         return False, []
     weights = list(_weights(module))
     former = [weight.data for weight in weights]
@@ -68,10 +84,11 @@ def in_channels_last(
     return False, [f"engine.channels_last=false, although true would probably be faster, because {reason}"]
 
 
-def convert(module: nn.Module) -> None:
-    """Gives the weights of 2-d convolutions the channels-last layout. Their values and shapes stay as they are."""
+def convert(module: nn.Module, channels_last: bool = True) -> None:
+    """Gives the weights of 2-d convolutions the channels-last layout, or the contiguous one. Their values and shapes
+    stay as they are."""
     for weight in _weights(module):
-        weight.data = weight.data.to(memory_format=torch.channels_last)
+        weight.data = weight.data.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -79,17 +96,6 @@ def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
     for layer in module.modules():
         if isinstance(layer, CONVOLUTIONS):
             yield from (each for each in layer.parameters() if each.dim() == 4)
-
-
-def _would_be_faster(module: nn.Module) -> bool:
-    """Returns whether a 2-d convolution has many channels, and not the channels-last layout."""
-    wide = (m for m in module.modules() if isinstance(m, CONVOLUTIONS) and m.out_channels >= LEAST_CHANNELS)
-    # where a dimension has length 1, is_contiguous() is true of both layouts
-    return any(
-        weight.stride() != torch.empty_like(weight, device="meta", memory_format=torch.channels_last).stride()
-        for layer in wide
-        for weight in _weights(layer)
-    )
 
 
 Outcome = list[Tensor] | Exception
