@@ -66,11 +66,11 @@ GPU_NUMBERS = 2**28
 """The most clients of a stack on a GPU under ``engine.chunk: auto``, and the most numbers that their parameters and
 mini-batches may have together; local training takes some five times this memory."""
 
-GPU_LONG = 5_000_000
+GPU_LONG = 2_000_000
 """The fewest local steps for which it is worth its while to compile a stack's gradient on a GPU by itself.
 
-A process takes 30 to 60 s for its first graph. LeNet-5 gains 13 to 21 us a local step, so that this is won back after 3
-to 5 million."""
+A process takes 22 s or more for its first graph. LeNet-5 gains 22 us a local step, so that this is won back after one
+million."""
 
 SLOWER_LAYERS = (nn.RNNBase, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.MultiheadAttention)
 SLOWER = ("conv", "pool", "norm", "embedding", "attention", "fft")

@@ -81,6 +81,7 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("case", CASES)
 def test_lanes_change_no_bit(case, tmp_path, imitated):
     alone = trained(tmp_path, **CASES[case])
     lanes = imitated(4)
@@ -89,6 +90,7 @@ def test_lanes_change_no_bit(case, tmp_path, imitated):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
 def test_lanes_of_a_gpu_change_no_bit(case, tmp_path):
     shas = {trained(tmp_path, "cuda", engine__lanes=lanes, **CASES[case]) for lanes in (1, 3, 8)}
     assert len(shas) == 1

@@ -419,3 +419,11 @@ def test_a_rules_own_loss_is_never_replayed():
     for _ in range(STEPS):
         network.gradients(at, batch, lambda outputs, task: task)
     assert not is_replayed(network)
+
+
+def test_attention_without_dropout_draws_nothing():
+    attention = torch.ops.aten._scaled_dot_product_flash_attention.default
+    q = torch.empty(1, 2, 8, 16, dtype=torch.bfloat16, device="meta")
+    recording.record(lambda q: (attention(q, q, q, 0.0)[0],), [q])
+    with pytest.raises(recording.Unrecordable):
+        recording.record(lambda q: (attention(q, q, q, 0.1)[0],), [q])

@@ -53,12 +53,9 @@ Eager = Callable[[], tuple[Tensor, ...]]
 _aten = torch.ops.aten
 _SAME = (_aten.alias.default, _aten.detach.default)
 """Operations whose result is their argument."""
-_REFUSED = (
-    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded,
-    torch.Tag.inplace_view,
-)  # fmt: skip
-"""What marks the operations that can't be recorded, because they look at values, draw random numbers, or change the
-shape of a tensor that others use too."""
+_REFUSED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+"""What marks the operations that can't be recorded, because they look at values or change the shape of a tensor that
+others use too. Nor can those that draw random numbers."""
 
 
 class Unrecordable(Exception):
@@ -189,6 +186,15 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
                     yield each
 
 
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether an operation draws random numbers. Attention may have a dropout of 0."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return "dropout_p" not in names or given.get("dropout_p", 0) != 0
+
+
 class _Recorder(TorchDispatchMode):
     """A context that writes down the operations of torch, below autograd, that compute something from ``inputs``."""
 
@@ -214,9 +220,9 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if any(tag in func.tags for tag in _REFUSED):
-            raise Unrecordable(str(func))
         kwargs = kwargs or {}
+        if any(tag in func.tags for tag in _REFUSED) or _draws(func, args, kwargs):
+            raise Unrecordable(str(func))
         if not all(map(self._is_own, written(func, args, kwargs))):
             raise Unrecordable(f"{func} changes a tensor that is not its own")
         result = func(*args, **kwargs)
