@@ -23,8 +23,8 @@ import pandas as pd
 
 import fedray
 from fedray.algorithms import find_algorithm, known_algorithms
-from fedray.comparing.statistics import mean_and_margin
 from fedray.models.heads import DEFAULT
+from fedray.results.statistics import mean_and_margin
 
 COMMON = {
     "data.source": "mnist",

@@ -21,9 +21,9 @@ import matplotlib
 import pandas as pd
 
 import fedray
-from fedray.comparing.statistics import with_interval
 from fedray.config import load
-from fedray.resolve import resolve
+from fedray.experiment.resolve import resolve
+from fedray.results.statistics import with_interval
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

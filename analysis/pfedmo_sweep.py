@@ -28,8 +28,8 @@ import numpy as np
 import pandas as pd
 
 import fedray
-from fedray.comparing.statistics import mean_and_margin
 from fedray.config import expand, flat, read_file
+from fedray.results.statistics import mean_and_margin
 from fedray.tracking.folder import read_metrics
 from fedray.tuning import tune
 from fedray.tuning.report import markdown, write_report

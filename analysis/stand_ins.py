@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedray.data.shakespeare import CHARACTERS
-from fedray.data.source import load_source
+from fedray.data.sources.shakespeare import CHARACTERS
+from fedray.data.sources.source import load_source
 
 PHOTOGRAPHS = Path(__file__).parents[1] / "benchmarks" / "photographs.py"
 SCALE = 0.03

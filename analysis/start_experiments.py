@@ -29,8 +29,8 @@ from fedray import simulate
 from fedray.algorithms import find_algorithm
 from fedray.config import Config, load
 from fedray.data.federated import FederatedData
-from fedray.experiment import Experiment
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Experiment
+from fedray.experiment.resolve import resolve
 from fedray.tracking.costs import mean_load
 
 FOLDER = Path(__file__).parent / "experiments"

@@ -10,24 +10,24 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fedray.loading import load_torch
+from fedray.util.loading import load_torch
 
 if TYPE_CHECKING:
-    from fedray.comparing.compare import Comparison, compare
+    from fedray.api import RunResult, simulate
     from fedray.core.transform import each_sample
     from fedray.engine.run import Report
     from fedray.errors import ClientError, UserError
     from fedray.evaluating.evaluate import evaluate
     from fedray.evaluating.tables import Evaluation
-    from fedray.simulation import RunResult, simulate
+    from fedray.results.compare import Comparison, compare
     from fedray.tuning import SweepResult, tune
     from fedray.warning import FedrayWarning
 
 _HOME = {
-    "ClientError": "errors", "Comparison": "comparing.compare", "Evaluation": "evaluating.tables",
-    "FedrayWarning": "warning", "Report": "engine.run", "RunResult": "simulation", "SweepResult": "tuning",
-    "UserError": "errors", "compare": "comparing.compare", "each_sample": "core.transform",
-    "evaluate": "evaluating.evaluate", "simulate": "simulation", "tune": "tuning",
+    "ClientError": "errors", "Comparison": "results.compare", "Evaluation": "evaluating.tables",
+    "FedrayWarning": "warning", "Report": "engine.run", "RunResult": "api", "SweepResult": "tuning",
+    "UserError": "errors", "compare": "results.compare", "each_sample": "core.transform",
+    "evaluate": "evaluating.evaluate", "simulate": "api", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [

@@ -22,8 +22,8 @@ def main(default: str | None = None) -> None:
         # the user's own modules lie in the working directory; it comes last, because in front of the others a file
         # there such as profile.py would be imported instead of Python's own module
         sys.path.append(here)
-    from fedray.cli import COMMANDS
-    from fedray.cli import main as command_line
+    from fedray.cli.main import COMMANDS
+    from fedray.cli.main import main as command_line
 
     arguments = sys.argv[1:]
     named = bool(arguments) and arguments[0] in COMMANDS

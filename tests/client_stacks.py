@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fedray.algorithms import Algorithm, Carry, ClientPhase, Model
+from fedray.client.phase import Stack
 from fedray.core.batches import steps_of
-from fedray.core.client import Stack
 from fedray.core.local_training import LocalTraining
-from fedray.core.network import Network
 from fedray.core.samples import Samples
 from fedray.core.task import cross_entropy
+from fedray.gradients.network import Network
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedray.cli import main
+from fedray.cli.main import main
 
 FAST = ["engine.kind=local", "model.name=logistic", "algorithm.name=fedavg", "run.rounds=2", "run.name=run"]
 

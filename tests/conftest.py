@@ -50,7 +50,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     """No test cuts the power, and waiting until files are on the disk is a quarter of the time of a short run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr("fedray.engine.checkpoint._flush", lambda folder: None)
+        patch.setattr("fedray.engine.state.checkpoint._flush", lambda folder: None)
         yield
 
 

@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from fedray.config import load
-from fedray.data.source import Source, source_of
+from fedray.data.sources.source import Source, source_of
 
 ROWS, TESTS, SIZE = 60, 20, 8
 rng = np.random.default_rng(5)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from fedray import simulate
+from fedray.api import RunResult
 from fedray.config import load
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
 from fedray.engine.worker import Worker
-from fedray.experiment import Own
-from fedray.placement import missing_compiler
-from fedray.resolve import resolve
-from fedray.simulation import RunResult
+from fedray.experiment.experiment import Own
+from fedray.experiment.placement import missing_compiler
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
 needs_compiler = pytest.mark.skipif(missing_compiler() is not None, reason=f"there is {missing_compiler()}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedray.experiment import Own
+from fedray.experiment.experiment import Own
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import read_sweeps

@@ -5,11 +5,11 @@ import torch
 from traced_runs import SEED, Point, half_square
 
 from fedray.algorithms import ClientPhase, find_algorithm
-from fedray.core.client import Stack
+from fedray.client.phase import Stack
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.samples import Samples
 from fedray.core.task import Task
+from fedray.gradients.loop import LoopNetwork
 
 MODELS = ("x", "x_rep")
 """Of what servers send, the models; the rest are vectors."""

@@ -12,15 +12,15 @@ from small_modules import made
 from test_cifar import batches, write  # noqa: F401
 
 from fedray import UserError, simulate
+from fedray.client.local_data import LocalData
 from fedray.core.augmentation import crop_flip
-from fedray.core.local_data import LocalData
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.samples import Samples
 from fedray.core.seeds import Purpose, stream
-from fedray.core.stack_network import StackNetwork
-from fedray.data.cifar import MEAN, TEN
-from fedray.data.source import Source, load_source
+from fedray.data.sources.cifar import MEAN, TEN
+from fedray.data.sources.source import Source, load_source
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.stack import StackNetwork
 from fedray.models.small import Logistic
 from fedray.testing.contracts import small_source
 

@@ -11,7 +11,7 @@ import yaml
 from command_runs import refused
 
 from fedray import simulate
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.config import dump_yaml, load, parse_yaml
 
 pytestmark = pytest.mark.usefixtures("own_folder", "no_real_data")

@@ -14,8 +14,8 @@ from command_runs import done, refused
 from safetensors.torch import save_file
 
 from fedray import UserError, simulate
-from fedray.cli import main
-from fedray.data.idx import FILES
+from fedray.cli.main import main
+from fedray.data.sources.idx import FILES
 
 pytestmark = pytest.mark.usefixtures("own_folder", "no_real_data")
 

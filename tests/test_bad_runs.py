@@ -18,7 +18,7 @@ import yaml
 from command_runs import FAST, done, refused
 
 from fedray import UserError
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.config import load
 from fedray.tracking.folder import RunFolder, read_metrics
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedray.client.local_data import LocalData
 from fedray.core.batches import schedule, steps_of
-from fedray.core.local_data import LocalData
 from fedray.core.local_training import LocalTraining
 from fedray.core.samples import Samples
 from fedray.core.seeds import Purpose, stream
@@ -129,5 +129,5 @@ def test_chunk_mates_change_nothing(training, monkeypatch):
     for i, batches in together.items():
         assert all(starts[i] <= sample < starts[i + 1] for batch in batches for sample in batch)
     # nor does it matter how far ahead samples are gathered
-    monkeypatch.setattr("fedray.core.local_data.GATHERED_BYTES", {"cpu": 1})
+    monkeypatch.setattr("fedray.client.local_data.GATHERED_BYTES", {"cpu": 1})
     assert taken(sizes, [0, 1, 2, 3, 4], training) == together

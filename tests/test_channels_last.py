@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fedray import RunResult, UserError, evaluate, simulate
 from fedray.config import load
-from fedray.data.source import Source
-from fedray.experiment import Experiment, Own
-from fedray.placement import Surroundings
-from fedray.resolve import resolve
+from fedray.data.sources.source import Source
+from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.placement import Surroundings
+from fedray.experiment.resolve import resolve
 
 pytestmark = pytest.mark.cpu
 """These are decisions for CPUs."""

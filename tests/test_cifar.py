@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedray.cli import main
-from fedray.data import cifar
-from fedray.data.cifar import TEN, read_batch
-from fedray.data.source import load_source
+from fedray.cli.main import main
+from fedray.data.sources import cifar
+from fedray.data.sources.cifar import TEN, read_batch
+from fedray.data.sources.source import load_source
 from fedray.errors import UserError
 
 

@@ -16,13 +16,13 @@ from torch import nn
 from fedray import ClientError, UserError, simulate
 from fedray.algorithms import Result, Upload, find_algorithm, known_algorithms
 from fedray.algorithms.fedavg import FedAvg
+from fedray.client.optimizer import Carry, LocalOptimizer, Memory
 from fedray.config import load
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.network import Network
-from fedray.core.optimizer import Carry, LocalOptimizer, Memory
-from fedray.core.stack_network import StackNetwork
 from fedray.core.vectors import Layout, Model
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.network import Network
+from fedray.gradients.stack import StackNetwork
 from fedray.testing import AlgorithmContract
 
 rng = np.random.default_rng(2)

@@ -14,10 +14,10 @@ from fedray import UserError, simulate
 from fedray.algorithms.fedavg import FedAvg
 from fedray.config import load
 from fedray.core.seeds import Purpose, stream
-from fedray.data.source import Source
-from fedray.engine.checkpoint import load_last
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.data.sources.source import Source
+from fedray.engine.state.checkpoint import load_last
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 SHARED = ["global_on_shares_accuracy", "cohort_with_shares", "cohort_least_share"]

@@ -11,13 +11,13 @@ import yaml
 
 from fedray import UserError, simulate
 from fedray.config import load
-from fedray.data import plot
 from fedray.data.federated import federate
-from fedray.data.holdings import Holdings
-from fedray.data.own import own_source
-from fedray.data.source import Source, from_fields, load_source
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.data.partitions import plot
+from fedray.data.partitions.holdings import Holdings
+from fedray.data.sources.own import own_source
+from fedray.data.sources.source import Source, from_fields, load_source
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 
 rng = np.random.default_rng(1)
 X, Y = rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
@@ -155,7 +155,7 @@ def test_clients_keep_their_names_where_they_are_scored(tmp_path):
 
 
 def test_a_client_below_zero_is_refused_in_training():
-    from fedray.data.own import own_source
+    from fedray.data.sources.own import own_source
 
     x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
     with pytest.raises(UserError, match="client_train has client -1 in row 2; clients are 0, 1, 2"):
@@ -165,7 +165,7 @@ def test_a_client_below_zero_is_refused_in_training():
 def test_clients_that_lose_all_their_samples_are_counted():
     from fedray.config import load
     from fedray.data.federated import federate
-    from fedray.data.own import own_source
+    from fedray.data.sources.own import own_source
 
     x, y = np.zeros((8, 2), np.float32), np.arange(8) % 2
     source = own_source((x, y, np.arange(8)), (x, y))

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedray.algorithms.scaffold import Scaffold
-from fedray.code_digest import code_digest
 from fedray.config import load
-from fedray.data import contents as contents_module
-from fedray.data.contents import data_digests
 from fedray.data.federated import federate
-from fedray.data.source import load_source
-from fedray.own_modules import is_library
-from fedray.resolve import resolve
+from fedray.data.sources.source import load_source
+from fedray.data.storage import contents as contents_module
+from fedray.data.storage.contents import data_digests
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
+from fedray.usercode.digests import code_digest
+from fedray.usercode.modules import is_library
 
 
 def defined(text: str, name: str = "thing") -> Any:
@@ -212,7 +212,7 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
     text = textwrap.dedent(
         """
         from torch import nn
-        from fedray.code_digest import code_digest
+        from fedray.usercode.digests import code_digest
         NAMES = {"a", "b", "c"}
         class Net(nn.Module):
             def __init__(self):

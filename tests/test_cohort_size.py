@@ -7,9 +7,9 @@ import pytest
 
 from fedray.config import load
 from fedray.core.rounding import whole
-from fedray.data.source import Source
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.data.sources.source import Source
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedray
-from fedray.cli import COMMANDS, main
+from fedray.cli.main import COMMANDS, main
 from fedray.models import MODELS
 from fedray.models.bits import measured, promise
 

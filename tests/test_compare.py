@@ -16,13 +16,13 @@ from pages import Page
 from scipy import stats
 
 import fedray
-from fedray.cli import main
-from fedray.comparing.files import page_of, write
-from fedray.comparing.grouping import shown
-from fedray.comparing.measure import Measure
-from fedray.comparing.statistics import with_interval
-from fedray.comparing.style import lines_for
-from fedray.comparing.tables import digits_of, in_units, markdown, tables_of
+from fedray.cli.main import main
+from fedray.results.files import page_of, write
+from fedray.results.grouping import shown
+from fedray.results.measure import Measure
+from fedray.results.statistics import with_interval
+from fedray.results.style import lines_for
+from fedray.results.tables import digits_of, in_units, markdown, tables_of
 
 
 def test_groups_are_what_differs_beside_the_seeds(runs):
@@ -254,7 +254,7 @@ def test_more_groups_than_a_panel_has_lines(compared, tmp_path):
         folder = Path(shutil.copytree(compared / "fedavg-5.0-0", tmp_path / f"runs/{number}"))
         change(folder / "config.yaml", train__lr=0.05 if not number else 0.1 + number)
     found = fedray.compare(tmp_path / "runs", baseline="lr=0.05")
-    from fedray.comparing.pictures import panels_of
+    from fedray.results.pictures import panels_of
 
     panels = list(panels_of(found, found.environments[0], ["test_accuracy"]))
     assert [len(panel.curves) for panel in panels] == [9, 4]

@@ -12,7 +12,7 @@ import pytest
 from compared_runs import write_metrics
 
 import fedray
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.errors import UserError
 
 

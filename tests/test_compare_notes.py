@@ -11,7 +11,7 @@ import yaml
 from compared_runs import change, cut, diverge, write_metrics
 
 import fedray
-from fedray.cli import main
+from fedray.cli.main import main
 
 
 def test_other_processors_are_told(runs):

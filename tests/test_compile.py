@@ -14,17 +14,17 @@ from small_runs import needs_compiler
 from torch import nn
 
 from fedray import UserError, simulate
-from fedray.backend import GPU_LONG, LONG, is_compiled
 from fedray.config import load
 from fedray.core.batches import Batch
-from fedray.core.compiled import Compiled
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Metric, Task, token_accuracy, token_cross_entropy
-from fedray.experiment import Own
+from fedray.experiment.backend import GPU_LONG, LONG, is_compiled
+from fedray.experiment.experiment import Own
+from fedray.experiment.placement import missing_compiler
+from fedray.experiment.resolve import resolve
+from fedray.gradients.compiled import Compiled
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.stack import StackNetwork
 from fedray.models.compiling import traced_gradient
-from fedray.placement import missing_compiler
-from fedray.resolve import resolve
 from fedray.testing import AlgorithmContract
 from fedray.testing.contracts import SETTINGS, small_source
 

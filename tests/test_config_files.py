@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedray import UserError
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.config import load
 from fedray.config.files import merged
-from fedray.resolve import resolve
+from fedray.experiment.resolve import resolve
 
 BASE = """
 data: {source: sample, clients: 4, partition.alpha: 0.2}

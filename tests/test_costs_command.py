@@ -13,7 +13,7 @@ from test_costs import CLASSES, FEATURES, PUBLIC, SIZES, TRAINED, cumulative, ru
 
 import fedray
 from fedray.algorithms import Algorithm, Carry, Result, Traffic, Upload, Work, known_algorithms
-from fedray.cli import main
+from fedray.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 import fedray
-from fedray.code_digest import code_digest
 from fedray.errors import UserError
-from fedray.importing import import_object
 from fedray.testing.contracts import SETTINGS, small_source
+from fedray.usercode.digests import code_digest
+from fedray.usercode.importing import import_object
 
 
 def made_by(text: str, name: str = "thing") -> Any:

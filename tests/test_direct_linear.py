@@ -8,10 +8,10 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-from fedray.core import direct_linear
 from fedray.core.batches import Batch
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.task import Task
+from fedray.gradients import direct_linear
+from fedray.gradients.loop import LoopNetwork
 
 
 class Plain(nn.Sequential):

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_checks import alphas, balanced, check_split, clients, histogram, labellings, quick, rng, seeds
 
-from fedray.data import dirichlet as dirichlet_module
-from fedray.data.dirichlet import dirichlet, dirichlet_fixed
+from fedray.data.partitions import dirichlet as dirichlet_module
+from fedray.data.partitions.dirichlet import dirichlet, dirichlet_fixed
 from fedray.errors import UserError
 
 

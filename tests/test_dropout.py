@@ -11,7 +11,7 @@ from small_modules import AlwaysDropping, Dropping, Normed, made
 from fedray import simulate
 from fedray.algorithms import find_algorithm
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
+from fedray.gradients.loop import LoopNetwork
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 

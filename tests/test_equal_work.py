@@ -7,11 +7,11 @@ import pytest
 import yaml
 from pages import Page
 
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.config import load
 from fedray.errors import UserError
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.axis import RoundCost, cost_of_a_round
 from fedray.tuning.curves import learning_curves, runs_of

@@ -16,7 +16,7 @@ from torch import nn
 
 import fedray
 from fedray import UserError, evaluate, simulate
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.evaluating.report import write
 
 rng = np.random.default_rng(4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedray import UserError, evaluate
-from fedray.cli import main
+from fedray.cli.main import main
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 Y = np.arange(40) % 3

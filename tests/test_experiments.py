@@ -13,7 +13,7 @@ import yaml
 from fedray.algorithms import find_algorithm
 from fedray.config import Config, check, flat, load
 from fedray.data.federated import FederatedData, federate
-from fedray.data.source import SOURCES, Source
+from fedray.data.sources.source import SOURCES, Source
 from fedray.models import find_model
 
 FOLDER = Path(__file__).parents[1] / "analysis" / "experiments"

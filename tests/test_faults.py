@@ -23,7 +23,7 @@ from small_runs import needs_compiler
 
 from fedray import Report, simulate
 from fedray.algorithms import known_algorithms
-from fedray.simulation import RunResult
+from fedray.api import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.folder import read_metrics
 
@@ -222,7 +222,7 @@ def gone(pids: list[int], seconds: float) -> bool:
 def fresh() -> Any:
     """Starts processes that have fedray loaded and nothing else going on."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedray.simulation", "fedray.testing.contracts"])
+    context.set_forkserver_preload(["fedray.api", "fedray.testing.contracts"])
     return context
 
 

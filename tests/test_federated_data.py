@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from partition_checks import balanced, config, histogram
 
-from fedray.data.contents import data_digests
 from fedray.data.federated import federate, with_train_subset
-from fedray.data.holdings import Holdings
-from fedray.data.plot import draw_holdings
-from fedray.data.source import Source
-from fedray.data.test_shares import with_test_shares
+from fedray.data.partitions.holdings import Holdings
+from fedray.data.partitions.plot import draw_holdings
+from fedray.data.partitions.test_shares import with_test_shares
+from fedray.data.sources.source import Source
+from fedray.data.storage.contents import data_digests
 from fedray.errors import UserError
 from fedray.tracking.folder import names_that_differ
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from small_modules import IMAGE, Normed, Tied, made
 from torch import nn
 
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.vectors import ROW, Layout, frozen
+from fedray.gradients.loop import LoopNetwork
 from fedray.models.small import LeNet5
 
 SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=5).map(tuple)

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.core.batches import Batch
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.seeds import Purpose, torch_rng
-from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Task
 from fedray.errors import UserError
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.stack import StackNetwork
 from fedray.models import MODELS, build, find_model, options_of
 from fedray.models.inspection import inspect_model
 from fedray.models.stacking import samples_of_trial, stacking_obstacle

@@ -16,12 +16,12 @@ import fedray
 from fedray import UserError, simulate
 from fedray.algorithms import Algorithm
 from fedray.algorithms.fedprox import FedProx
-from fedray.cli import main
-from fedray.comparing.runs import Run, read_run
+from fedray.api import RunResult
+from fedray.cli.main import main
+from fedray.cli.rerun import rerun
 from fedray.config import Given, load
-from fedray.experiment import Own
-from fedray.rerun import rerun
-from fedray.simulation import RunResult
+from fedray.experiment.experiment import Own
+from fedray.results.runs import Run, read_run
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from golden import cases, differences, known, machine, outcome
 
-from fedray.placement import missing_compiler
+from fedray.experiment.placement import missing_compiler
 
 
 @pytest.mark.parametrize("name", cases())

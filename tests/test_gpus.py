@@ -14,9 +14,9 @@ from fedray import UserError, simulate
 from fedray.config import EngineConfig, load
 from fedray.engine.determinism import deterministic, nondeterministic_operations
 from fedray.engine.process import environment
-from fedray.experiment import Own
-from fedray.placement import Surroundings, device_of_cluster, place
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Own
+from fedray.experiment.placement import Surroundings, device_of_cluster, place
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
 from fedray.tracking.folder import device_of, keys_that_differ
 from fedray.tuning.resources import unused_gpus

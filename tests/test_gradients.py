@@ -14,9 +14,9 @@ from torch import nn
 from fedray import simulate
 from fedray.core.batches import Batch
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Task, cross_entropy
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.stack import StackNetwork
 from fedray.models.small import MLP, LeNet5
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
@@ -155,7 +155,7 @@ def test_the_full_gradient_leaves_buffers_alone():
 def test_large_models_are_not_copied_and_give_the_same_bits(algorithm, tmp_path, monkeypatch):
     keys = {**SETTINGS, "algorithm.name": algorithm, "model.proj_dim": 16}
     copied = simulate({**keys, "run.output": str(tmp_path / "copied")}, data=small_source())
-    monkeypatch.setattr("fedray.core.network.COPIED", 0)
+    monkeypatch.setattr("fedray.gradients.network.COPIED", 0)
     assert_same(copied, simulate({**keys, "run.output": str(tmp_path / "not")}, data=small_source()))
 
 

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
+from fedray.api import RunResult
 from fedray.config import load
-from fedray.core.network import Network
-from fedray.experiment import Own
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
+from fedray.gradients.network import Network
 from fedray.models.heads import Head, ProjectionHead
-from fedray.resolve import resolve
-from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, small_source
 
 FEATURES, CLASSES = 12, 4

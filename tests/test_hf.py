@@ -37,11 +37,11 @@ from torch import Tensor, nn
 
 from fedray import UserError, simulate
 from fedray.config import load
-from fedray.data.hf_items import Rows
-from fedray.data.lazy import LazyItems
-from fedray.data.own import own_source
-from fedray.data.source import source_of
-from fedray.resolve import resolve_data
+from fedray.data.sources.hf_items import Rows
+from fedray.data.sources.own import own_source
+from fedray.data.sources.source import source_of
+from fedray.data.storage.lazy import LazyItems
+from fedray.experiment.resolve import resolve_data
 
 pytestmark = pytest.mark.usefixtures("without_hub")
 
@@ -327,7 +327,7 @@ def test_another_image_makes_another_run():
 def test_much_is_read_when_it_is_used(monkeypatch):
     root = saved(divided(numbers()))
     assert isinstance(read(root).x_train, np.ndarray)
-    monkeypatch.setattr("fedray.data.machine.memory_of_machine", lambda: 1000)
+    monkeypatch.setattr("fedray.data.storage.machine.memory_of_machine", lambda: 1000)
     assert isinstance(read(root).x_train, LazyItems)
 
 
@@ -376,8 +376,8 @@ def test_parquet_files_that_change_are_read_again():
 
 def test_other_test_rows_are_other_samples(monkeypatch):
     """Of a set without test samples: which rows are test rows follows from the clients, and so does what is kept."""
-    monkeypatch.setattr("fedray.data.hf_items.is_much", lambda size: True)
-    monkeypatch.setattr("fedray.data.lazy.HASHED", 2)
+    monkeypatch.setattr("fedray.data.sources.hf_items.is_much", lambda size: True)
+    monkeypatch.setattr("fedray.data.storage.lazy.HASHED", 2)
     count = 200
     one = np.arange(count) // 5
     other = np.where((np.arange(count) >= 57) & (np.arange(count) < 64), 99, one)

@@ -9,8 +9,8 @@ from tensorboard.plugins.hparams.backend_context import Context
 
 from fedray import simulate
 from fedray.config import load
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
 
 BASE = {"model.name": "logistic", "engine.kind": "local", "data.clients": 5, "run.rounds": 2}

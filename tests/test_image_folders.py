@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from fedray import UserError, simulate
-from fedray.data.class_folders import class_folders
-from fedray.data.federated_csv import federated_csv
-from fedray.data.image_folder import image_folder
-from fedray.data.images import SUFFIXES, decode_image, read_image
-from fedray.data.source import Source
+from fedray.data.sources.class_folders import class_folders
+from fedray.data.sources.federated_csv import federated_csv
+from fedray.data.sources.image_folder import image_folder
+from fedray.data.sources.images import SUFFIXES, decode_image, read_image
+from fedray.data.sources.source import Source
 
 GREY = np.arange(16 * 16, dtype=np.uint8).reshape(16, 16)
 
@@ -261,7 +261,7 @@ def test_all_sources_of_pictures_decode_alike(tmp_path):
     table = datasets.Dataset.from_dict(
         rows, datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     )
-    from fedray.data.own import own_source
+    from fedray.data.sources.own import own_source
 
     for source in (read(tmp_path / "folders"), federated_csv(str(tmp_path / "csv"), 16), own_source(table, table)):
         assert (source.x_train.chosen(np.array([0]))[0] == GREY).all()

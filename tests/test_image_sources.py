@@ -15,8 +15,8 @@ from PIL import Image
 
 from fedray import UserError, simulate
 from fedray.config import load
-from fedray.data.images import read_image
-from fedray.data.source import source_of
+from fedray.data.sources.images import read_image
+from fedray.data.sources.source import source_of
 
 USERS, CLASSES, SIZE = 6, 4, 16
 
@@ -158,7 +158,7 @@ def test_published_counts_are_checked(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import fedray.data.images as images, fedray.data.lazy as lazy, fedray.data.mapping as mapping
+import fedray.data.sources.images as images, fedray.data.storage.lazy as lazy, fedray.data.storage.mapping as mapping
 from fedray import simulate
 from test_image_sources import SIZE, settings
 
@@ -176,8 +176,8 @@ simulate(settings(Path(sys.argv[1]), **{"data.access": "mapped"}))
 
 
 def test_preparing_goes_on_after_sigkill(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedray.data.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
-    monkeypatch.setattr("fedray.data.lazy.HASHED", 4)
+    monkeypatch.setattr("fedray.data.storage.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
+    monkeypatch.setattr("fedray.data.storage.lazy.HASHED", 4)
     folder = split(tmp_path / "split")
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", KILLED, str(folder)]
@@ -227,7 +227,7 @@ def test_the_real_split_of_camera_traps():
 
 def test_another_image_makes_another_cache(tmp_path, monkeypatch):
     """Also one that is not among those whose content is compared."""
-    monkeypatch.setattr("fedray.data.lazy.HASHED", 4)
+    monkeypatch.setattr("fedray.data.storage.lazy.HASHED", 4)
     folder = split(tmp_path / "split")
     keys = settings(folder, **{"data.access": "mapped"})
     simulate(keys)

@@ -9,9 +9,9 @@ import yaml
 
 from fedray import UserError, simulate
 from fedray.config import load
-from fedray.data.source import Source
-from fedray.experiment import Own
-from fedray.resolve import dump, resolve
+from fedray.data.sources.source import Source
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import dump, resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
 pytestmark = pytest.mark.cpu

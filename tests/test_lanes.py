@@ -15,12 +15,12 @@ import torch
 import fedray
 from fedray.algorithms.base import Result, Upload
 from fedray.algorithms.fedavg import FedAvg
-from fedray.core.lanes import SideBySide
-from fedray.core.network import Network
-from fedray.core.rows import RowByRow
 from fedray.engine.clients import Clients
 from fedray.engine.dealing import deal
-from fedray.experiment import Experiment
+from fedray.experiment.experiment import Experiment
+from fedray.gradients.lanes import SideBySide
+from fedray.gradients.network import Network
+from fedray.gradients.rows import RowByRow
 
 UNEVEN = (9, 20, 33, 12, 41, 28)
 

@@ -14,14 +14,14 @@ from torchvision.models import get_model, get_model_weights
 
 from fedray import UserError, simulate
 from fedray.config import load
-from fedray.data.own import own_source
-from fedray.data.source import Source
-from fedray.experiment import Own
-from fedray.making import load_weights
+from fedray.data.sources.own import own_source
+from fedray.data.sources.source import Source
+from fedray.experiment.experiment import Own
+from fedray.experiment.making import load_weights
+from fedray.experiment.resolve import resolve
 from fedray.models import build, find_model
 from fedray.models.flops import forward_flops
 from fedray.models.norms import replace_norms
-from fedray.resolve import resolve
 
 COLOUR, TEXT = (3, 32, 32), (20,)
 

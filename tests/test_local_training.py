@@ -13,11 +13,11 @@ from small_modules import MODELS, made
 from torch import nn
 
 from fedray.algorithms import Carry, Model, find_algorithm
+from fedray.client.optimizer import LocalOptimizer
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.optimizer import LocalOptimizer
-from fedray.core.stack_network import StackNetwork
 from fedray.core.task import cross_entropy
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.stack import StackNetwork
 from fedray.models.small import MLP, Logistic
 
 TRAININGS = {

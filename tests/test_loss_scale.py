@@ -10,11 +10,11 @@ from test_gradients import assert_same, nn, simulate, small_source
 
 from fedray import UserError
 from fedray.core.batches import Batch
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.loss_scale import FIRST, LossScale
-from fedray.core.network import Network
-from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Task
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.loss_scale import FIRST, LossScale
+from fedray.gradients.network import Network
+from fedray.gradients.stack import StackNetwork
 from fedray.models.precision import precision_obstacle
 from fedray.testing.contracts import SETTINGS
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from fedray import UserError
 from fedray.config import load
-from fedray.core.loop_network import LoopNetwork
-from fedray.engine import gpu_sharing
 from fedray.engine.memory import Footprint, activations, actors_per_gpu, is_out_of_memory
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.engine.ray import gpu_sharing
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
+from fedray.gradients.loop import LoopNetwork
 from fedray.testing.contracts import small_source
 
 GB = 10**9
@@ -26,9 +26,9 @@ CARD = Footprint("a card", context=1 * GB, chunk=2 * GB, free=20 * GB, total=24 
 # a chunk of clients that needs more memory than the process may have
 HUNGRY = """
 import resource, sys
-from fedray.cli import main
+from fedray.cli.main import main
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-import torch, fedray.simulation
+import torch, fedray.api
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 1_500_000_000,) * 2)
 sys.exit(main(["run", "algorithm.name=fedavg", "model.name=mlp", "model.hidden=[4096]", "data.clients=64",
@@ -144,7 +144,7 @@ def test_what_an_actor_takes_of_a_gpu():
     from fedray.engine.clients import Clients
     from fedray.engine.memory_of_clients import footprint_of
     from fedray.engine.process import computing_process
-    from fedray.engine.states import StateFolder
+    from fedray.engine.state.states import StateFolder
 
     keys = {"algorithm.name": "fedavg", "model.name": "mlp", "engine.kind": "local", "engine.device": "cuda"}
     found, data = resolve(load(keys), Own(source=small_source()))

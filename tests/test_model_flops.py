@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray.config import load
-from fedray.experiment import Own
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.models.inspection import ModelFacts, inspect_model
-from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
 TOKENS, WIDTH, HIDDEN, CLASSES = 5, 8, 6, 4

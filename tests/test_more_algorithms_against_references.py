@@ -12,7 +12,7 @@ from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, flat, make_s
 from small_runs import needs_compiler
 
 from fedray.config import load
-from fedray.resolve import resolve
+from fedray.experiment.resolve import resolve
 
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 # the others' server rules have no eta_g

@@ -14,9 +14,9 @@ from torchvision.transforms.v2.functional import normalize
 from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data.normalization import ROWS, checked, of_choice
-from fedray.data.own import own_source
-from fedray.data.source import load_source
-from fedray.resolve import resolve_data
+from fedray.data.sources.own import own_source
+from fedray.data.sources.source import load_source
+from fedray.experiment.resolve import resolve_data
 
 rng = np.random.default_rng(3)
 

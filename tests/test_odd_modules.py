@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedray import UserError, evaluate, simulate
-from fedray.core import recording
+from fedray.api import RunResult
 from fedray.core.batches import schedule
 from fedray.core.copying import copied
 from fedray.core.places import Places
@@ -32,7 +32,7 @@ from fedray.engine import local_engine
 from fedray.engine.clients import Clients
 from fedray.engine.pool import LocalPool
 from fedray.engine.worker import Worker
-from fedray.simulation import RunResult
+from fedray.gradients import recording
 
 SIZES, BATCH, ROUNDS, TESTED = (9, 6, 4), 4, 2, 20
 """The first client's last mini-batch is a single sample, and the second's is of two."""

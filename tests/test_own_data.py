@@ -11,8 +11,8 @@ import torch
 
 from fedray import UserError, simulate
 from fedray.data import Source
-from fedray.data.own import own_source
-from fedray.data.source import from_fields, load_source, validate
+from fedray.data.sources.own import own_source
+from fedray.data.sources.source import from_fields, load_source, validate
 from fedray.tuning.driver import load_own
 from fedray.tuning.spec import read_sweeps
 
@@ -344,8 +344,8 @@ def test_sweeps_read_data_alike():
 
 def test_bytes_are_scaled_however_they_are_given(tmp_path):
     """An image of bytes is the same whether it is in a file or in an array."""
-    from fedray.data.npz import npz
-    from fedray.data.own import own_source
+    from fedray.data.sources.npz import npz
+    from fedray.data.sources.own import own_source
 
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (20, 1, 4, 4), dtype=np.uint8), np.arange(20) % 2
@@ -355,7 +355,7 @@ def test_bytes_are_scaled_however_they_are_given(tmp_path):
 
 
 def test_a_list_of_a_few_items_is_a_data_set():
-    from fedray.data.own import own_source
+    from fedray.data.sources.own import own_source
 
     items = [(np.full(3, k, np.float32), k % 2) for k in range(3)]
     source = own_source(items, items[:2])

@@ -11,10 +11,10 @@ import pytest
 
 import fedray
 from fedray.algorithms import find_algorithm
-from fedray.code_digest import code_digest
 from fedray.errors import UserError
-from fedray.importing import import_object, short_name, source_file
 from fedray.testing import AlgorithmContract
+from fedray.usercode.digests import code_digest
+from fedray.usercode.importing import import_object, short_name, source_file
 
 MINE = """
 import torch

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
+from fedray.api import RunResult
 from fedray.config import load
-from fedray.experiment import Own
-from fedray.resolve import resolve
-from fedray.simulation import RunResult
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import read_sweeps

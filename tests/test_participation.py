@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from fedray.algorithms import known_algorithms
+from fedray.api import RunResult
 from fedray.config import load
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
-from fedray.experiment import Own
-from fedray.resolve import resolve
-from fedray.simulation import RunResult
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
 
 # a single sample, less than a batch, exactly one, one and a single sample more, many

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from partition_checks import balanced, check_split, clients, config, histogram, labellings, quick, rng, seeds
 
 from fedray.config import DataConfig
-from fedray.data.deal import largest_remainder
 from fedray.data.federated import federate
-from fedray.data.partition import PARTITIONERS, partition
-from fedray.data.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
+from fedray.data.partitions.deal import largest_remainder
+from fedray.data.partitions.partition import PARTITIONERS, partition
+from fedray.data.partitions.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
 from fedray.errors import UserError
 
 
@@ -160,14 +160,14 @@ def test_the_seed_decides_and_nothing_else(kind):
 def test_the_same_split_in_another_process():
     code = (
         "from fedray.config import DataConfig; from fedray.data.federated import federate;"
-        "from fedray.data.source import load_source;"
+        "from fedray.data.sources.source import load_source;"
         "print(federate(load_source('sample'), DataConfig(), 7, 100).partition_hash)"
     )
     hashes = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         for _ in range(2)
     }
-    from fedray.data.source import load_source
+    from fedray.data.sources.source import load_source
 
     assert hashes == {federate(load_source("sample"), DataConfig(), 7, 100).partition_hash + "\n"}
 

@@ -18,24 +18,24 @@ from fedray.algorithms.fedavg import FedAvg
 from fedray.config import load
 from fedray.core.vectors import Model
 from fedray.data.federated import FederatedData
-from fedray.engine.client_actor import create_actor
 from fedray.engine.clients import Clients
 from fedray.engine.cohorts import cohort_of_round
 from fedray.engine.dealing import Dealer
 from fedray.engine.opening import open_run
-from fedray.engine.packing import Enclosed, Packed
 from fedray.engine.phase_tasks import Sent, task_of
 from fedray.engine.pool import LocalPool, Pool
 from fedray.engine.process import computing_process, describe
-from fedray.engine.ray_pool import RayPool
+from fedray.engine.ray.client_actor import create_actor
+from fedray.engine.ray.pool import RayPool
+from fedray.engine.ray.stored import store
 from fedray.engine.run import Run
-from fedray.engine.stored import store
+from fedray.engine.state.packing import Enclosed, Packed
 from fedray.engine.sums import CohortSums
 from fedray.engine.tasks import EvalTask, PhaseResult, PhaseTask
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, DoublingPool, small_source
 
 POOLS = ("local", "doubling", "ray")
@@ -208,7 +208,7 @@ def test_the_states_of_clients_can_be_stored(kind, opened, tmp_path):
 @EVERY_POOL
 def test_evaluation_goes_the_same_way(kind, enclosed, opened, monkeypatch):
     """Also when a broadcast is small enough to travel within the tasks, and when another one follows it."""
-    monkeypatch.setattr("fedray.engine.ray_pool.ENCLOSED_BYTES", enclosed)
+    monkeypatch.setattr("fedray.engine.ray.pool.ENCLOSED_BYTES", enclosed)
     run, expected = opened(kind), opened("local")
     model = run.state.server["x"]
     losses = []

@@ -11,16 +11,16 @@ from torch import nn
 
 from fedray import UserError, evaluate, simulate
 from fedray.config import load
-from fedray.core.direct_linear import LEAST
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.precision import autocast
 from fedray.core.task import Task
 from fedray.core.torch_state import neutral
 from fedray.engine.process import computing_process, require_device
-from fedray.experiment import Experiment, Own
+from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.placement import Surroundings
+from fedray.experiment.resolve import resolve
+from fedray.gradients.direct_linear import LEAST
+from fedray.gradients.loop import LoopNetwork
 from fedray.models.precision import EXPLAINED, faster_precision
-from fedray.placement import Surroundings
-from fedray.resolve import resolve
 from fedray.testing.contracts import small_source
 
 KEYS = {"algorithm.name": "fedavg", "model.name": "mlp", "data.clients": 3, "run.rounds": 1, "engine.vectorize": False}

@@ -17,10 +17,10 @@ from PIL import Image
 from test_image_sources import SIZE, own_cache, settings, split  # noqa: F401
 
 from fedray import UserError, simulate
-from fedray.cli import main
-from fedray.data.describe import histogram, label_skew
-from fedray.data.lazy import LazyItems
-from fedray.data.mapping import Filling, map_arrays
+from fedray.cli.main import main
+from fedray.data.partitions.describe import histogram, label_skew
+from fedray.data.storage.lazy import LazyItems
+from fedray.data.storage.mapping import Filling, map_arrays
 
 
 def words(folder: Path) -> list[str]:
@@ -51,7 +51,7 @@ def test_what_is_prepared_is_what_a_run_reads(tmp_path, capsys):
 
 KILLED = """
 import os, signal, sys
-import fedray.data.images as images, fedray.data.mapping as mapping
+import fedray.data.sources.images as images, fedray.data.storage.mapping as mapping
 from fedray.run import main
 
 mapping.CHUNK_BYTES, real, written = 2 * 3 * 16 * 16, mapping.Filling.write, []
@@ -68,7 +68,7 @@ main()
 
 
 def test_killed_while_preparing_and_repeated(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("fedray.data.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
+    monkeypatch.setattr("fedray.data.storage.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
     folder = split(tmp_path / "split")
     command = [sys.executable, "-c", KILLED, "data", "prepare", *words(folder)]
     done = subprocess.run(command, env=os.environ, check=False, timeout=120)
@@ -86,8 +86,8 @@ def test_more_nodes_than_one_read(tmp_path, ray_cluster, capsys):
     """With nobody else in the cluster, and with nodes that read the driver's files: the same bytes."""
     import ray
 
-    from fedray.engine.preparing import map_on_cluster
-    from fedray.resolve import resolve_data
+    from fedray.engine.ray.preparing import map_on_cluster
+    from fedray.experiment.resolve import resolve_data
 
     folder = split(tmp_path / "split")
     lines: list[str] = []
@@ -108,7 +108,7 @@ def load_settings(folder: Path):
 
 
 def lazy_of(folder: Path):
-    from fedray.data.source import source_of
+    from fedray.data.sources.source import source_of
 
     config = load_settings(folder)
     return source_of(config.data, config.task).x_train
@@ -179,7 +179,7 @@ def test_a_histogram_has_a_bar_where_somebody_is():
 
 def test_images_that_were_written_since_are_read_again(tmp_path, monkeypatch):
     """Also those of the same size that are not among the few whose content is in the digest."""
-    monkeypatch.setattr("fedray.data.lazy.HASHED", 2)
+    monkeypatch.setattr("fedray.data.storage.lazy.HASHED", 2)
     folder = tmp_path / "classes"
     for i in range(30):
         path = folder / "train" / "abc"[i % 3] / f"{i:02d}.bmp"
@@ -199,7 +199,7 @@ def test_images_that_were_written_since_are_read_again(tmp_path, monkeypatch):
 
     def read() -> np.ndarray:
         from fedray.config import load
-        from fedray.resolve import resolve_data
+        from fedray.experiment.resolve import resolve_data
 
         return np.array(resolve_data(load({**settings, "algorithm.name": "fedavg"})).data.x)
 
@@ -211,7 +211,7 @@ def test_images_that_were_written_since_are_read_again(tmp_path, monkeypatch):
 
 
 def test_a_journal_that_was_cut_is_believed_as_far_as_it_goes(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedray.data.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
+    monkeypatch.setattr("fedray.data.storage.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
     items = lazy_of(split(tmp_path / "split"))
     whole = map_arrays({"x": items}, tmp_path / "whole")["x"]
     staging = tmp_path / "cut.partial"
@@ -240,7 +240,7 @@ class OneFile:
 
 
 def test_a_dataset_of_a_users_is_read_by_one_thread_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedray.data.mapping.CHUNK_BYTES", 64 * 3)
+    monkeypatch.setattr("fedray.data.storage.mapping.CHUNK_BYTES", 64 * 3)
     content = np.random.default_rng(0).integers(0, 256, (2000, 64), dtype=np.uint8)
     (tmp_path / "content").write_bytes(content.tobytes())
     items = LazyItems(OneFile(tmp_path / "content", 2000), "data")

@@ -64,7 +64,7 @@ def test_the_servers_own_training_is_the_servers_time(tmp_path):
 
 
 def test_the_profile_table_names_every_purpose(tmp_path, monkeypatch, capsys):
-    from fedray.cli import main
+    from fedray.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     settings = ["model.name=logistic", "data.clients=4", "run.rounds=3", "engine.kind=local", "algorithm.name=fedavg"]

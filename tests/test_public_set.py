@@ -11,8 +11,8 @@ import yaml
 import fedray
 from fedray.config import load
 from fedray.errors import UserError
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
 FEDAVG = {**SETTINGS, "algorithm.name": "fedavg"}

@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from fedray import UserError, simulate
-from fedray.data.emnist import BY_CLASS, MERGED
-from fedray.data.har import SIGNALS
 from fedray.data.sample.make import idx_file
-from fedray.data.shakespeare import CHARACTERS, LENGTH
-from fedray.data.source import SOURCES, Source, load_source
-from fedray.data.stackoverflow import BEGIN, END, PADDING, UNKNOWN, WORDS
+from fedray.data.sources.emnist import BY_CLASS, MERGED
+from fedray.data.sources.har import SIGNALS
+from fedray.data.sources.shakespeare import CHARACTERS, LENGTH
+from fedray.data.sources.source import SOURCES, Source, load_source
+from fedray.data.sources.stackoverflow import BEGIN, END, PADDING, UNKNOWN, WORDS
 
 rng = np.random.default_rng(4)
 

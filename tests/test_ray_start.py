@@ -19,7 +19,7 @@ from test_surroundings import SETTINGS, model_of, run
 from test_surroundings import refused as refused_line
 
 from fedray import simulate
-from fedray.cli import main
+from fedray.cli.main import main
 
 psutil = pytest.importorskip("psutil", reason=f"it comes with Ray {ray.__version__}")
 
@@ -78,7 +78,7 @@ def test_a_second_try_is_made_in_another_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_start_that_hangs_is_tried_once_more_and_leaves_nothing(tmp_path: Path) -> None:
     program = (
-        "import sys; from fedray.config import EngineConfig; from fedray.engine.ray_start import RayStart\n"
+        "import sys; from fedray.config import EngineConfig; from fedray.engine.ray.start import RayStart\n"
         "with RayStart(EngineConfig(address='local'), lambda line: print(line, flush=True), at_once=True) as start:\n"
         "    print(start.ready(), flush=True); sys.stdin.read()"
     )
@@ -105,7 +105,7 @@ def test_a_start_that_hangs_is_tried_once_more_and_leaves_nothing(tmp_path: Path
 def test_an_error_does_not_wait_for_ray(tmp_path: Path) -> None:
     """Nor does the next start: it comes after the end of the one that nobody needed, which says nothing any more."""
     program = (
-        "from fedray.config import EngineConfig; from fedray.engine.ray_start import RayStart\n"
+        "from fedray.config import EngineConfig; from fedray.engine.ray.start import RayStart\n"
         "first = RayStart(EngineConfig(address='local'), print, at_once=True)\n"
         "try:\n"
         "    with first: raise ValueError\n"

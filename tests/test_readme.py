@@ -13,7 +13,7 @@ import yaml
 from test_source_rules import LAYERS
 
 import fedray
-from fedray import cli
+from fedray.cli import main as cli
 from fedray.config import documented_keys, load
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.spec import read_sweeps

@@ -17,18 +17,18 @@ from torch import Tensor, nn
 
 from fedray import UserError, simulate
 from fedray.config import load
-from fedray.core import direct_linear, recording
 from fedray.core.batches import Batch
-from fedray.core.direct_linear import DirectLinear
-from fedray.core.known_code import unknown_code
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.network import Network
-from fedray.core.passes import UnfitTarget
-from fedray.core.stack_network import StackNetwork
 from fedray.core.task import Task
-from fedray.experiment import Own
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
+from fedray.gradients import direct_linear, recording
+from fedray.gradients.direct_linear import DirectLinear
+from fedray.gradients.known_code import unknown_code
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.network import Network
+from fedray.gradients.passes import UnfitTarget
+from fedray.gradients.stack import StackNetwork
 from fedray.models.small import LeNet5
-from fedray.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
 STEPS = 12

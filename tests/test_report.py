@@ -10,7 +10,7 @@ import pytest
 from pages import Page
 
 import fedray
-from fedray.cli import main
+from fedray.cli.main import main
 
 SETTINGS = {
     "data.source": "sample", "data.clients": 6, "data.partition.kind": "dirichlet", "model.name": "logistic",

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from fedray import UserError
 from fedray.config import load
-from fedray.resolve import resolve
+from fedray.experiment.resolve import resolve
 
 WIDTH, PROJECTION = 8, 6
 ROUNDS = 6

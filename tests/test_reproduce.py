@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 import fedray
-from fedray.cli import main
-from fedray.comparing.runs import read_run
+from fedray.cli.main import main
 from fedray.errors import UserError
 from fedray.reproducing import costs, measure, published
 from fedray.reproducing.accounting import gflops_of_a_round
@@ -26,6 +25,7 @@ from fedray.reproducing.pictures import curves
 from fedray.reproducing.provenance import made_by, sentence
 from fedray.reproducing.published import read_table
 from fedray.reproducing.report import text_of
+from fedray.results.runs import read_run
 
 ASKED = {"command": "fedray reproduce x", "seeds": 2}
 

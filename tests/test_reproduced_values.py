@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedray.algorithms import find_algorithm
-from fedray.data.registry import SOURCES
+from fedray.data.sources.registry import SOURCES
 from fedray.reproducing.measure import Measured, on_one_scale
 from fedray.reproducing.pictures import picture
 from fedray.reproducing.provenance import made_by

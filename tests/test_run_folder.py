@@ -19,12 +19,12 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from torch import nn
 
 from fedray import simulate
+from fedray.api import RunResult
 from fedray.config import load
-from fedray.engine.evaluator import samples_of_pass
-from fedray.experiment import Own
+from fedray.engine.evaluation.evaluator import samples_of_pass
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.models.inspection import ModelFacts
-from fedray.resolve import resolve
-from fedray.simulation import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking import columns
 from fedray.tracking.columns import TAGS
@@ -207,9 +207,9 @@ def test_what_the_splits_are_evaluated_on(tmp_path):
 
 def test_evaluation_in_blocks_weighs_every_sample_alike(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole", "pfedmo")
-    monkeypatch.setattr("fedray.engine.evaluation.EVAL_BLOCK", 7)
+    monkeypatch.setattr("fedray.engine.evaluation.accuracies.EVAL_BLOCK", 7)
     for bound in ("FEWEST", "MOST"):
-        monkeypatch.setattr(f"fedray.engine.evaluator.{bound}", 3)
+        monkeypatch.setattr(f"fedray.engine.evaluation.evaluator.{bound}", 3)
     blocks = run(tmp_path / "blocks", "pfedmo")
     for name in ("test_accuracy", "test_loss", "representation_accuracy", "personalized_accuracy"):
         np.testing.assert_allclose(whole.metrics[name], blocks.metrics[name], rtol=1e-6)

@@ -14,11 +14,11 @@ from small_modules import Normed, made
 
 from fedray import simulate
 from fedray.algorithms import ClientPhase, find_algorithm
-from fedray.core.client import Stack
+from fedray.client.phase import Stack
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.samples import Samples
 from fedray.core.task import cross_entropy
+from fedray.gradients.loop import LoopNetwork
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 

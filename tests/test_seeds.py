@@ -97,7 +97,8 @@ def test_numpys_global_generator_is_left_alone():
 
 def test_data_and_seeds_import_neither_torch_nor_ray():
     code = (
-        "import sys, fedray.core.seeds, fedray.data.federated, fedray.data.idx, fedray.data.npz, fedray.data.plot;"
+        "import sys, fedray.core.seeds, fedray.data.federated, fedray.data.sources.idx, fedray.data.sources.npz;"
+        "import fedray.data.partitions.plot;"
         "sys.exit(str({'torch', 'ray'} & set(sys.modules)) if {'torch', 'ray'} & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedray.data import idx
-from fedray.data.idx import FILES, read_idx, read_pair
 from fedray.data.sample.make import idx_file
-from fedray.data.source import SOURCES, Source, from_fields, load_source, validate
+from fedray.data.sources import idx
+from fedray.data.sources.idx import FILES, read_idx, read_pair
+from fedray.data.sources.source import SOURCES, Source, from_fields, load_source, validate
 from fedray.errors import UserError
 
 
@@ -322,7 +322,7 @@ def test_object_arrays_are_not_unpickled(tmp_path):
 
 USERS = """
 import numpy as np
-from fedray.data.source import Source
+from fedray.data.sources.source import Source
 fields = dict(x_train=np.zeros((4, 2)), y_train=np.array([0, 1, 2, 0]), x_test=np.ones((1, 2)), y_test=np.array([1]))
 def plain(): return fields
 def rooted(root): return Source(root, classes=3, **fields)

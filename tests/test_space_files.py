@@ -10,7 +10,7 @@ import yaml
 from small_sweeps import described, opened
 
 from fedray.algorithms import known_algorithms
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.config import load, read_file
 from fedray.errors import UserError
 from fedray.testing.contracts import small_source
@@ -265,7 +265,7 @@ def test_help_shows_all_keys_and_spaces(capsys):
 
 @pytest.mark.parametrize("name", known_suites())
 def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
-    monkeypatch.setattr("fedray.data.source.load_source", lambda *a: small_source())
+    monkeypatch.setattr("fedray.data.sources.source.load_source", lambda *a: small_source())
     suite = read_suite(name)
     assert len(suite.specs) >= 5
     for spec in suite.specs:

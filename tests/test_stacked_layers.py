@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from small_runs import needs_compiler
 from torch import Tensor, nn
 
-from fedray.core import stacked_layers
 from fedray.core.batches import Batch
-from fedray.core.compiled import Compiled, trace
-from fedray.core.recording import record
-from fedray.core.stack_network import StackNetwork
-from fedray.core.stacked_layers import StackedLayers
+from fedray.gradients import stacked_layers
+from fedray.gradients.compiled import Compiled, trace
+from fedray.gradients.recording import record
+from fedray.gradients.stack import StackNetwork
+from fedray.gradients.stacked_layers import StackedLayers
 from fedray.models.ghbm import GHBMCNN, ResNet20
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Logistic
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
+from fedray.api import RunResult
 from fedray.config import load
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.task import Task
-from fedray.data.source import Source
-from fedray.experiment import Own
+from fedray.data.sources.source import Source
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
+from fedray.gradients.loop import LoopNetwork
 from fedray.models.ghbm import ResNet20
 from fedray.models.small import MLP, LeNet5
 from fedray.models.stacking import stacking_obstacle
-from fedray.resolve import resolve
-from fedray.simulation import RunResult
 from fedray.testing.contracts import assert_same
 
 FEATURES, CLASSES = 12, 4

@@ -15,11 +15,11 @@ from torch import nn
 
 import fedray
 from fedray.config import load
-from fedray.data.own import own_source
+from fedray.data.sources.own import own_source
 from fedray.engine.opening import open_run
 from fedray.errors import UserError
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.tuning import tune
 from fedray.tuning.recorded import check_record
 from fedray.tuning.spec import read_sweeps

@@ -12,9 +12,9 @@ import torch
 from safetensors.numpy import load_file
 
 from fedray import UserError, simulate
-from fedray.engine import state_traffic
-from fedray.engine.state_traffic import StateTraffic
-from fedray.engine.states import StateFile, StateFolder
+from fedray.engine.state import traffic as state_traffic
+from fedray.engine.state.states import StateFile, StateFolder
+from fedray.engine.state.traffic import StateTraffic
 from fedray.errors import StateLost
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from test_faults import slow_rounds
 
 from fedray import ClientError, UserError, simulate
-from fedray.engine.states import StateFile, StateFolder
+from fedray.engine.state.states import StateFile, StateFolder
 from fedray.errors import StateLost
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 

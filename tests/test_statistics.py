@@ -16,15 +16,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedray.comparing.measure import Measure
-from fedray.comparing.statistics import (
-    holm,
-    margin_of,
-    mean_and_margin,
-    median_to_reach,
-    paired_p_value,
-    with_interval,
-)
+from fedray.results.measure import Measure
+from fedray.results.statistics import holm, margin_of, mean_and_margin, median_to_reach, paired_p_value, with_interval
 from fedray.tuning.suite_rows import Row, compare_rows
 from fedray.tuning.suite_table import _for_people, _notes, draw_curves
 

@@ -8,8 +8,8 @@ import torch
 from fedray import simulate
 from fedray.algorithms import in_place
 from fedray.algorithms.fedavg import FedAvg
+from fedray.client.optimizer import Carry, LocalOptimizer
 from fedray.core.local_training import LocalTraining
-from fedray.core.optimizer import Carry, LocalOptimizer
 from fedray.core.vectors import Model
 from fedray.testing import AlgorithmContract
 from fedray.testing.contracts import SETTINGS, small_source

@@ -11,8 +11,8 @@ import yaml
 
 from fedray.config import load
 from fedray.errors import UserError
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.finals import label_of
 from fedray.tuning.spec import SweepSpec
@@ -23,7 +23,7 @@ BASE = {"model.name": "mlp", "train.lr": 0.03, "train.local_steps": 4, "run.roun
 
 @pytest.fixture(autouse=True)
 def small_data(monkeypatch):
-    monkeypatch.setattr("fedray.data.source.load_source", lambda *a: small_source())
+    monkeypatch.setattr("fedray.data.sources.source.load_source", lambda *a: small_source())
 
 
 def written(folder: Path, algorithms: list[str], *overrides: str, base: dict[str, Any] = BASE, **more: Any) -> Suite:
@@ -164,7 +164,7 @@ def test_the_smallest_head_that_serves_all_is_found(tmp_path):
 def test_a_public_set_of_the_sources_own_is_the_common_one(tmp_path, monkeypatch):
     source = small_source()
     source = replace(source, x_public=source.x_test[:20], y_public=source.y_test[:20])
-    monkeypatch.setattr("fedray.data.source.load_source", lambda *a: source)
+    monkeypatch.setattr("fedray.data.sources.source.load_source", lambda *a: source)
     suite = written(tmp_path, ["fedavg", "pfedmo"])
     assert {spec.base["data.public_samples"] for spec in suite.specs} == {20}
 

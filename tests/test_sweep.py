@@ -11,8 +11,8 @@ from small_sweeps import ends, opened, row
 
 import fedray
 from fedray.config import flat, load, read_file
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
 from fedray.tuning import report

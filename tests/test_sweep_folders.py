@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 from small_sweeps import described, ends, opened
 
 from fedray.errors import UserError
-from fedray.experiment import Own
+from fedray.experiment.experiment import Own
 from fedray.testing.contracts import small_source
 from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import check_together, read_sweeps

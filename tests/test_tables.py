@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 from fedray import UserError, simulate
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.config import load
-from fedray.data.columns import held_out
-from fedray.data.own import own_source
-from fedray.data.source import Source, source_of
+from fedray.data.sources.columns import held_out
+from fedray.data.sources.own import own_source
+from fedray.data.sources.source import Source, source_of
 
 rng = np.random.default_rng(3)
 ROWS = 80

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedray
 from fedray import UserError, simulate
-from fedray.data.targets import read_targets
+from fedray.data.sources.targets import read_targets
 
 RNG = np.random.default_rng(0)
 BITS = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]])

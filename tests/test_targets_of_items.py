@@ -16,8 +16,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from fedray import UserError, evaluate, simulate
 from fedray.core.structure import leaves
-from fedray.data.own import own_source
-from fedray.data.wrapped import classes_of
+from fedray.data.sources.own import own_source
+from fedray.data.sources.wrapped import classes_of
 
 COUNT, WRONG = 600, 231
 SETTINGS = {
@@ -102,7 +102,7 @@ class Kept(Listed):
 
 
 def test_what_is_mapped_or_evaluated_is_compared_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedray.data.own.is_much", lambda size: True)
+    monkeypatch.setattr("fedray.data.sources.own.is_much", lambda size: True)
     message = rf"item {WRONG} of data has the target 1, but data.targets lists 0"
     with pytest.raises(UserError, match=message):
         run(tmp_path, Kept(WRONG), Kept(), data__access="mapped")

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 import fedray
-from fedray.cli import main
-from fedray.reporting.board import link, names_of
+from fedray.cli.main import main
+from fedray.pages.board import link, names_of
 
 SETTINGS = {
     "algorithm.name": "fedavg", "data.source": "sample", "data.clients": 4, "model.name": "logistic",

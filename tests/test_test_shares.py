@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fedray.config import DataConfig
 from fedray.data.federated import federate
-from fedray.data.source import Source
-from fedray.data.test_shares import draw_eval_clients, with_test_shares
+from fedray.data.partitions.test_shares import draw_eval_clients, with_test_shares
+from fedray.data.sources.source import Source
 from fedray.errors import UserError
 
 CLASSES = 5

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedray import UserError
 from fedray.config import load
-from fedray.data.source import Source
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.data.sources.source import Source
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 
 rng = np.random.default_rng(0)
 X, Y = rng.integers(0, 9, (40, 5)), rng.integers(0, 9, (40, 5))

@@ -18,9 +18,9 @@ from torchvision.transforms import v2
 import fedray
 from fedray import UserError, each_sample, simulate
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.seeds import Purpose, global_generators, torch_seed
 from fedray.core.transform import SeededTransform
+from fedray.gradients.loop import LoopNetwork
 from fedray.models.small import Logistic
 from fedray.testing.contracts import small_source
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedray.client.phase import stacks
 from fedray.core import tree as tree_module
-from fedray.core.client import stacks
 from fedray.core.seeds import Purpose, stream
 from fedray.core.tree import LeafSum, TreeSum, reduce_rows, subtree, subtrees
 from fedray.engine.cohorts import draw_cohort, weights_of

@@ -12,10 +12,10 @@ from sweeps_on_ray import described, go, same_model, states, trials
 
 from fedray.algorithms import Algorithm, Carry, Result, Upload, parameter
 from fedray.config import load
-from fedray.engine.stored import store, store_source
+from fedray.engine.ray.stored import store, store_source
 from fedray.errors import UserError
-from fedray.experiment import Own
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.view import View
 

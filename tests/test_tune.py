@@ -13,7 +13,7 @@ from small_sweeps import SPACE
 from sweeps_on_ray import go, same_model, trials
 
 import fedray
-from fedray.cli import main
+from fedray.cli.main import main
 from fedray.config import flat, read_file
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
@@ -174,7 +174,7 @@ def test_one_trial_at_a_time_makes_a_sweep_that_can_be_repeated(ray_cluster, tmp
 def test_a_suite_from_start_to_table(ray_cluster, tmp_path, monkeypatch):
     """FedAvg and pFedMo, of 3 trials each, the winners on 2 fresh seeds, and what shares their labels or their runs; a
     second time nothing is run again."""
-    monkeypatch.setattr("fedray.data.source.load_source", lambda *a: small_source())
+    monkeypatch.setattr("fedray.data.sources.source.load_source", lambda *a: small_source())
     base = {key: value for key, value in SETTINGS.items() if key not in ("engine.kind", "data.public_samples")}
     base |= {"train.local_steps": 4, "run.rounds": 24, "run.targets": [0.3]}
     del base["train.local_epochs"]

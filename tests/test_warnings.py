@@ -14,9 +14,9 @@ from torch import nn
 
 import fedray
 from fedray import FedrayWarning, simulate
+from fedray.api import run_experiment
 from fedray.config import load
-from fedray.experiment import Own
-from fedray.simulation import run_experiment
+from fedray.experiment.experiment import Own
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.progress import Display
 from fedray.tuning.view import View

@@ -21,13 +21,13 @@ from fedray.config import load
 from fedray.core.batches import schedule
 from fedray.core.seeds import Purpose
 from fedray.core.task import cross_entropy
-from fedray.data.source import Source
+from fedray.data.sources.source import Source
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
-from fedray.experiment import Own
+from fedray.experiment.experiment import Own
+from fedray.experiment.resolve import resolve
 from fedray.models.small import Logistic
-from fedray.resolve import resolve
 
 SEED, LR, ROUNDS = 5, 0.1, 6
 TOLERANCE = 1e-5

@@ -25,12 +25,12 @@ from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
 from fedray.algorithms import known_algorithms
 from fedray.config import load
 from fedray.core.batches import Batch
-from fedray.core.network import predicting_head
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
 from fedray.engine.run import Run
-from fedray.resolve import resolve
+from fedray.experiment.resolve import resolve
+from fedray.gradients.network import predicting_head
 
 SETTING = {
     "data.source": "mnist",

@@ -23,17 +23,17 @@ import yaml
 from fedray.config import load
 from fedray.core.batches import Batch
 from fedray.core.seeds import Purpose
-from fedray.data.source import Source
+from fedray.data.sources.source import Source
 from fedray.engine import rehearsal
 from fedray.engine.clients import Clients
 from fedray.engine.determinism import strictly
-from fedray.engine.evaluator import Evaluator
+from fedray.engine.evaluation.evaluator import Evaluator
 from fedray.engine.process import computing_process, describe
-from fedray.engine.states import StateFolder
-from fedray.experiment import Experiment, Own
+from fedray.engine.state.states import StateFolder
+from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.resolve import resolve
 from fedray.models import MODELS
 from fedray.models.bits import TABLE
-from fedray.resolve import resolve
 
 PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16")}
 SIDE, OF_ATTENTION = 32, {"cpu": 64, "cuda": 224}

@@ -22,16 +22,16 @@ import numpy as np
 import torch
 from common import QUIET, ProcessTree, Results, Usage, median_ratio, patient
 
-from fedray.core.client import ClientPhase, Stack
-from fedray.core.compiled import Compiled
+from fedray.client.optimizer import Carry
+from fedray.client.phase import ClientPhase, Stack
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.optimizer import Carry
 from fedray.core.samples import Samples
-from fedray.core.stack_network import StackNetwork
 from fedray.core.tree import reduce_rows
 from fedray.engine.compiler import compiling
 from fedray.engine.process import computing_process, describe
+from fedray.gradients.compiled import Compiled
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.stack import StackNetwork
 from fedray.models import build, find_model
 from fedray.models.inspection import inspect_model
 

@@ -3,7 +3,7 @@
     python analysis/benchmarks/compiled.py [--seconds 6]
 
 One thread, the two in turn, one client after another, in the layout that engine.channels_last=auto gives: which models
-engine.compile=auto should compile (fedray/backend.py). Stacks of clients: chunks.py --compiled.
+engine.compile=auto should compile (fedray/experiment/backend.py). Stacks of clients: chunks.py --compiled.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from common import Results, median_ratio
 from torch import nn
 
 from fedray.core.batches import Batch
-from fedray.core.compiled import Compiled
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.recording import FIRST
 from fedray.core.task import Task
 from fedray.core.vectors import Model
 from fedray.engine.compiler import compiling
+from fedray.gradients.compiled import Compiled
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.recording import FIRST
 from fedray.models import build, find_model
 from fedray.models.channels_last import in_channels_last, pays
 

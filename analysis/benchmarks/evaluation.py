@@ -2,7 +2,7 @@
 
     python analysis/benchmarks/evaluation.py [--seconds 6]
 
-One thread, the sizes in turn, each over passes of 50 samples (fedray/engine/evaluator.py).
+One thread, the sizes in turn, each over passes of 50 samples (fedray/engine/evaluation/evaluator.py).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ and compiled.
     python analysis/benchmarks/gpu_stacks.py [MODEL ...] [--clients C] [--cpu] [--no-compile]
 
 fp32 with deterministic kernels. Each line has gradients per second of all clients, the error against float64, whether
-two gradients have the same bits, and the memory. A MODEL is one of CASES, all unless given. What fedray/backend.py
-decides for GPUs comes from this program.
+two gradients have the same bits, and the memory. A MODEL is one of CASES, all unless given. What
+fedray/experiment/backend.py decides for GPUs comes from this program.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedray.core import stacked_layers
 from fedray.core.batches import Batch
-from fedray.core.compiled import Compiled
-from fedray.core.stack_network import StackNetwork
 from fedray.engine.compiler import compiling
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.process import computing_process
+from fedray.gradients import stacked_layers
+from fedray.gradients.compiled import Compiled
+from fedray.gradients.stack import StackNetwork
 from fedray.models.ghbm import GHBMCNN
 from fedray.models.small import MLP, LeNet5, Logistic
 

@@ -42,11 +42,11 @@ class Mapped:
 
     def __init__(self, files: Any, size: int) -> None:
         from fedray.core.samples import Samples
-        from fedray.data.federated_csv import SCALE, SHIFT
-        from fedray.data.images import ImageFiles
-        from fedray.data.lazy import LazyItems
-        from fedray.data.mapping import folder_of, map_arrays
-        from fedray.engine.packing import tensor_over
+        from fedray.data.sources.federated_csv import SCALE, SHIFT
+        from fedray.data.sources.images import ImageFiles
+        from fedray.data.storage.lazy import LazyItems
+        from fedray.data.storage.mapping import folder_of, map_arrays
+        from fedray.engine.state.packing import tensor_over
 
         paths, labels = [path for path, _ in files.samples], np.array(files.targets)
         items = LazyItems(

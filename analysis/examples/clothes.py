@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import fedray
-from fedray.data.source import load_source
+from fedray.data.sources.source import load_source
 
 PROPERTIES = {
     "upper body": "T-shirt/top, Pullover, Dress, Coat, Shirt", "long sleeves": "Pullover, Coat, Shirt",

@@ -13,25 +13,15 @@ import re
 from functools import cache
 from typing import Any
 
-from fedray.algorithms.base import (
-    Algorithm,
-    Broadcast,
-    Hyper,
-    Result,
-    Traffic,
-    Upload,
-    Work,
-    in_place,
-    parameter,
-)
+from fedray.algorithms.base import Algorithm, Broadcast, Hyper, Result, Traffic, Upload, Work, in_place, parameter
 from fedray.algorithms.server_state import Cohort, ServerState
+from fedray.client.optimizer import Carry
+from fedray.client.phase import ClientPhase
 from fedray.config.section import in_message
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
-from fedray.core.optimizer import Carry
 from fedray.core.vectors import Model
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, import_object, is_own
+from fedray.usercode.importing import FORMS, import_object, is_own
 
 __all__ = [
     "Algorithm", "Batch", "Broadcast", "Carry", "ClientPhase", "Cohort", "Hyper", "Model", "Result", "ServerState",

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedray.algorithms.server_state import ServerState
+from fedray.client.optimizer import Carry
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
-from fedray.core.optimizer import Carry
 from fedray.core.vectors import Model, Vector
 
 Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedray.algorithms.base import Algorithm, Carry, Result, Upload, in_place
 from fedray.algorithms.server_state import ServerState
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
 
 
 class FedAvg(Algorithm):

@@ -12,8 +12,8 @@ from fedray.algorithms import base
 from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
 
 
 class FedCM(FedAvg):

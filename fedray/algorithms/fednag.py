@@ -12,8 +12,8 @@ from typing import Any
 from fedray.algorithms import base
 from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Traffic, Upload
 from fedray.algorithms.server_state import ServerState
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
 
 
 class FedNAG(Algorithm):

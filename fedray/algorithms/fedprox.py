@@ -9,8 +9,8 @@ from __future__ import annotations
 from fedray.algorithms import base
 from fedray.algorithms.base import Carry, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
 
 
 class FedProx(FedAvg):

@@ -15,10 +15,10 @@ from torch import Tensor, cosine_similarity
 from fedray.algorithms import base
 from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Upload, Work, in_place
 from fedray.algorithms.server_state import ServerState
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
-from fedray.core.passes import Outputs
 from fedray.core.vectors import Model
+from fedray.gradients.passes import Outputs
 
 
 class FedSiamDA(Algorithm):

@@ -15,8 +15,8 @@ from torch import Tensor
 from fedray.algorithms import base
 from fedray.algorithms.base import Carry, Result, Upload, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
 
 
 class FedTrip(FedAvg):

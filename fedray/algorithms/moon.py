@@ -15,10 +15,10 @@ from fedray.algorithms import base
 from fedray.algorithms.base import Broadcast, Carry, Result, Work, in_place
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
-from fedray.core.passes import Outputs
 from fedray.core.vectors import Model
+from fedray.gradients.passes import Outputs
 
 
 class Moon(FedAvg):

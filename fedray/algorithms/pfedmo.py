@@ -20,8 +20,8 @@ from torch import Tensor
 from fedray.algorithms import base
 from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Traffic, Upload
 from fedray.algorithms.server_state import ServerState
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
 from fedray.core.vectors import Model, Vector
 
 FOUR = ("x", "m", "x_rep", "m_rep")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedray.core.client import ClientPhase
+from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Model, Vector
 
 

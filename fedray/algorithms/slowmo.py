@@ -13,7 +13,7 @@ from fedray.algorithms import base
 from fedray.algorithms.base import Broadcast, Carry, Result, Traffic, Upload
 from fedray.algorithms.fedavg import FedAvg
 from fedray.algorithms.server_state import ServerState
-from fedray.core.client import ClientPhase
+from fedray.client.phase import ClientPhase
 
 
 class SlowMo(FedAvg):

@@ -20,7 +20,7 @@ from fedray.config.section import in_message, is_section
 from fedray.config.sections import ALGORITHM, Config
 from fedray.config.yaml_text import parse_yaml, problem_of
 from fedray.errors import UserError, closest, near_miss
-from fedray.importing import short_name
+from fedray.usercode.importing import short_name
 
 OPTION = r"(algorithm|model)\.\w+"
 """The form of a key that some algorithm or model may have. Which one has it is not known in this module."""

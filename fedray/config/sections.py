@@ -1,7 +1,8 @@
 """Every key that a user can set in the configuration of a run: typed, ranged and documented.
 
 What the sections ``algorithm``, ``data`` and ``model`` may hold beyond the keys here is declared by those layers and
-checked in :mod:`fedray.resolve`. This module imports neither torch nor Ray, so that a mistake is reported at once.
+checked in :mod:`fedray.experiment.resolve`. This module imports neither torch nor Ray, so that a mistake is reported at
+once.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class AlgorithmConfig(Section):
 
 
 class PartitionConfig(Section):
-    """How the training set is divided among the clients; fedray.data.partition says what each option does."""
+    """How the training set is divided among the clients; fedray.data.partitions says what each option does."""
 
     kind: str = Field(
         "auto",

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedray.core.seeds import Purpose, global_generators, torch_seed
 from fedray.core.structure import leaves, map_leaves, outline
 from fedray.errors import UserError
-from fedray.importing import as_user_error
+from fedray.usercode.importing import as_user_error
 
 Transform = Callable[[Any], Any]
 """``transform(x)`` returns changed inputs of one client's mini-batch, as many as ``x`` has, of the same shape and type.

@@ -13,10 +13,10 @@ import numpy as np
 from fedray.config import DataConfig
 from fedray.core.seeds import Purpose, stream
 from fedray.core.structure import map_leaves
-from fedray.data.deal import Split, by_owner, indices_and_offsets
-from fedray.data.lazy import LazyItems
-from fedray.data.partition import kind_of, partition
-from fedray.data.source import Source
+from fedray.data.partitions.deal import Split, by_owner, indices_and_offsets
+from fedray.data.partitions.partition import kind_of, partition
+from fedray.data.sources.source import Source
+from fedray.data.storage.lazy import LazyItems
 from fedray.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class FederatedData:
     """All samples, and which client holds which of them. A client takes no more memory than its samples' indices.
 
     * ``x``, ``y``, ``x_test``, ``y_test``, ``scale``, ``shift``, ``classes``, ``task``: as in
-      :class:`~fedray.data.source.Source`, of all training and test samples. A source's own public set is at the end of
-      ``x`` and ``y``.
+      :class:`~fedray.data.sources.source.Source`, of all training and test samples. A source's own public set is at the
+      end of ``x`` and ``y``.
     * ``indices`` and ``offsets``: client i holds the samples ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted).
     * ``public``, ``validation``: indices into x of samples that no client holds. ``train_subset``: indices of the
       samples on which train_accuracy is evaluated.
@@ -125,9 +125,11 @@ class FederatedData:
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def client_test(self, i: int) -> np.ndarray:
-        """Returns the sorted indices into x_test of client i's share; see :mod:`fedray.data.test_shares`."""
+        """Returns the sorted indices into x_test of client i's share; see :mod:`fedray.data.partitions.test_shares`."""
         if self.test_indices is None or self.test_offsets is None:
-            raise ValueError("these data have no test shares; call fedray.data.test_shares.with_test_shares first")
+            raise ValueError(
+                "these data have no test shares; call fedray.data.partitions.test_shares.with_test_shares first"
+            )
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
     def examples(self, count: int) -> tuple[Any, Tensor]:

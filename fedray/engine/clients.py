@@ -9,32 +9,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedray.core.client import ClientPhase, Stack, stacks
+from fedray.client.phase import ClientPhase, Stack, stacks
 from fedray.core.clock import Clock
-from fedray.core.compiled import Compiled
 from fedray.core.local_training import LocalTraining
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.network import Network
 from fedray.core.samples import ReadSamples, Samples
 from fedray.core.seeds import every_rng
-from fedray.core.stack_network import StackNetwork
 from fedray.core.structure import leaves, map_leaves
 from fedray.core.vectors import Model, Vector
 from fedray.data.federated import FederatedData
-from fedray.data.lazy import LazyItems
-from fedray.data.mapped import is_mapped
+from fedray.data.storage.lazy import LazyItems
+from fedray.data.storage.mapped import is_mapped
 from fedray.engine.compiler import compiling
 from fedray.engine.memory import HEADROOM, available, memory_of_client
-from fedray.engine.packing import tensor_over
 from fedray.engine.process import return_free_memory
-from fedray.engine.state_traffic import StateTraffic
-from fedray.engine.states import StateFolder
+from fedray.engine.state.packing import tensor_over
+from fedray.engine.state.states import StateFolder
+from fedray.engine.state.traffic import StateTraffic
 from fedray.engine.tasks import Blocks, Handle
-from fedray.experiment import Experiment
+from fedray.experiment.experiment import Experiment
+from fedray.gradients.compiled import Compiled
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.network import Network
+from fedray.gradients.stack import StackNetwork
 
 
 class Clients:
-    """Makes the :class:`~fedray.core.client.ClientPhase` of any clients, on one device.
+    """Makes the :class:`~fedray.client.phase.ClientPhase` of any clients, on one device.
 
     ``network``: the user's module, which every client's model is loaded into; ``train`` and ``test``: all samples;
     ``states``: the folder of the clients' states. ``fetch`` turns a handle into what it names.
@@ -142,7 +142,7 @@ class Clients:
         """Returns the clients of ``stack`` in a phase. They train by ``training``, which is the run's own unless it is
         given.
 
-        ``rest``: the other arguments of :class:`~fedray.core.client.ClientPhase`.
+        ``rest``: the other arguments of :class:`~fedray.client.phase.ClientPhase`.
         """
         return ClientPhase(
             self.network, self.train, training or self.experiment.training, stack, clients=self.data.active,

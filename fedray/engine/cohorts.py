@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from fedray.algorithms import Cohort
 from fedray.core.batches import steps_of
 from fedray.core.seeds import Purpose, stream
-from fedray.engine.run_state import RunState
-from fedray.experiment import Experiment
+from fedray.engine.state.run import RunState
+from fedray.experiment.experiment import Experiment
 
 
 def draw_cohort(

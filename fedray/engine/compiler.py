@@ -11,10 +11,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedray.core.compiled import GIVEN_FOLDER
-from fedray.data.find import cache_folder
+from fedray.data.sources.find import cache_folder
 from fedray.engine.process import describe
 from fedray.errors import UserError, first_sentence
+from fedray.gradients.compiled import GIVEN_FOLDER
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """The variable of the environment that tells torch where to keep what it compiles."""

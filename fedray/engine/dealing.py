@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from fedray.algorithms import Cohort
-from fedray.core.client import stacks
+from fedray.client.phase import stacks
 from fedray.core.local_training import LocalTraining
 from fedray.core.tree import subtrees
 from fedray.engine.pool import Pool
@@ -34,10 +34,10 @@ class Dealer:
     """Cuts each cohort into tasks for the workers of ``pool``, by the work of its clients and the pace of the round
     before.
 
-    ``chunk`` is the most clients of a stack (:func:`~fedray.core.client.stacks`), which is never divided between tasks.
-    With None, which is for clients that are trained one by one, a task may end after any of them.
-    ``row_width`` is the number of floats in a model, which decides how much memory the partial sums take. ``lanes``
-    clients are trained side by side, if a task has so many.
+    ``chunk`` is the most clients of a stack (:func:`~fedray.client.phase.stacks`), which is never divided between
+    tasks. With None, which is for clients that are trained one by one, a task may end after any of them. ``row_width``
+    is the number of floats in a model, which decides how much memory the partial sums take. ``lanes`` clients are
+    trained side by side, if a task has so many.
     """
 
     def __init__(self, pool: Pool, training: LocalTraining, chunk: int | None, row_width: int, lanes: int = 1) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedray.engine.full_participation import FullParticipation
-from fedray.engine.run_state import RunState
+from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.virtual_model import VirtualModel
-from fedray.experiment import Experiment
+from fedray.experiment.experiment import Experiment
 
 
 def comparison_of(state: RunState, experiment: Experiment, queue: TaskQueue) -> Callable[[], dict[str, float]]:

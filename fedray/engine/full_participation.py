@@ -16,10 +16,10 @@ from torch import Tensor
 from fedray.engine.cohorts import cohort_of
 from fedray.engine.dealing import Dealer
 from fedray.engine.phase_tasks import Sent, task_of
-from fedray.engine.run_state import RunState
+from fedray.engine.state.run import RunState
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
-from fedray.experiment import Experiment
+from fedray.experiment.experiment import Experiment
 from fedray.tracking.diagnostics import UPDATE, Measured
 
 HISTORY = "mean updates of all clients"

@@ -12,7 +12,7 @@ from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool, Pool
 from fedray.engine.process import computing_process, require_device
 from fedray.engine.worker import Worker
-from fedray.experiment import Experiment
+from fedray.experiment.experiment import Experiment
 
 
 class LocalEngine:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedray.core.batches import Batch
-from fedray.core.network import Network
 from fedray.core.rounding import whole
 from fedray.core.structure import leaves
+from fedray.gradients.network import Network
 
 VECTORS = 5
 """How many vectors as long as a model local training holds at once, beyond the clients' state: parameters, gradient,

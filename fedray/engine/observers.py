@@ -11,18 +11,18 @@ from collections.abc import Callable
 
 import torch
 
-from fedray.engine import checkpoint as checkpoints
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult
-from fedray.engine.run_state import RunState
-from fedray.experiment import Experiment
-from fedray.files import room_for
+from fedray.engine.state import checkpoint as checkpoints
+from fedray.engine.state.run import RunState
+from fedray.experiment.experiment import Experiment
 from fedray.tracking.columns import DIAGNOSTICS
 from fedray.tracking.costs import bytes_per_client, flops_of_round
 from fedray.tracking.diagnostics import Measured
 from fedray.tracking.recorder import Recorder
 from fedray.tracking.records import KEY
+from fedray.util.files import room_for
 
 
 class Observer:

@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedray.data.federated import FederatedData
-from fedray.data.holdings import Holdings
-from fedray.engine import checkpoint as checkpoints
-from fedray.engine.client_scores import Scoring
+from fedray.data.partitions.holdings import Holdings
 from fedray.engine.clients import Clients
-from fedray.engine.evaluation import further_columns
+from fedray.engine.evaluation.accuracies import further_columns
+from fedray.engine.evaluation.client_scores import Scoring
 from fedray.engine.pool import Pool
 from fedray.engine.process import require_device, same_kind
 from fedray.engine.run import Run
-from fedray.engine.run_state import RunState
-from fedray.engine.states import StateFolder
+from fedray.engine.state import checkpoint as checkpoints
+from fedray.engine.state.run import RunState
+from fedray.engine.state.states import StateFolder
 from fedray.engine.worker import Worker
 from fedray.errors import UserError
-from fedray.experiment import Experiment
-from fedray.resolve import dump
+from fedray.experiment.experiment import Experiment
+from fedray.experiment.resolve import dump
 from fedray.tracking.folder import FoundRun, RunFolder, check_numbers
 from fedray.tracking.recorder import Recorder
 from fedray.tracking.records import KEY

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fedray.algorithms.base import Result, Upload
-from fedray.core.client import ClientPhase, Stack
-from fedray.core.rows import RowByRow
+from fedray.client.phase import ClientPhase, Stack
 from fedray.core.sending import column
 from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
@@ -27,6 +26,7 @@ from fedray.engine.memory_of_clients import too_large_for
 from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
 from fedray.errors import ClientError, StateLost, UserError
+from fedray.gradients.rows import RowByRow
 
 
 class _Apart(Exception):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedray.algorithms import Algorithm
-from fedray.engine.run_state import RunState
+from fedray.engine.state.run import RunState
 from fedray.engine.tasks import Blocks, Handle, PhaseTask, positions
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedray.core.vectors import Vector
-from fedray.engine.packing import Packed
-from fedray.engine.states import State, StateFile
+from fedray.engine.state.packing import Packed
+from fedray.engine.state.states import State, StateFile
 from fedray.engine.tasks import AnyTask, Handle
 from fedray.engine.worker import Worker
 

@@ -16,7 +16,7 @@ from fedray.core.batches import Batch
 from fedray.core.seeds import Purpose
 from fedray.engine.clients import Clients
 from fedray.engine.determinism import FLASH, nondeterministic_operations, strictly
-from fedray.engine.evaluator import Evaluator
+from fedray.engine.evaluation.evaluator import Evaluator
 
 REHEARSING = {"cuda"}
 """The kinds of devices on which it is done. On a CPU there are next to no such operations."""

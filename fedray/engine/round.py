@@ -23,12 +23,12 @@ from fedray.engine.cohorts import cohort_of_round
 from fedray.engine.dealing import Dealer
 from fedray.engine.diagnostics import comparison_of
 from fedray.engine.phase_tasks import Sent, task_of
-from fedray.engine.run_state import RunState
-from fedray.engine.states import StateFile
+from fedray.engine.state.run import RunState
+from fedray.engine.state.states import StateFile
 from fedray.engine.sums import CohortSums
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.tasks import PhaseResult, PhaseTask, working_seconds
-from fedray.experiment import Experiment
+from fedray.experiment.experiment import Experiment
 
 
 @dataclass

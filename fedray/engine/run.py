@@ -12,23 +12,23 @@ from typing import Any
 from safetensors.torch import save_file
 
 from fedray.data.federated import FederatedData
-from fedray.engine.best import Best
-from fedray.engine.checkpoint import Checkpoint, flat_sha256
-from fedray.engine.client_scores import Scoring
 from fedray.engine.dealing import Dealer
 from fedray.engine.determinism import nondeterministic_operations
-from fedray.engine.evaluation import Accuracies
+from fedray.engine.evaluation.accuracies import Accuracies
+from fedray.engine.evaluation.best import Best
+from fedray.engine.evaluation.client_scores import Scoring
 from fedray.engine.observers import Checkpoints, Costs, Diagnostics, Records
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult, run_round
-from fedray.engine.run_state import RunState
+from fedray.engine.state.checkpoint import Checkpoint, flat_sha256
+from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.worker import Worker
-from fedray.experiment import Experiment
-from fedray.files import replacement_of
+from fedray.experiment.experiment import Experiment
 from fedray.tracking.folder import read_metrics
 from fedray.tracking.recorder import Recorder
+from fedray.util.files import replacement_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Run:
         """Runs the rounds that are left, and yields a report of each.
 
         It ends early when ``stopping`` is set, when the loss or the model is no longer finite, or when the main metric
-        is good enough or gets no better (:class:`~fedray.engine.best.Best`). A round is reported
+        is good enough or gets no better (:class:`~fedray.engine.evaluation.best.Best`). A round is reported
         once it has been evaluated; with ``overlap`` the next round has been trained by then.
         """
         self._began = time.perf_counter()

@@ -12,7 +12,7 @@ from fedray.core.tree import TreeSum
 from fedray.core.vectors import Layout, Model, Vector
 from fedray.engine.memory import available
 from fedray.engine.output_check import Forms, check_same_forms
-from fedray.engine.packing import on_host, tensor_over
+from fedray.engine.state.packing import on_host, tensor_over
 from fedray.engine.tasks import PhaseResult, PhaseTask
 
 LARGE = 1 << 24

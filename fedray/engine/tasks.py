@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedray.core.tree import Node
 from fedray.engine.output_check import Forms
-from fedray.engine.packing import on_host
-from fedray.engine.states import StateFile
+from fedray.engine.state.packing import on_host
+from fedray.engine.state.states import StateFile
 
 Blocks: TypeAlias = Sequence[tuple[int, int]]
 """Ranges ``(start, stop)`` of positions in the cohort."""

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
-from fedray.core.client import ClientPhase
 from fedray.core.vectors import Model
-from fedray.engine.run_state import RunState
+from fedray.engine.state.run import RunState
 from fedray.errors import UserError
-from fedray.experiment import Experiment
+from fedray.experiment.experiment import Experiment
 from fedray.tracking.diagnostics import Measured
 
 

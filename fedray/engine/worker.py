@@ -9,12 +9,12 @@ import numpy as np
 
 from fedray.algorithms.base import Broadcast
 from fedray.algorithms.server_state import ServerState
-from fedray.core.client import ClientPhase, Stack
+from fedray.client.phase import ClientPhase, Stack
 from fedray.core.clock import Clock
 from fedray.core.seeds import SERVER, Purpose, stream
 from fedray.engine.clients import Clients
 from fedray.engine.determinism import FLASH, is_refused, nondeterministic_operations, note, strictly
-from fedray.engine.evaluator import Evaluator
+from fedray.engine.evaluation.evaluator import Evaluator
 from fedray.engine.phase_runner import PhaseRunner
 from fedray.engine.process import describe
 from fedray.engine.rehearsal import Rehearsed, rehearsed

@@ -12,25 +12,25 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from fedray.api import own_objects
 from fedray.core.samples import Samples
 from fedray.core.seeds import SERVER
 from fedray.core.task import Task
 from fedray.data.federated import FederatedData
-from fedray.engine.checkpoint import flat_sha256
 from fedray.engine.clients import Clients
-from fedray.engine.evaluation import EVAL_BLOCK
-from fedray.engine.evaluator import Evaluator
+from fedray.engine.evaluation.accuracies import EVAL_BLOCK
+from fedray.engine.evaluation.evaluator import Evaluator
 from fedray.engine.process import computing_process, require_device
-from fedray.engine.states import StateFolder
+from fedray.engine.state.checkpoint import flat_sha256
+from fedray.engine.state.states import StateFolder
 from fedray.errors import UserError, near_miss
 from fedray.evaluating import SPLITS
 from fedray.evaluating.features import features_of
 from fedray.evaluating.request import Request, request_of
 from fedray.evaluating.tables import Evaluation, confusion_of, table_of_classes, value_over
-from fedray.experiment import Experiment, Own
-from fedray.making import OtherShape, load_weights
-from fedray.resolve import resolve
-from fedray.simulation import own_objects
+from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.making import OtherShape, load_weights
+from fedray.experiment.resolve import resolve
 from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 OF_THE_DATA = ("training data", "test data", "normalisation", "names of classes and clients", "code of the model")
-"""The inputs of a run (:mod:`fedray.inputs`) on which what a model says of the data depends."""
+"""The inputs of a run (:mod:`fedray.experiment.inputs`) on which what a model says of the data depends."""
 
 LISTED = 8
 """The most classes that a message names."""

@@ -16,9 +16,9 @@ from fedray.core.samples import Samples
 from fedray.core.seeds import SERVER, Purpose, stream
 from fedray.core.structure import leaves
 from fedray.engine.clients import Clients
-from fedray.engine.evaluator import Evaluator
+from fedray.engine.evaluation.evaluator import Evaluator
 from fedray.errors import UserError
-from fedray.files import replacement_of
+from fedray.util.files import replacement_of
 
 MOST_CLASSES = 20
 """The most classes that the picture tells apart by colours and markers."""

@@ -19,8 +19,8 @@ from fedray.config import plain
 from fedray.errors import UserError
 from fedray.evaluating.features import write_tsne
 from fedray.evaluating.tables import Evaluation
-from fedray.files import replacement_of, write_whole
 from fedray.tracking.progress import figure as figure_of
+from fedray.util.files import replacement_of, write_whole
 
 MARK = "evaluation.json"
 """The file by which a folder of an evaluation is known."""

@@ -34,8 +34,8 @@ OF_THE_MODEL = ("data.image_size",)
 class Request:
     """What is to be evaluated: the model in ``file`` by the configuration ``config``. ``notes`` are lines for the user.
 
-    ``inputs`` are the digests of what the file's run was made of (:mod:`fedray.inputs`), and ``class_names`` what its
-    data call the classes, as far as that is known and the source is the same.
+    ``inputs`` are the digests of what the file's run was made of (:mod:`fedray.experiment.inputs`), and ``class_names``
+    what its data call the classes, as far as that is known and the source is the same.
     """
 
     file: Path

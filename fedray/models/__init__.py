@@ -15,7 +15,6 @@ from typing import Any
 from torch import nn
 
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, as_user_error, import_object, is_own
 from fedray.models.ghbm import GHBMCNN, ResNet20
 from fedray.models.heads import Head as Head
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Linear, Logistic
@@ -32,6 +31,7 @@ from fedray.models.vision import (
     vgg16,
     vit_b_16,
 )
+from fedray.usercode.importing import FORMS, as_user_error, import_object, is_own
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": Linear,

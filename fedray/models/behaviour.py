@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedray.core.batches import Batch
-from fedray.core.known_code import may_write
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.network import predicting_head
 from fedray.core.norms import is_frozen, single_value_norms
 from fedray.core.places import Places, same_bits
-from fedray.core.recording import written
 from fedray.core.seeds import Purpose, drawn_by, every_rng
 from fedray.core.structure import arguments, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Model
-from fedray.core.watching import Watching
 from fedray.errors import UserError, first_sentence
-from fedray.importing import as_user_error
+from fedray.gradients.known_code import may_write
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.network import predicting_head
+from fedray.gradients.recording import written
+from fedray.gradients.watching import Watching
+from fedray.usercode.importing import as_user_error
 
 NAMED = 3
 """The most layers that a message names."""

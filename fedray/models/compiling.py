@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fedray.core.batches import Batch
-from fedray.core.compiled import trace
 from fedray.core.copying import copied
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.network import Network
-from fedray.core.stack_network import StackNetwork
 from fedray.core.structure import map_leaves
 from fedray.core.task import Task
 from fedray.errors import first_sentence
+from fedray.gradients.compiled import trace
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.network import Network
+from fedray.gradients.stack import StackNetwork
 from fedray.models.stacking import hooked_parameter
 
 TOLERANCE = 1e-3

@@ -17,10 +17,10 @@ from fedray.core.seeds import Purpose, stream
 from fedray.core.structure import arguments, leaves, map_leaves
 from fedray.core.task import Counting, Loss, Metric, Task, sums_of_samples, task_of
 from fedray.errors import UserError, near_miss
-from fedray.importing import as_user_error
 from fedray.models.behaviour import without_traces
 from fedray.models.loss_reads import OfModel
 from fedray.models.reduction import notes_on_parameters, require_same_mean, without_reduction
+from fedray.usercode.importing import as_user_error
 
 TRIALS, LARGEST, SIZES = 3, 250, (2, 7, 50, 120)
 """A loss or a metric is tried on ``TRIALS`` batches of ``LARGEST`` samples, and on their first ``SIZES`` samples."""

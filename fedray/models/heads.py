@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedray.core.network import Predicting
 from fedray.core.structure import arguments, leaves
 from fedray.errors import UserError, near_miss
-from fedray.importing import FORMS, as_user_error, import_object, is_own
+from fedray.gradients.network import Predicting
+from fedray.usercode.importing import FORMS, as_user_error, import_object, is_own
 
 
 class Head(nn.Module):

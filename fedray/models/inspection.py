@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedray.core.known_code import global_hooks
-from fedray.core.network import predicting_head
 from fedray.core.numbers import SINGLE
 from fedray.core.places import Places, with_parameters_of
 from fedray.core.unit_vectors import unit_vectors
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
-from fedray.importing import as_user_error
+from fedray.gradients.known_code import global_hooks
+from fedray.gradients.network import predicting_head
 from fedray.models.behaviour import Behaviour, behaviour_of, without_traces
 from fedray.models.flops import count_forward_pass, forward_flops
+from fedray.usercode.importing import as_user_error
 
 TYPES = {
     *SINGLE, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.float64, torch.complex64,

@@ -13,8 +13,8 @@ from fedray.core.copying import parts
 from fedray.core.places import same_bits
 from fedray.core.structure import arguments, leaves
 from fedray.core.task import Loss
-from fedray.core.watching import Watching, read
 from fedray.errors import UserError
+from fedray.gradients.watching import Watching, read
 
 
 class OfModel:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from fedray.config import TrainConfig
 from fedray.core.batches import Batch
 from fedray.core.copying import copied
-from fedray.core.loop_network import LoopNetwork
 from fedray.core.precision import TENSOR_CORES
 from fedray.core.seeds import Purpose, torch_rng
 from fedray.core.structure import map_leaves
 from fedray.core.task import Task
 from fedray.errors import UserError, first_line
+from fedray.gradients.loop import LoopNetwork
 
 EXPLAINED = "fedray/engine/README.md#precision-on-gpus"
 """Where the user reads what each precision gains."""

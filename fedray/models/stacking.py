@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from fedray.core.batches import Batch
 from fedray.core.copying import copied
-from fedray.core.loop_network import LoopNetwork
-from fedray.core.network import Network
 from fedray.core.seeds import Purpose, stream, torch_rng
-from fedray.core.stack_network import StackNetwork
 from fedray.core.structure import map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Model
 from fedray.errors import first_sentence
+from fedray.gradients.loop import LoopNetwork
+from fedray.gradients.network import Network
+from fedray.gradients.stack import StackNetwork
 from fedray.models.behaviour import behaviour_of
 
 CLIENTS = 4

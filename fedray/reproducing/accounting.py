@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fedray.comparison import compare_algorithms
+from fedray.experiment.costs import compare_algorithms
 from fedray.reproducing.published import Cell
 from fedray.tracking import costs
 from fedray.tracking.cost_tables import GIB, Candidate, Scenario

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fedray.comparing.runs import Run, read_run
 from fedray.config import Config, load
 from fedray.reproducing.published import EXPERIMENTS, Cell
+from fedray.results.runs import Run, read_run
 from fedray.tuning.finals import is_finished
 
 PROCESSORS = 2

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedray.comparing.measure import Measure
-from fedray.comparing.outcomes import to_reach
-from fedray.comparing.runs import LeftOut, Run, read_run
-from fedray.comparing.statistics import mean_and_margin
 from fedray.reproducing.accounting import GIB, gflops_of_a_round, gib_of_a_run
 from fedray.reproducing.published import Cell, PublishedTable
+from fedray.results.measure import Measure
+from fedray.results.outcomes import to_reach
+from fedray.results.runs import LeftOut, Run, read_run
+from fedray.results.statistics import mean_and_margin
 from fedray.tuning.finals import is_finished
 
 PERCENT = ("final", "last", "at_round")

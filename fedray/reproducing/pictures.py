@@ -11,12 +11,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedray.comparing.curves import fold
-from fedray.comparing.measure import Measure
-from fedray.comparing.panel import Curve, Panel, bands, draw_panels, ends_of, parts_of
-from fedray.comparing.style import BESIDE, Line, drawn, figure_of, lines_for, plain, width_of
 from fedray.reproducing.measure import PERCENT, Measured, accuracy_of, on_one_scale, without_value
 from fedray.reproducing.published import PublishedTable
+from fedray.results.curves import fold
+from fedray.results.measure import Measure
+from fedray.results.panel import Curve, Panel, bands, draw_panels, ends_of, parts_of
+from fedray.results.style import BESIDE, Line, drawn, figure_of, lines_for, plain, width_of
 
 UNITS = {
     "rounds": "rounds", "ratio": "rounds over those of the first row", "gflops": "GFLOPs", "gib": "GiB",

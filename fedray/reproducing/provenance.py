@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedray.comparing.runs import Run
+from fedray.results.runs import Run
 
 SHOWN = ("fedray", "torch", "ray", "numpy", "python")
 """The versions that are named. They decide about the results."""

@@ -11,21 +11,13 @@ from typing import Any
 import pandas as pd
 from scipy.stats import kendalltau
 
-from fedray.comparing.figure_files import save
-from fedray.comparing.tables import markdown
-from fedray.files import write_whole
-from fedray.reproducing.measure import (
-    ACCURACIES,
-    PERCENT,
-    Measured,
-    accuracy_of,
-    frame,
-    on_one_scale,
-    without_value,
-)
+from fedray.reproducing.measure import ACCURACIES, PERCENT, Measured, accuracy_of, frame, on_one_scale, without_value
 from fedray.reproducing.pictures import curves, picture
 from fedray.reproducing.provenance import sentence
 from fedray.reproducing.published import PublishedTable
+from fedray.results.figure_files import save
+from fedray.results.tables import markdown
+from fedray.util.files import write_whole
 
 MEANINGS = {
     "rounds": "Rounds until the target, as medians over seeds. {bound}",

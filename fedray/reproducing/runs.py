@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedray.config import load
 from fedray.engine.interrupting import interruptible
-from fedray.engine.ray_start import RayStart
+from fedray.engine.ray.start import RayStart
 from fedray.errors import last_line
 from fedray.reproducing.published import Planned
 from fedray.tracking.progress import clock
@@ -18,7 +18,7 @@ from fedray.tuning.finals import is_finished
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
 
 if TYPE_CHECKING:
-    from fedray.data.source import Source
+    from fedray.data.sources.source import Source
 
 Say = Callable[[str], None]
 
@@ -107,14 +107,14 @@ def _data_of(run: Planned) -> str:
 
 
 def _read_source(run: Planned) -> Source:
-    from fedray.data.source import source_of
+    from fedray.data.sources.source import source_of
 
     config = load(run.settings)
     return source_of(config.data, config.task)
 
 
 def _make(group: Sequence[Planned], folder: Path, say: Say, started_here: bool, stopping: Any) -> tuple[int, bool]:
-    from fedray.experiment import Own
+    from fedray.experiment.experiment import Own
     from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials
     from fedray.tuning.runner import Interrupted, run_trials
 

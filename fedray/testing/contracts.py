@@ -21,22 +21,22 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from fedray.api import RunResult, simulate
+from fedray.client.optimizer import Carry, LocalOptimizer
 from fedray.config import load
-from fedray.core.optimizer import Carry, LocalOptimizer
 from fedray.data.federated import FederatedData
-from fedray.data.source import Source
-from fedray.engine import checkpoint as checkpoints
+from fedray.data.sources.source import Source
 from fedray.engine.clients import Clients
 from fedray.engine.opening import open_run
-from fedray.engine.packing import Packed
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
+from fedray.engine.state import checkpoint as checkpoints
+from fedray.engine.state.packing import Packed
 from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
 from fedray.engine.worker import Worker
-from fedray.experiment import Experiment, Own
+from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.resolve import resolve
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
-from fedray.resolve import resolve
-from fedray.simulation import RunResult, simulate
 from fedray.tracking.costs import bytes_per_client
 
 TIMES = ("round_seconds", "wall_seconds", "virtual_seconds")

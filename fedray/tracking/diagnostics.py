@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 
 from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Upload
 from fedray.algorithms.server_state import ServerState
-from fedray.core.client import ClientPhase
+from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Model
 from fedray.errors import UserError
 

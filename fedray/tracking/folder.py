@@ -19,9 +19,9 @@ import yaml
 
 from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
-from fedray.files import replacement_of, room_for, write_whole
 from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tracking.records import PartsDigest, RowsDigest
+from fedray.util.files import replacement_of, room_for, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ UNRECORDED = MappingProxyType({"engine.compile": False, "engine.channels_last": 
 """What an older fedray did that did not record these keys in config.yaml."""
 
 INPUTS = "inputs.json"
-"""The file with the digests of what a run depends on beside its configuration (see :mod:`fedray.inputs`)."""
+"""The file with the digests of what a run depends on beside its configuration (see :mod:`fedray.experiment.inputs`)."""
 
 Status = Literal["new", "unfinished", "finished"]
 
@@ -173,7 +173,7 @@ class RunFolder:
             raise UserError(f"can't write to {self.path}: {error.strerror}") from None
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file of the folder, as :func:`~fedray.files.write_whole` does."""
+        """Writes a file of the folder, as :func:`~fedray.util.files.write_whole` does."""
         write_whole(self.path / name, text)
 
 

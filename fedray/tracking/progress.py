@@ -70,9 +70,9 @@ class Display:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[..., dict[str, Any]]]:
-        """A context with a function that maps samples from files (:func:`fedray.data.mapping.map_arrays`) and shows how
-        many are read."""
-        from fedray.data.mapping import map_arrays
+        """A context with a function that maps samples from files (:func:`fedray.data.storage.mapping.map_arrays`) and
+        shows how many are read."""
+        from fedray.data.storage.mapping import map_arrays
 
         try:
             yield partial(map_arrays, progress=self.read)

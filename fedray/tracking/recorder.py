@@ -15,11 +15,11 @@ from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedray.files import room_for
 from fedray.tracking.columns import CLIENT_FACTS, METRICS, PURPOSES
 from fedray.tracking.folder import INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.records import FILES, KEY, digest_of
 from fedray.tracking.tensorboard import Events
+from fedray.util.files import room_for
 
 if TYPE_CHECKING:
     import pandas as pd

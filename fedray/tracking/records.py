@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedray.errors import UserError
-from fedray.files import sha256_of_file
+from fedray.util.files import sha256_of_file
 
 KEY = "records"
 """The key of a checkpoint's record, and of summary.json, under which the digests are, by the file's name."""

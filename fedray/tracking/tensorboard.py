@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedray.files import move_whole
 from fedray.tracking.columns import tag
+from fedray.util.files import move_whole
 
 BOTH_WAYS = ("bytes_down", "bytes_up")
 

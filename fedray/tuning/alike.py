@@ -67,7 +67,7 @@ def _public(algorithms: Algorithms, specs: Sequence[SweepSpec]) -> tuple[int, st
 
     The second value says why, and is empty for 0.
     """
-    from fedray.data.source import source_of
+    from fedray.data.sources.source import source_of
 
     needing = [label for label, each in algorithms.items() if each.needs_public]
     if not needing:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedray.core.rounding import whole
 from fedray.data.federated import FederatedData
-from fedray.experiment import Experiment
+from fedray.experiment.experiment import Experiment
 from fedray.tracking import costs
 
 STEPS = 20

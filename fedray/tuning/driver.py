@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedray.api import handed_over
 from fedray.config import load
 from fedray.engine.interrupting import interruptible
-from fedray.engine.ray_start import RayStart
+from fedray.engine.ray.start import RayStart
 from fedray.errors import UserError
-from fedray.first_checks import check_first
-from fedray.simulation import handed_over
+from fedray.experiment.first_checks import check_first
 from fedray.tuning.spec import SweepSpec, check_together, read_sweeps
 from fedray.tuning.view import View
 from fedray.warning import PythonWarnings
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedray.algorithms import Algorithm
-    from fedray.experiment import Own
+    from fedray.experiment.experiment import Own
     from fedray.tuning.sweep import Sweep
     from fedray.tuning.trial_source import TrialSource
 
@@ -121,9 +121,9 @@ def load_own(
 
     Raises :class:`UserError` if ``test`` comes without ``data``, or if the data can't be loaded.
     """
-    from fedray.data.own import own_source
-    from fedray.data.source import source_of
-    from fedray.experiment import Own
+    from fedray.data.sources.own import own_source
+    from fedray.data.sources.source import source_of
+    from fedray.experiment.experiment import Own
 
     config = load(spec.base)
     of_task = config.task.kind, config.task.ignore_index
@@ -182,7 +182,7 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
     them."""
     started_here = start.ready()
     from fedray.core.transform import SeededTransform
-    from fedray.engine.ray_engine import ship_own_code
+    from fedray.engine.ray.engine import ship_own_code
     from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials, unused_gpus
     from fedray.tuning.runner import Interrupted, run_trials
 

@@ -12,11 +12,10 @@ from optuna.storages import BaseStorage
 
 from fedray.config import dump_yaml, flat, load
 from fedray.data.federated import FederatedData
-from fedray.engine.evaluation import recorded_metrics
+from fedray.engine.evaluation.accuracies import recorded_metrics
 from fedray.errors import UserError, near_miss
-from fedray.experiment import Experiment, Own
-from fedray.files import write_whole
-from fedray.resolve import resolve
+from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.resolve import resolve
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import RoundCost, budget_of, cost_of_a_round
 from fedray.tuning.equal_work import choose_axis
@@ -28,6 +27,7 @@ from fedray.tuning.spec import RECORD, SweepSpec, merge_settings, read_record
 from fedray.tuning.storage import JOURNAL, has_study, hold_study, open_storage, storage_of, study_name
 from fedray.tuning.study import Study
 from fedray.tuning.sweep import Sweep
+from fedray.util.files import write_whole
 from fedray.warning import WARNING
 
 TRIALS = 30

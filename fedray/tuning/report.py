@@ -15,15 +15,15 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from fedray.comparing.tables import markdown
 from fedray.errors import last_line
-from fedray.files import replacement_of, write_whole
+from fedray.results.tables import markdown
 from fedray.tuning.axis import value_of
 from fedray.tuning.curves import learning_curves, runs_of
 from fedray.tuning.recorded import with_recorded_objective
 from fedray.tuning.spec import SweepSpec, read_record, read_sweeps
 from fedray.tuning.storage import study_of
 from fedray.tuning.study import ERROR, VALUES, best_trials, is_finite, sampled_values
+from fedray.util.files import replacement_of, write_whole
 
 STATES = {
     TrialState.COMPLETE: "complete",

@@ -10,7 +10,7 @@ import ray
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole
-from fedray.engine.ray_cluster import RESOURCES, compared_with_cluster, in_words
+from fedray.engine.ray.cluster import RESOURCES, compared_with_cluster, in_words
 from fedray.errors import UserError
 
 Bundles = list[dict[str, float]]

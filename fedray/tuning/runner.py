@@ -26,7 +26,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from fedray.engine.process import user_import_path
-from fedray.engine.stored import StoredSource, store_source
+from fedray.engine.ray.stored import StoredSource, store_source
 from fedray.errors import UserError
 from fedray.tuning.memory_monitor import survive_memory_monitor
 from fedray.tuning.resources import Bundles, trial_shortage
@@ -34,7 +34,7 @@ from fedray.tuning.trial import Assignment, Message, TrialEnd, TrialThread
 from fedray.tuning.trial_source import TrialSource
 
 if TYPE_CHECKING:
-    from fedray.experiment import Own
+    from fedray.experiment.experiment import Own
 
 SETTINGS = {
     # fedray writes its own records, shows its own progress, and handles Ctrl-C

@@ -21,9 +21,9 @@ from typing import Any
 from fedray.config import assign, expand, flat, load, plain, read, read_file
 from fedray.config.files import FOR_ALGORITHM
 from fedray.errors import UserError, near_miss
-from fedray.importing import short_name
 from fedray.tuning.settings import TuneConfig, read_tune, section
 from fedray.tuning.space import Space, Values, read_space
+from fedray.usercode.importing import short_name
 
 SPACES = Path(__file__).parent.parent / "tune_spaces"
 """The folder of the space files that come with fedray."""

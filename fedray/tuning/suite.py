@@ -29,7 +29,6 @@ from pydantic import Field
 
 from fedray.config import ScheduleConfig, Section, Whole, assign, check, dump_yaml, flat, load, read_file
 from fedray.errors import UserError, near_miss
-from fedray.files import write_whole
 from fedray.tuning.alike import algorithm_of, share_settings
 from fedray.tuning.driver import load_own, run_sweeps, start_ray
 from fedray.tuning.finals import Final, FinalRuns, label_of
@@ -45,6 +44,7 @@ from fedray.tuning.spec import (
     read_sweeps,
 )
 from fedray.tuning.view import View
+from fedray.util.files import write_whole
 
 if TYPE_CHECKING:
     from fedray.tuning.sweep import Sweep

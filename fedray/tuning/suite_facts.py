@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedray.comparing.runs import Run
-from fedray.comparing.unequal import public_samples
+from fedray.results.runs import Run
+from fedray.results.unequal import public_samples
 
 
 def facts_of(run: Run) -> dict[str, Any]:
     """Returns facts about a run.
 
     ``parameters`` is the number of parameters of its model, and ``weighting`` says how clients were weighed.
-    ``public_samples`` are those that were trained on (:func:`~fedray.comparing.unequal.public_samples`).
+    ``public_samples`` are those that were trained on (:func:`~fedray.results.unequal.public_samples`).
     """
     return {
         "parameters": run.summary["parameters"],

@@ -14,19 +14,19 @@ from typing import Any
 
 import pandas as pd
 
-from fedray.comparing.measure import Measure
-from fedray.comparing.outcomes import Finals, correct, difference, order_of, outcome, reaching
-from fedray.comparing.runs import Run, read_run
 from fedray.errors import UserError
+from fedray.results.measure import Measure
+from fedray.results.outcomes import Finals, correct, difference, order_of, outcome, reaching
+from fedray.results.runs import Run, read_run
 
 NAMES = {
     "runs": "seeds", "diverged": "seeds_diverged", "finals": "accuracies", "final": "accuracy",
     "final_margin": "margin", "bytes": "bytes", "rounds": "rounds",
 }  # fmt: skip
-"""The columns of the table, by their names in :func:`~fedray.comparing.outcomes.outcome`."""
+"""The columns of the table, by their names in :func:`~fedray.results.outcomes.outcome`."""
 
 REACHED = ("target", "reached", "rounds_to", "rounds_bound", "bytes_to", "bytes_bound")
-"""The further columns that are those of :func:`~fedray.comparing.outcomes.reaching`."""
+"""The further columns that are those of :func:`~fedray.results.outcomes.reaching`."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     - ``bytes``, ``rounds``: what a whole run took, as means over the runs that ended.
     - ``target``; ``reached``: how many runs reached it; ``rounds_to``, ``bytes_to``: what they took to reach it;
       ``rounds_bound``, ``bytes_bound``: what it took more than, if these are infinite
-      (:func:`~fedray.comparing.outcomes.to_reach`).
+      (:func:`~fedray.results.outcomes.to_reach`).
     - ``differences``: to the baseline, for each seed whose run ended in both rows; ``difference``,
       ``difference_margin``: their mean and its margin; ``p``: of the paired t-test; ``p_holm``: the same, corrected by
       Holm's rule over all rows that have one.

@@ -13,13 +13,12 @@ from typing import Any
 import pandas as pd
 from optuna.trial import FrozenTrial
 
-from fedray.comparing.curves import fold
-from fedray.comparing.measure import Measure
-from fedray.comparing.panel import Curve, Panel, bands, draw_panels, parts_of
-from fedray.comparing.statistics import with_interval
-from fedray.comparing.style import lines_for
-from fedray.comparing.tables import amount, markdown, p_value
-from fedray.files import replacement_of, write_whole
+from fedray.results.curves import fold
+from fedray.results.measure import Measure
+from fedray.results.panel import Curve, Panel, bands, draw_panels, parts_of
+from fedray.results.statistics import with_interval
+from fedray.results.style import lines_for
+from fedray.results.tables import amount, markdown, p_value
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
 from fedray.tuning.recorded import objective_of
@@ -31,6 +30,7 @@ from fedray.tuning.suite import OF_OPTIMIZERS, Suite
 from fedray.tuning.suite_facts import facts_of
 from fedray.tuning.suite_rows import Row, compare_rows, read_runs, run_of
 from fedray.tuning.view import format_values
+from fedray.util.files import replacement_of, write_whole
 
 NOTES = (
     "Rounds and MB to the target are medians over all seeds: a run that did not reach it counts as infinite, and `> R` "

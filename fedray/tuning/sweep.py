@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from fedray.config import dump_yaml, expand
 from fedray.errors import last_line
-from fedray.files import write_whole
 from fedray.tuning.axis import STEPS, mean, value_of
 from fedray.tuning.space import Values
 from fedray.tuning.spec import SweepSpec, first_seed, merge_settings
 from fedray.tuning.study import ENDED, Study, sampled_values
 from fedray.tuning.trial import Assignment, Message, Round, RunEnd
+from fedray.util.files import write_whole
 
 
 @dataclass

@@ -17,7 +17,7 @@ from fedray.errors import ClientError, UserError
 from fedray.tuning.axis import steps_reached, value_of
 
 if TYPE_CHECKING:
-    from fedray.experiment import Own
+    from fedray.experiment.experiment import Own
 
 
 class Assignment(NamedTuple):
@@ -85,7 +85,7 @@ def run_trial(
     the trial ends if it returns True. ``interrupted`` is called after every round; if it returns True, the trial ends
     there and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
     """
-    from fedray.simulation import run_experiment
+    from fedray.api import run_experiment
 
     for number, settings in enumerate(assignment.runs):
         step, rounds = 0, load(settings).rounds

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedray.data.idx import FILES, find, read_idx
+from fedray.data.sources.idx import FILES, find, read_idx
 
 SEED = 2017
 PER_CLASS = {"train": 1000, "t10k": 200}

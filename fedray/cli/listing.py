@@ -1,0 +1,140 @@
+"""Lists the keys, algorithms, models, data sources and partitions that exist, as lines to print."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
+
+from fedray.errors import UserError, near_miss
+from fedray.usercode.importing import FORMS, import_object, is_own
+
+if TYPE_CHECKING:
+    from fedray.algorithms import Algorithm
+
+INDENT = 40
+"""The column in which the description of a key begins."""
+
+
+def keys(model: Any = None, prefix: str = "") -> Iterator[str]:
+    """Yields a line for each key of a section, or of the whole configuration: its default, description and type.
+
+    On a terminal that is too narrow, the description continues in the next line. Output into a pipe is not wrapped.
+    """
+    from fedray.config import Config, documented_keys
+
+    for key, default, takes, description in documented_keys(model or Config, prefix):
+        yield from _wrap(f"{key} = {_value(default)}", f"{description}  [{takes}]" if takes else description)
+
+
+def algorithms(names: Sequence[str] = ()) -> Iterator[str]:
+    """Yields lines about the algorithms of these names, or all that come with fedray, with their hyper-parameters."""
+    from fedray.algorithms import find_algorithm, known_algorithms
+
+    for name in names or known_algorithms():
+        cls = find_algorithm(name)
+        yield from _wrap(f"{name}  ({_facts(cls)})", "", indent=0)
+        yield from _first_paragraph(cls)
+        yield from keys(cls.Hyper, "algorithm.") if cls.Hyper.model_fields else ["    no hyper-parameters of its own"]
+
+
+def models(names: Sequence[str] = ()) -> Iterator[str]:
+    """Yields lines about the models of these names, or all that come with fedray, with their options, and
+    on which devices their bits are promised."""
+    from fedray.models import MODELS, find_model, options_of
+    from fedray.models.bits import promise, where_measured
+
+    for name in names or MODELS:
+        model = find_model(name)
+        yield from _wrap(f"{name}  ({promise(name)})", "", indent=0)
+        yield from _first_paragraph(model)
+        for option, parameter in options_of(model).items():
+            default = "" if parameter.default is parameter.empty else _value(parameter.default)
+            kind = "" if parameter.annotation is parameter.empty else f"[{parameter.annotation}]"
+            yield from _wrap(f"model.{option} = {default}", kind)
+    if not names:
+        yield from paragraph(where_measured())
+
+
+def datasets(names: Sequence[str] = ()) -> Iterator[str]:
+    """Yields lines about the data sources and partitions of these names, or all that come with fedray."""
+    from fedray.data.partitions.partition import PARTITIONERS
+    from fedray.data.sources.source import SOURCES
+
+    for name in names:
+        if not is_own(name) and name not in SOURCES and name not in PARTITIONERS:
+            hint = near_miss(name, [*SOURCES, *PARTITIONERS])
+            raise UserError(f"there is no source and no partition {name!r}{hint}; a source of your own is {FORMS}")
+    if not names or any(name in SOURCES or is_own(name) for name in names):
+        yield f"sources (data.source); a function of your own is {FORMS}"
+    for name in names or SOURCES:
+        if is_own(name):
+            yield f"  {name}"
+            yield from _first_paragraph(import_object(name, "data.source"))
+        elif name in SOURCES:
+            yield from _wrap(name, SOURCES[name].about, indent=20)
+            yield from _wrap("", f"licence: {SOURCES[name].licence}", indent=20)
+            yield from _wrap("", f"tested with: {SOURCES[name].tested}", indent=20)
+            for key, values in (
+                ("variant", SOURCES[name].variants), ("normalization", SOURCES[name].normalizations),
+            ):  # fmt: skip
+                for value, what in values.items() if len(values) > 1 else ():
+                    yield from _wrap("", f"data.{key}={value}: {what}", indent=20)
+    if not names or any(name in PARTITIONERS for name in names):
+        yield from paragraph(
+            "partitions (data.partition.kind); auto: natural if the data say whose each sample is, else dirichlet if "
+            "samples have classes, else iid"
+        )
+    for name in names or PARTITIONERS:
+        if name in PARTITIONERS:
+            yield from _wrap(name, PARTITIONERS[name].about, indent=20)
+            options = ", ".join(f"data.{option}" for option in PARTITIONERS[name].options)
+            yield from _wrap("", f"keys: {options}", indent=20)
+
+
+def _facts(cls: type[Algorithm]) -> str:
+    """Returns an algorithm's paper and what it needs, as a text."""
+    from fedray.models.heads import DEFAULT
+
+    facts = [cls.paper] if cls.paper else []
+    if cls.needs_public:
+        facts.append("trains on a public set (data.public_samples)")
+    if cls.needs_head != "nothing":
+        facts.append(f"needs a model head with a {cls.needs_head} (model.head={DEFAULT[cls.needs_head]})")
+    return "; ".join(facts) or "no paper"
+
+
+def paragraph(text: str, indent: int = 0) -> list[str]:
+    """Returns a text as lines that fit into the terminal, and of at most 120 characters."""
+    first = " " * indent
+    width = min(_width(), 120)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=first, break_long_words=False)
+
+
+def _first_paragraph(thing: Any) -> Iterable[str]:
+    text = cleandoc(thing.__doc__ or "").split("\n\n")[0].replace("``", "")
+    return paragraph(" ".join(text.split()), indent=4)
+
+
+def _wrap(start: str, text: str, indent: int = INDENT) -> list[str]:
+    """Returns ``start``, and then ``text`` from column ``indent`` on, in as many lines as the terminal needs."""
+    first = f"  {start}  ".ljust(indent) if indent else start
+    return textwrap.wrap(
+        first + text,
+        max(_width(), indent + 20),
+        subsequent_indent=" " * (indent or 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _width() -> int:
+    """Returns the width of the terminal in characters. For a pipe it is huge, so that grep finds whole lines."""
+    return shutil.get_terminal_size((10**6, 0)).columns
+
+
+def _value(default: Any) -> str:
+    """Returns a default as one writes it in YAML."""
+    return {"None": "", "True": "true", "False": "false"}.get(str(default), str(default))

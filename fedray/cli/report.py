@@ -1,0 +1,70 @@
+"""The command ``fedray report``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fedray.errors import UserError
+
+DESCRIPTION = """\
+Make a page about a run, a sweep or a suite: tables and pictures in one file,
+report.html, which needs no network. Nothing is run.
+
+Of a run: what it reached, its curves, who holds what, how good it is for
+single clients, and the time of its rounds. Of a sweep: its trials, what each
+searched key does to the objective, and which keys matter. Of a suite: the
+table of the winners, and all of its sweeps."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "report",
+        help="make a page about a run, a sweep or a suite",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="RUN | SWEEP | SUITE", type=Path, nargs="?", help="its folder")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="the page; report.html in the folder unless given")
+    parser.set_defaults(function=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from fedray.util.files import write_whole
+
+    folder: Path | None = options.folder
+    if folder is None:
+        raise UserError("give the folder of a run, a sweep or a suite, as in: fedray report runs/fedavg-mnist")
+    page = _page(folder).html()
+    path: Path = options.output or folder / "report.html"
+    try:
+        write_whole(path, page)
+    except OSError as error:
+        raise UserError(f"can't write {path}: {error.strerror or error}") from None
+    print(f"wrote {path}")
+    return 0
+
+
+def _page(folder: Path) -> Any:
+    """Returns the page about what is in ``folder``. Raises :class:`UserError` if that is none of the three."""
+    from fedray.tuning.spec import RECORD, read_sweeps
+    from fedray.tuning.suite import SUITE_RECORD, suite_of_folder
+
+    if (folder / SUITE_RECORD).is_file():
+        from fedray.pages.search_page import suite_page
+
+        return suite_page(suite_of_folder(folder))
+    if (folder / RECORD).is_file():
+        from fedray.pages.search_page import sweep_page
+
+        return sweep_page(read_sweeps(folder)[0])
+    if (folder / "config.yaml").is_file():
+        from fedray.pages.run_page import run_page
+
+        return run_page(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is {'no folder' if folder.exists() else 'not there'}: give that of a run or a sweep")
+    several = "; to compare several runs: fedray compare" if any(folder.glob("*/config.yaml")) else ""
+    raise UserError(f"{folder} is no folder of a run, a sweep or a suite{several}")

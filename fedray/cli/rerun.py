@@ -1,0 +1,117 @@
+"""Repeats a run, or the runs of a sweep's trial, from what they left on disk, and compares the results."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedray.config import assign, expand, flat, plain, read_file
+from fedray.errors import UserError
+from fedray.tuning.spec import RECORD, read_record
+
+if TYPE_CHECKING:
+    from fedray.api import RunResult
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A run and its repetition.
+
+    ``rounds`` is the number of rounds that both have. ``differ`` names what is not the same to the bit in these:
+    columns of metrics.csv, and ``model`` for the final model.
+    """
+
+    original: Path
+    result: RunResult
+    rounds: int
+    differ: tuple[str, ...]
+
+
+def rerun(folder: Path, overrides: Iterable[str] = (), verbose: bool = False) -> list[Rerun]:
+    """Repeats the run in ``folder``, or all runs of the trial there, each in a new folder below ``runs/``.
+
+    ``overrides`` are ``key=value`` texts on top of the run's configuration. With ``verbose``, progress is shown.
+    Returns a :class:`Rerun` for each run that was repeated; an interruption leaves out those that come after it. Raises
+    :class:`UserError` if there is no run in the folder, or it made no round.
+    """
+    from fedray.api import simulate
+    from fedray.tracking.folder import UNRECORDED
+
+    done = []
+    for original in runs_in(folder):
+        values = expand({**UNRECORDED, **flat(read_file(original / "config.yaml"))})
+        name = plain(
+            "-".join(part for part in original.absolute().parts[_parts_outside_sweep(original) :] if part != "trials")
+        )
+        values["run"] |= {"output": "runs/", "name": name, "resume": "auto"}
+        for override in overrides:
+            assign(values, override)
+        if not (original / "metrics.csv").exists():
+            raise UserError(
+                f"--from-trial {folder}: {original} has made no round; {original.parent}/error.txt says why"
+            )
+        if Path(values["run"]["output"], values["run"]["name"]).resolve() == original.resolve():
+            raise UserError(
+                f"--from-trial {folder}: {original} can't be repeated in its own folder; leave run.output out"
+            )
+        result = simulate(values, verbose=verbose)
+        done.append(Rerun(original, result, *_compare(original, result.folder)))
+        if result.summary["status"] == "interrupted":
+            break
+    return done
+
+
+def _parts_outside_sweep(run: Path) -> int:
+    """Returns the number of parts of a run's path before its sweep's name, which may itself consist of several folders.
+
+    For a run that belongs to no sweep it is -1, so that only the last part of its path is used.
+    """
+    for parent in run.absolute().parents:
+        if (parent / RECORD).is_file():
+            return len(parent.parts) - len(Path(read_record(parent)["tune"]["name"]).parts)
+    return -1
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the run folders that are to be repeated: ``folder`` if it is one, else those of all seeds in a trial's
+    folder.
+
+    Raises :class:`UserError` if there is none.
+    """
+    found = [path.parent for path in (*folder.glob("config.yaml"), *sorted(folder.glob("seed-*/config.yaml")))]
+    if not found:
+        raise UserError(f"--from-trial {folder}: there is no run in it, as in sweeps/NAME/trials/0007")
+    return found
+
+
+def _compare(original: Path, again: Path) -> tuple[int, tuple[str, ...]]:
+    """Returns the number of rounds that both runs have, and the names of what differs in them.
+
+    Times are not compared. The final models are compared only if both runs have the same number of rounds.
+    """
+    one, other = (_rows(folder) for folder in (original, again))
+    common = sorted(one.keys() & other.keys(), key=int)
+    differ = {
+        name
+        for number in common
+        for name, value in one[number].items()
+        if not name.endswith("_seconds") and value and other[number].get(name) and value != other[number][name]
+    }
+    hashes = [_model_sha256(folder) for folder in (original, again)]
+    if len(one) == len(other) and None not in hashes and hashes[0] != hashes[1]:
+        differ.add("model")
+    return len(common), tuple(sorted(differ))
+
+
+def _rows(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        return {row["round"]: row for row in csv.DictReader(file)}
+
+
+def _model_sha256(folder: Path) -> str | None:
+    path = folder / "summary.json"
+    return json.loads(path.read_text())["model_sha256"] if path.exists() else None

@@ -1,0 +1,1 @@
+"""What a client does in a phase: its mini-batches, its losses and its steps."""

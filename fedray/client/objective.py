@@ -1,0 +1,170 @@
+"""The losses that clients minimise: gradients and forward passes, at any models."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray.client.local_data import LocalData
+from fedray.core.batches import Batch
+from fedray.core.clock import Clock
+from fedray.core.samples import Indices
+from fedray.core.seeds import Purpose
+from fedray.core.structure import leaves, map_leaves
+from fedray.core.vectors import Model
+from fedray.errors import UserError
+from fedray.gradients.loss_scale import LossScale
+from fedray.gradients.network import Draws, Network
+from fedray.gradients.passes import Gradient, Outputs, RuleLoss, TrainingPass, UnfitTarget
+
+NO_STEP = 2**63
+"""The coordinate, in place of a step, of random numbers that a module draws outside local steps."""
+
+PART = 256
+"""The most samples of a full-batch gradient that are taken at a time."""
+
+
+class Objective:
+    """The losses f_i of the C clients of ``data``, computed by ``network``.
+
+    A forward pass in training mode updates the buffers of the models at which it is taken, in place.
+    """
+
+    def __init__(self, network: Network, data: LocalData, clock: Clock | None = None) -> None:
+        self.network, self.data, self.clock = network, data, clock or Clock()
+        self._scale = self._new_scale(len(data.ids))
+        self._losses: list[Tensor] = []
+        self._steps: list[int] = []
+        # of each step: the two sums of the metric that the task follows
+        self._totals: list[Tensor] = []
+        self._counts: list[Tensor | list[int]] = []
+        self._last_step = -1
+
+    def _new_scale(self, clients: int) -> LossScale | None:
+        return LossScale(clients, self.network.device) if self.network.precision == "fp16" else None
+
+    def gradient(self, at: Model, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
+        """Returns the mini-batch gradient ``[C, width]`` at the C models ``at``.
+
+        ``loss(outputs, task_losses, *extras)`` replaces the task loss if an algorithm has a loss of its own. Each of
+        ``extras`` is ``[C, ...]``, of which the loss gets one client's row at a time. The method may be called several
+        times on one batch, and dropout is the same each time. The loss of a step's first
+        call is logged, and the metric that the task follows.
+        """
+        with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
+            gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step), self._scale)
+        self._log(batch, gradient)
+        return gradient.value
+
+    @contextlib.contextmanager
+    def _naming(self, samples: Callable[[int], Indices], first: int = 0) -> Iterator[None]:
+        """A context in which a target that the loss does not take is reported with its client and its item.
+        ``samples(row)`` are the indices of the samples in the batch of the client in row ``first + row``."""
+        try:
+            yield
+        except UnfitTarget as error:
+            item, client = samples(error.row)[error.place], self.data.ids[first + error.row]
+            raise UserError(f"item {item} of the training data, which client {client} holds: {error}") from None
+
+    def training_pass(self, at: Model, batch: Batch) -> TrainingPass:
+        """Runs the forward pass of ``batch`` at the C models ``at``, for a loss that depends on what other models make
+        of the batch.
+
+        ``training_pass(at, batch).gradient(loss, extras)`` is what :meth:`gradient` would have returned.
+        """
+        with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
+            forward = self.network.training_pass(at, batch, self._draws(batch.step), self._scale)
+        forward.clock = self.clock
+        self._log(batch, forward)
+        return forward
+
+    def full_gradient(self, at: Model) -> Tensor:
+        """Returns the gradient ``[C, width]`` of each client's mean loss over all its samples, which are not augmented,
+        at the C models ``at``, which stay as they are."""
+        rows = []
+        for row, own in enumerate(self.data.indices):
+            total = torch.zeros(at.width, dtype=torch.float64, device=at.row.device)
+            model = at[row : row + 1]
+            if model.has_buffers or self.network.writes:
+                model = model.clone()
+            parts = np.array_split(own, -(-len(own) // PART))
+            for number, (part, share) in enumerate(zip(parts, self._shares(own, parts), strict=True)):
+                with self.clock.on("data"):
+                    x, y = self.data.samples.gather(part[None])
+                draws = self._draws(NO_STEP + number, row)
+                with self.clock.on("gradient"), self._naming([part].__getitem__, row):
+                    gradient = self.network.gradients(model, Batch(x, y, -1), rng=draws, scale=self._new_scale(1))
+                total += gradient.value[0].double() * share
+            rows.append(total.float())
+        return torch.stack(rows)
+
+    def _shares(self, own: Indices, parts: Sequence[Indices]) -> list[float]:
+        """Returns what each of the ``parts`` of a client's samples counts in its mean loss, as a fraction."""
+        weights = self.network.task.weights(self.data.samples.targets(own))
+        if weights is None:
+            return [len(part) / len(own) for part in parts]
+        whole = float(weights.sum()) or 1.0
+        return [float(each.sum()) / whole for each in weights.split([len(part) for part in parts])]
+
+    def forward(self, at: Model, x: Any) -> Outputs:
+        """Runs a forward pass at the C models ``at``, in evaluation mode. The inputs are ``x [C, b, ...]``, or ``x [b,
+        ...]`` if they are the same for all clients."""
+        if leaves(x)[0].dim() == leaves(self.data.samples.form)[0].dim():
+            x = map_leaves(lambda same: same.expand(len(self.data.ids), *same.shape), x)
+        with self.clock.on("gradient"):
+            return self.network.forward(at, x, self._draws(NO_STEP))
+
+    def class_logits(self, at: Model, x: Any) -> Tensor:
+        """Returns the logits of :meth:`forward` with the classes as the last axis, ``[C, b, ..., classes]``."""
+        logits: Tensor = self.forward(at, x).logits
+        axis = self.network.task.class_axis
+        return logits if axis == -1 else logits.movedim(axis + 1, -1)
+
+    def logged(self) -> dict[str, list[float | None]]:
+        """Returns the ``loss`` of each client, and the metric that the task follows, such as ``accuracy``: means over
+        the mini-batches of its local steps at which a gradient was taken; None for a client without any."""
+        if not self._losses:
+            return {}
+        # plain numbers, because arrays would take longer for so few
+        losses = zip(*torch.stack(self._losses).double().tolist(), strict=True)
+        steps, name = self.data.steps, self.network.task.followed
+        made = [[place for place, step in enumerate(self._steps) if step < count][:count] for count in steps]
+
+        def mean(own: Sequence[float], places: Sequence[int]) -> float | None:
+            return math.fsum(own[place] for place in places) / len(places) if places else None
+
+        found = {"loss": [mean(*each) for each in zip(losses, made, strict=True)]}
+        if name is not None:
+            totals = zip(*torch.stack(self._totals).tolist(), strict=True)
+            counts = zip(*(each if isinstance(each, list) else each.tolist() for each in self._counts), strict=True)
+            found[name] = [
+                self.network.task.value(name, sum(total[i] for i in places), sum(count[i] for i in places))
+                if places
+                else None
+                for total, count, places in zip(totals, counts, made, strict=True)
+            ]
+        return found
+
+    def _log(self, batch: Batch, found: Gradient | TrainingPass) -> None:
+        if batch.step != self._last_step:
+            self._last_step = batch.step
+            self._losses.append(found.task_loss)
+            self._steps.append(batch.step)
+            if found.followed is not None:
+                total, count = found.followed
+                self._totals.append(total)
+                self._counts.append(
+                    (batch.counts or [batch.y.shape[1]] * len(self.data.ids)) if count is None else count
+                )
+
+    def _draws(self, step: int, first: int = 0) -> Draws:
+        """Returns the random numbers that a module draws (dropout) in a step, for the clients from position ``first``
+        of the stack on."""
+        seed, round, ids = self.data.training.seed, self.data.round, self.data.ids
+        return lambda row: self.network.rng(seed, Purpose.DROPOUT, round, ids[first + row], step)

@@ -1,0 +1,166 @@
+"""The clients' own optimizer: SGD, Adam or AdamW, with clipping and weight decay; and what local training carries from
+step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedray.core.local_training import LocalTraining
+from fedray.core.vectors import Model
+from fedray.gradients.rows import by_rows
+
+
+class Memory(NamedTuple):
+    """What the clients' optimizer remembers of the steps of one model: vectors ``[C, width]`` by name, such as the
+    momentum, and the number of ``steps``."""
+
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
+    steps: int = 0
+
+    def buffer(self, name: str, like: Tensor) -> Tensor:
+        """Returns a vector by name, which is 0 before the first step, with the form of ``like``."""
+        found = self.buffers.get(name)
+        return torch.zeros_like(like) if found is None else found
+
+
+NEW = Memory()
+
+
+class Carry:
+    """What local training carries from one local step to the next: the algorithm's models and vectors of C clients by
+    name, and what the clients' optimizer remembers of each of the models that it trains.
+
+    ``memories`` has what the optimizer remembers, by the model's name, as every model has a momentum of its own. There
+    is nothing before the model's first step. ``own`` names the models that the next step may overwrite.
+
+    A carry never changes, but for these models. Each step makes a new one.
+    """
+
+    __slots__ = ("_values", "memories", "own")
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        *,
+        memories: Mapping[str, Memory] = MappingProxyType({}),
+        own: frozenset[str] = frozenset(),
+    ) -> None:
+        self._values, self.memories, self.own = values, memories, own
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    @property
+    def model(self) -> Model:
+        """The models that are trained: the first ones that local training began with."""
+        return next(value for value in self._values.values() if isinstance(value, Model))
+
+    def update(self, **values: Any) -> Carry:
+        """Returns the carry with these values in place of those with the same names."""
+        return Carry({**self._values, **values}, memories=self.memories, own=self.own - values.keys())
+
+    def moved(self, name: str, direction: Tensor, by: float, in_place: bool) -> Carry:
+        """Returns the carry with the model ``name`` plus ``by`` times ``direction [C, width]``. With ``in_place`` the
+        next call may overwrite the model that this one makes."""
+        if name in self.own:
+            self[name].parameters.add_(direction, alpha=by)
+            return self
+        carry = self.update(**{name: self[name].moved(direction, by)})
+        return Carry(carry._values, memories=self.memories, own=self.own | {name}) if in_place else carry
+
+    def released(self) -> Carry:
+        """Returns the carry with models that the next step must not overwrite."""
+        return Carry(self._values, memories=self.memories) if self.own else self
+
+    def memory(self, name: str) -> Memory:
+        """Returns what the optimizer remembers of the steps of the model ``name``."""
+        return self.memories.get(name, NEW)
+
+    def remember(self, name: str, buffers: Mapping[str, Tensor], steps: int = 0) -> Carry:
+        """Returns the carry in which the optimizer remembers ``buffers`` and ``steps`` of the model ``name``."""
+        memories = {**self.memories, name: Memory(buffers, steps)}
+        return Carry(self._values, memories=memories, own=self.own)
+
+    @staticmethod
+    def where(chosen: Tensor, one: Carry, other: Carry) -> Carry:
+        """Returns ``one`` for the clients for which ``chosen [C, 1]`` is true, and ``other`` for the rest.
+
+        Clients of ``other`` make no further steps, so the numbers of the optimizer's steps are those of ``one``.
+        """
+        memories = {}
+        for name, (buffers, steps) in one.memories.items():
+            before = other.memory(name)
+            held = {key: torch.where(chosen, value, before.buffer(key, value)) for key, value in buffers.items()}
+            memories[name] = Memory(held, steps)
+        values = {name: _where(chosen, value, other[name]) for name, value in one._values.items()}
+        return Carry(values, memories=memories)
+
+
+def _where(chosen: Tensor, one: Any, other: Any) -> Any:
+    return Model.where(chosen, one, other) if isinstance(one, Model) else torch.where(chosen, one, other)
+
+
+class LocalOptimizer:
+    """The optimizer that ``training`` names, with the learning rate ``lr`` (eta_l) and the clipping and weight decay of
+    ``training``. Its memory is new in each round.
+
+    ``decayed [width]`` is 1 for the parameters that weight decay pulls to 0, and 0 for the others; None means all. With
+    ``in_place`` a step overwrites the model that the step before has made, which is faster than to make a new one.
+    """
+
+    in_place = False
+
+    def __init__(self, training: LocalTraining, lr: float, decayed: Tensor | None = None) -> None:
+        self.training, self.lr, self.decayed = training, lr, decayed
+
+    def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
+        """Returns the direction ``[C, width]`` of a step of the models ``carry[name]``, and the carry with what the
+        optimizer remembers after it.
+
+        ``gradient`` may have been corrected by the algorithm. First it is clipped, then weight decay is added, and the
+        sum goes to the optimizer. AdamW adds weight decay to the direction instead.
+        """
+        training = self.training
+        if training.grad_clip:
+            norm = by_rows(lambda row: row.norm(dim=1, keepdim=True), gradient)
+            gradient = gradient * (training.grad_clip / norm.clamp(min=training.grad_clip))
+        if training.optimizer == "adamw":
+            direction, carry = self._adam(carry, name, gradient)
+            return self._with_decay(direction, carry[name]), carry
+        gradient = self._with_decay(gradient, carry[name])
+        return self._adam(carry, name, gradient) if training.optimizer == "adam" else self._sgd(carry, name, gradient)
+
+    def _with_decay(self, vector: Tensor, model: Model) -> Tensor:
+        if not self.training.weight_decay:
+            return vector
+        pulled = model.parameters if self.decayed is None else model.parameters * self.decayed
+        return vector.add(pulled, alpha=self.training.weight_decay)
+
+    def _sgd(self, carry: Carry, name: str, g: Tensor) -> tuple[Tensor, Carry]:
+        """b <- m b + g with the momentum m, as in torch.optim.SGD. The direction is b, or g + m b in Nesterov's
+        form."""
+        m = self.training.momentum
+        if not m:
+            return g, carry
+        b = g.add(carry.memory(name).buffer("momentum", g), alpha=m)
+        return g.add(b, alpha=m) if self.training.nesterov else b, carry.remember(name, {"momentum": b})
+
+    def _adam(self, carry: Carry, name: str, g: Tensor) -> tuple[Tensor, Carry]:
+        """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2. The direction of step t is
+        m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) (Kingma and Ba, ICLR 2015)."""
+        before = carry.memory(name)
+        beta1, beta2, t = self.training.beta1, self.training.beta2, before.steps + 1
+        m = torch.lerp(before.buffer("m", g), g, 1 - beta1)
+        v = (before.buffer("v", g) * beta2).addcmul(g, g, value=1 - beta2)
+        scale = v.sqrt() / (1 - beta2**t) ** 0.5 + self.training.epsilon
+        return m / (1 - beta1**t) / scale, carry.remember(name, {"m": m, "v": v}, t)
+
+    def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:
+        """Makes one step of the models ``carry[name]``: w - eta_l * direction."""
+        direction, carry = self.direction(carry, name, gradient)
+        return carry.moved(name, direction, -self.lr, self.in_place)

@@ -1,0 +1,153 @@
+"""What a phase of an algorithm gets to see of a stack of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.client.local_data import LocalData
+from fedray.client.objective import Objective
+from fedray.client.optimizer import Carry, LocalOptimizer
+from fedray.core.clock import Clock
+from fedray.core.local_training import LocalTraining
+from fedray.core.samples import Indices, Samples
+from fedray.core.seeds import Purpose
+from fedray.core.sending import column
+from fedray.core.vectors import Model
+from fedray.gradients.network import Network
+
+
+def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
+    """Cuts the positions of a cohort of ``members`` clients into stacks of at most ``chunk``, whose sizes differ by one
+    at most.
+
+    Their number is a power of two, so that two, four or eight workers have equally much to do.
+    """
+    count = 1
+    while members > chunk * count:
+        count *= 2
+    starts = [members * place // count for place in range(count + 1)]
+    return [(start, stop) for start, stop in pairwise(starts) if start < stop]
+
+
+@dataclass
+class Stack:
+    """Clients that are trained together, with an entry for each of the C clients in every list.
+
+    ``indices`` are the indices of a client's samples, ``steps`` its local steps, and ``weights`` its aggregation
+    weight. ``gaps`` are the rounds since it last took part, 0 if it never did. ``scalars`` are the numbers that the
+    server sent to each client.
+    """
+
+    ids: Sequence[int]
+    indices: Sequence[Indices]
+    steps: Sequence[int]
+    weights: Sequence[float]
+    gaps: Sequence[int]
+    scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    purpose: Purpose = Purpose.BATCHES
+
+
+class ClientPhase:
+    """A stack of C clients in one phase of one round.
+
+    It has three parts: ``data`` gives the mini-batches, ``objective`` computes gradients and forward passes, and
+    ``optimizer`` makes their steps.
+
+    ``shared`` is the server's broadcast by name, and ``scalars`` its numbers for each client, ``[C, 1]``. ``state``
+    holds the clients' own vectors ``[C, width]`` and models, which are zeros before the first participation. ``kept``
+    is what an earlier phase of this round kept. ``received`` are the models that the clients received at their last
+    participation, zeros before the first; they are there only if the algorithm declares ``needs_received``.
+
+    ``n``, ``J``, ``gap`` and ``p`` are ``[C, 1]`` float32: samples, local steps, rounds since the last participation (0
+    if there was none), and aggregation weight. ``N`` is the number of clients that hold samples, ``members`` the number
+    of clients in the cohort, and ``lr`` the client learning rate eta_l of the round.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        samples: Samples,
+        training: LocalTraining,
+        stack: Stack,
+        *,
+        round: int,
+        lr: float,
+        clients: int,
+        shared: Mapping[str, Any],
+        state: Mapping[str, Any] | None = None,
+        kept: Mapping[str, Any] | None = None,
+        received: Model | None = None,
+        members: int = 1,
+        initial: Callable[[int | None], Model] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.data = LocalData(samples, training, stack.ids, stack.indices, stack.steps, round, stack.purpose, clock)
+        self.objective = Objective(network, self.data, clock)
+        decayed = None if training.decay_norms_and_biases else network.decayed
+        self.optimizer = LocalOptimizer(training, lr, decayed)
+        self.stack, self.round, self.lr, self.N, self.members = stack, round, lr, clients, members
+        self._writes = network.writes
+        if self._writes:
+            # no forward pass may write into what other clients receive too
+            shared = {name: value.clone() if isinstance(value, Model) else value for name, value in shared.items()}
+        self.shared, self.state, self.kept, self._received = shared, state or {}, kept or {}, received
+        self._initial, self._device = initial, network.device
+        self.scalars = {name: column(values, self._device) for name, values in stack.scalars.items()}
+        self.size = len(stack.ids)
+
+    @property
+    def n(self) -> Tensor:
+        return self.data.n
+
+    @property
+    def J(self) -> Tensor:
+        return self.data.J
+
+    @cached_property
+    def gap(self) -> Tensor:
+        return column(self.stack.gaps, self._device)
+
+    @cached_property
+    def p(self) -> Tensor:
+        return column(self.stack.weights, self._device)
+
+    @property
+    def received(self) -> Model:
+        assert self._received is not None, "the algorithm does not declare needs_received"
+        return self._received
+
+    def start(self, name: str) -> Any:
+        """Returns the shared model or vector ``name`` once for each of the C clients, as the start of local
+        training."""
+        shared = self.shared[name]
+        if not isinstance(shared, Model):
+            return shared.expand(self.size, -1)
+        rows = shared.rows(self.size)
+        # nor into what its own client compares its model with
+        return rows.clone() if self._writes and not rows.has_buffers else rows
+
+    def initial_models(self, own: bool) -> Model:
+        """Returns the initial model x^1 for each of the C clients. With ``own`` each client gets a model drawn for
+        it."""
+        assert self._initial is not None
+        models = [self._initial(client if own else None) for client in self.stack.ids]
+        return Model(torch.stack([model.row for model in models]), models[0].width)
+
+    def hold(self, new: Carry, old: Carry, j: int) -> Carry:
+        """Returns ``new`` for the clients that make local step ``j``, and ``old`` for those whose J_i steps are over.
+
+        The clients of a stack make their steps together, but some have fewer. In a stack with 3 and 5 steps, the first
+        client's model and its momentum buffer stay what they were after j = 2, while the second client goes on.
+        """
+        least = min(self.stack.steps)
+        if j < least:
+            # the next step keeps the models of clients that have made their last one
+            return new if j + 1 < least else new.released()
+        return Carry.where(j < self.J, new, old)

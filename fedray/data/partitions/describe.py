@@ -1,0 +1,80 @@
+"""Describes a data set that is spread over clients, in lines for the user (``fedray data info``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedray.core.structure import leaves, map_leaves
+from fedray.data.federated import FederatedData
+from fedray.data.partitions.holdings import Holdings
+from fedray.data.sources.features import form_of
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+BINS = 30
+"""The most bars in the histogram of the clients' sizes."""
+
+
+def describe(data: FederatedData, access: str) -> Iterator[str]:
+    """Yields lines about ``data``, whose samples are where ``access`` says: clients, sizes, shapes, classes, and how
+    different the clients are."""
+    sizes = data.sizes()
+    held = sizes[sizes > 0]
+    empty = f", of {data.clients:,}" if len(held) < data.clients else ""
+    yield f"{len(held):,} clients with samples{empty}: {_spread_of(held, 'samples')}"
+    yield f"  sizes from {held.min():,} to {held.max():,}: {histogram(held)}"
+    public = f", public {len(data.public):,}" if len(data.public) else ""
+    validation = f", validation {len(data.validation):,}" if len(data.validation) else ""
+    yield f"training samples {len(data.indices):,}, test samples {len(data.y_test):,}{public}{validation}"
+    size = sum(leaf[0].nbytes for leaf in leaves(form_of(data.x))) * (len(data.x_test) + len(data.y)) / 1e9
+    total = f"{size:.3g} GB" if size >= 0.1 else f"{1000 * size:.3g} MB"
+    yield f"inputs {_shapes(data.x)}; {total} in all (data.access={access})"
+    yield f"targets {list(data.y.shape[1:]) or 'one'} a sample ({data.y.dtype}), task.kind={data.task}"
+    if data.task == "classification":
+        yield from _about_classes(data)
+    yield f"partition {data.partition_hash[:16]}"
+
+
+def _about_classes(data: FederatedData) -> Iterator[str]:
+    counts = Holdings.of(data).counts
+    counts = counts[counts.sum(axis=1) > 0]
+    yield f"{data.classes:,} classes: {_spread_of(counts.sum(axis=0), 'training samples')}"
+    yield f"  classes of a client: {_spread_of((counts > 0).sum(axis=1), 'of them')}"
+    yield (
+        f"label skew {label_skew(counts):.3f}: the mean distance (total variation) between the classes of a client and "
+        "those of all clients together; 0 is no skew"
+    )
+
+
+def label_skew(counts: np.ndarray) -> float:
+    """Returns the mean over clients of the total variation distance between a client's classes and those of all.
+
+    ``counts [N, classes]`` has the samples of each client and class. Each client counts as its number of samples. The
+    distance is half the sum of the absolute differences of the shares: 0 if they are equal, and 1 - s if a client has
+    one class alone, which has the share s of all samples.
+    """
+    sizes = counts.sum(axis=1)
+    distances = 0.5 * np.abs(counts / sizes[:, None] - counts.sum(axis=0) / sizes.sum()).sum(axis=1)
+    return float((distances * sizes).sum() / sizes.sum())
+
+
+def _spread_of(values: np.ndarray, what: str) -> str:
+    low, median, high = int(values.min()), int(np.median(values)), int(values.max())
+    return f"{low:,} {what} each" if low == high else f"{low:,} to {high:,} {what}, median {median:,}"
+
+
+def histogram(values: np.ndarray) -> str:
+    """Returns a row of bars: how many of ``values`` lie in each of some equal parts of their range."""
+    few = math.ceil(2 * math.sqrt(len(values)))
+    counts, _ = np.histogram(values, bins=min(BINS, few, max(1, int(values.max() - values.min()))))
+    top = max(1, counts.max())
+    return "".join(" " if not count else BLOCKS[min(7, int(8 * count / top))] for count in counts)
+
+
+def _shapes(x: Any) -> str:
+    shapes = map_leaves(lambda leaf: f"{list(leaf.shape[1:])} {leaf.dtype}", form_of(x))
+    return shapes if isinstance(shapes, str) else str(shapes).replace("'", "")

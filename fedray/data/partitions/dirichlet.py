@@ -1,0 +1,236 @@
+"""The Dirichlet partitioners.
+
+:func:`dirichlet` draws the clients' shares of each class, and :func:`dirichlet_fixed` the classes' shares of each
+client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedray.config import ALPHA, MIN_SAMPLES
+from fedray.data.partitions.deal import Split, by_owner, class_pools, deal
+from fedray.data.partitions.skew import Note, equal_share, ignore_note, overlap_share
+from fedray.errors import UserError
+
+MAX_DRAWS = 1000
+"""The number of draws after which :func:`dirichlet` gives up because some client always has fewer than ``min_samples``.
+"""
+BALANCE_DRAWS = 100
+"""The number of capped draws of which ``rebalanced`` uses the most even one, as in GHBM's repository."""
+
+
+def dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes: int,
+    alpha: float = ALPHA,
+    capped: bool = False,
+    rebalanced: bool = False,
+    min_samples: int = MIN_SAMPLES,
+    warn: Note = ignore_note,
+) -> Split:
+    """Cuts the samples of each class among the clients in shares q ~ Dir(alpha 1_N), so that sizes vary too.
+
+    There are three variants, for n samples and N clients:
+
+    * Neither ``capped`` nor ``rebalanced``: as in pFedMo and FL-bench.
+    * ``capped``, as in MOON and NIID-Bench: the classes are cut one after another, and a client that has n/N samples
+      gets none of the later classes.
+    * ``rebalanced``, as in GHBM's code: of :data:`BALANCE_DRAWS` capped draws the one with the least deviation of sizes
+      is taken. Clients with more than floor(n/N) samples then return random ones, which those with fewer get, so that
+      all clients have equally many.
+
+    The first two are drawn again until every client has ``min_samples``, at most :data:`MAX_DRAWS` times.
+    Raises :class:`UserError` if that is not enough.
+    """
+    supply = np.bincount(labels, minlength=classes)
+    if rebalanced:
+        draws = (_counts(supply, clients, alpha, True, rng) for _ in range(BALANCE_DRAWS))
+        counts = min(draws, key=lambda counts: counts.sum(axis=1).std())
+        return _rebalance(deal(labels, counts, rng), len(labels), rng, warn)
+    if clients * min_samples > len(labels):
+        raise UserError(
+            f"dirichlet: {len(labels)} samples can't give data.clients={clients} at least {min_samples} each: lower "
+            f"data.clients or data.partition.min_samples (0 allows clients without samples)"
+        )
+    best = -1
+    for _ in range(MAX_DRAWS):
+        counts = _counts(supply, clients, alpha, capped, rng)
+        best = max(best, int(counts.sum(axis=1).min()))
+        if best >= min_samples:
+            return deal(labels, counts, rng)
+    few = f"fewer than {min_samples} samples (at best the smallest had {best})"
+    lack = "no samples" if min_samples == 1 else few
+    raise UserError(
+        f"dirichlet: in {MAX_DRAWS} draws some client always had {lack}: raise data.partition.alpha={alpha:g}, lower "
+        f"data.clients={clients} or set data.partition.min_samples (0 allows clients without samples)"
+    )
+
+
+def _counts(supply: np.ndarray, clients: int, alpha: float, capped: bool, rng: np.random.Generator) -> np.ndarray:
+    """Draws counts [clients, classes]: the samples of class c are cut at floor(cumsum(q) * supply[c])."""
+    counts = np.zeros((clients, len(supply)), dtype=np.int64)
+    sizes = np.zeros(clients, dtype=np.int64)
+    cap = supply.sum() / clients
+    for c, size in enumerate(supply):
+        q = _shares(np.full(clients, alpha), rng)
+        if capped:
+            open_ = q * (sizes < cap)
+            # every client with a share is full: the papers' code divides 0 by 0 here, and we cap nobody
+            q = open_ if open_.any() else q
+        ends = np.cumsum(q)
+        counts[:, c] = np.diff(np.floor(ends / ends[-1] * size), prepend=0)
+        sizes += counts[:, c]
+    return counts
+
+
+def _shares(alpha: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draws q ~ Dir(alpha).
+
+    Where alpha is so small that all the gamma draws behind q underflow, q is the limit for small alpha: one random
+    entry is 1, all others are 0.
+    """
+    q = rng.dirichlet(alpha)
+    if not np.isfinite(q).all() or not q.any():
+        q = np.zeros(len(alpha))
+        q[rng.choice(len(alpha), p=alpha / alpha.sum())] = 1
+    return q
+
+
+def _rebalance(split: Split, total: int, rng: np.random.Generator, warn: Note) -> Split:
+    clients = len(split)
+    n = total // clients
+    owner = np.full(total, -1)
+    for i, indices in enumerate(split):
+        owner[rng.permutation(indices)[:n]] = i
+    lacking = n - np.bincount(owner[owner >= 0], minlength=clients)
+    pool = rng.permutation(np.flatnonzero(owner < 0))
+    owner[pool[: lacking.sum()]] = np.repeat(np.arange(clients), lacking)
+    if total > clients * n:
+        warn(f"dirichlet, rebalanced: {total - clients * n} of {total} samples are not used")
+    return by_owner(owner, clients)
+
+
+def dirichlet_fixed(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes: int,
+    alpha: float = ALPHA,
+    prior: Sequence[float] | None = None,
+    samples_per_client: int | None = None,
+    overlap: bool = False,
+) -> Split:
+    """Draws shares of the classes q_i ~ Dir(alpha * prior) for each client i, which takes equally many samples by them.
+
+    The method is that of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
+    gives Dir(alpha 1_C), as in FedDyn's and Plato's code. Samples are dealt one to each client in turn, the clients in
+    random order. Where the class that a client draws has run out, it draws another one by q_i, or uniformly if q_i is 0
+    for all classes that are left (FedDyn's repository redraws for ever there).
+
+    With ``overlap``, as in Plato and hence in FedTrip, every client draws from the whole set without replacement, a
+    sample of class c with weight q_i[c].
+
+    Raises :class:`UserError` if there are not enough samples, or if ``prior`` does not fit the classes.
+    """
+    q = _profiles(clients, classes, alpha, prior, rng)
+    if overlap:
+        n = overlap_share(len(labels), samples_per_client)
+        pools = class_pools(labels, classes)
+        return [_draw_weighted(pools, shares, n, rng) for shares in q]
+    n = equal_share(len(labels), clients, samples_per_client)
+    # samples are dealt one after another: `client[s]` gets the s-th of them, which is of class `chosen[s]`
+    client = rng.permuted(np.tile(np.arange(clients), (n, 1)), axis=1).ravel()
+    chosen = _choose(q, client, np.bincount(labels, minlength=classes), rng)
+    counts = np.bincount(client * classes + chosen, minlength=clients * classes).reshape(clients, classes)
+    return deal(labels, counts, rng)
+
+
+def _profiles(
+    clients: int, classes: int, alpha: float, prior: Sequence[float] | None, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws q [clients, classes], one row for each client.
+
+    Entries that are 0, because the prior is 0 or because they underflow, become 1e-200. These classes are therefore
+    drawn, uniformly, when a client's other classes have run out, and no sum of weights is 0. Raises :class:`UserError`
+    if ``prior`` does not fit the classes.
+    """
+    weights = np.ones(classes) if prior is None else np.asarray(prior, dtype=np.float64)
+    if len(weights) != classes:
+        raise UserError(f"data.partition.prior has {len(weights)} numbers for {classes} classes; give one each")
+    if not weights.any():
+        raise UserError("data.partition.prior is 0 for every class; at least one must be above 0")
+    q = np.zeros((clients, classes))
+    concentration = alpha * weights[weights > 0] / weights.mean()
+    q[:, weights > 0] = rng.dirichlet(concentration, size=clients)
+    for i in np.flatnonzero(~np.isfinite(q).all(axis=1) | ~q.any(axis=1)):
+        q[i] = 0
+        q[i, weights > 0] = _shares(concentration, rng)
+    return np.maximum(q, 1e-200)
+
+
+def _choose(q: np.ndarray, client: np.ndarray, supply: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns the class of each sample that is dealt, drawn by the shares q of its ``client`` among the classes that
+    are left.
+
+    The result has the distribution of drawing one sample after another, but all are drawn at once. Then the class that
+    runs out first is struck out, the samples that it lacks are drawn again from the other classes, and so on.
+    """
+    left = supply > 0
+    chosen = _draw(q, left, client, rng)
+    while len(over := np.flatnonzero(np.bincount(chosen, minlength=len(supply)) > supply)):
+        # the samples by class, and within a class in the order in which they are dealt
+        order = np.argsort(chosen, kind="stable")
+        starts = np.searchsorted(chosen, over, sorter=order)
+        first = np.argmin(order[starts + supply[over]])
+        c = over[first]
+        late = order[starts[first] + supply[c] : np.searchsorted(chosen, c, "right", sorter=order)]
+        left[c] = False
+        chosen[late] = _draw(q, left, client[late], rng)
+    return chosen
+
+
+def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draws a class for each of ``rows`` by the weights q[row] of the classes that are ``left``.
+
+    A uniform number is looked up in the cumulative sums of the weights.
+    """
+    # numpy sorts numbers of 16 bits by a radix sort, which is faster
+    drawn = np.empty(len(rows), dtype=np.uint16 if len(left) < 2**16 else np.int64)
+    block = max(1, 2**20 // len(left))  # bounds the memory of the functions
+    for start in range(0, len(rows), block):
+        part = rows[start : start + block]
+        ends = np.cumsum(q[part] * left, axis=1)
+        point = rng.random(len(part)) * ends[:, -1]
+        drawn[start : start + block] = (point[:, None] >= ends).sum(axis=1)
+    return drawn
+
+
+def _draw_weighted(pools: Split, q: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws ``n`` indices without replacement, where each sample of class c has the weight q[c], and returns them
+    sorted.
+
+    If each sample gets a waiting time that is exponential with its weight as rate, the n samples whose times are the
+    shortest are such a draw (Efraimidis and Spirakis 2006). Samples of one class have equal rates q, so the gaps
+    between their sorted times are exponential with rates q k, q (k-1), ... for k samples. That gives the n shortest
+    times of each class without a draw for every sample.
+    """
+    supply = np.array([len(pool) for pool in pools])
+    waiting = supply[:, None] - np.arange(min(n, supply.max()))
+    rate = q[:, None] * np.maximum(waiting, 0)
+    with np.errstate(divide="ignore"):
+        arrival = np.cumsum(rng.standard_exponential(rate.shape) / rate, axis=1)
+    earliest = np.argpartition(arrival, n - 1, axis=None)[:n] // arrival.shape[1]
+    counts = np.bincount(earliest, minlength=len(pools))
+    drawn = [
+        pool[rng.choice(len(pool), count, replace=False, shuffle=False)]
+        for pool, count in zip(pools, counts, strict=True)
+        if count
+    ]
+    return np.sort(np.concatenate(drawn))

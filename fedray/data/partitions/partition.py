@@ -1,0 +1,160 @@
+"""The list of partitioners, and the partition that a configuration asks for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedray.config import MIN_SAMPLES, DataConfig, PartitionConfig
+from fedray.data.partitions.deal import Split, number_of_samples
+from fedray.data.partitions.dirichlet import dirichlet, dirichlet_fixed
+from fedray.data.partitions.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
+from fedray.errors import UserError, near_miss
+from fedray.warning import as_warning
+
+
+class Partitioner(NamedTuple):
+    """A kind of partition: its function, and a line about it. Its options are the function's keyword arguments.
+
+    ``by_class`` says that it deals by the samples' classes, which not every task has.
+    """
+
+    split: Callable[..., Split]
+    about: str
+    by_class: bool = True
+
+    @property
+    def arguments(self) -> set[str]:
+        parameters = inspect.signature(self.split).parameters.values()
+        return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+    @property
+    def options(self) -> list[str]:
+        """The configuration keys that the partitioner takes, without ``data.`` before them."""
+        return [_key(name) for name in _OPTIONS if name in self.arguments or name == "min_samples"]
+
+
+PARTITIONERS = {
+    "iid": Partitioner(iid, "shuffled and cut into equal parts", by_class=False),
+    "label_skew": Partitioner(label_skew, "classes_per_client classes each, equally many samples (pFedMo)"),
+    "quantity_skew": Partitioner(
+        quantity_skew, "sizes[i] samples each, in the class proportions of the set (pFedMo)", False
+    ),
+    "dirichlet": Partitioner(dirichlet, "each class cut among the clients by Dir(alpha); sizes vary (pFedMo, MOON)"),
+    "dirichlet_fixed": Partitioner(
+        dirichlet_fixed,
+        "each client's classes drawn from Dir(alpha prior), equal sizes (Hsu et al. 2019, FedDyn)",
+    ),
+    "shards": Partitioner(shards, "sorted by label, cut into shards, shards_per_client each (McMahan et al. 2017)"),
+    "orthogonal": Partitioner(orthogonal, "clusters of clients with classes of their own (FedTrip)"),
+    "natural": Partitioner(natural, "the data's own clients, as the source says; data.clients is ignored", False),
+}
+AUTO = "auto"
+"""The kind that stands for ``natural``, ``dirichlet`` or ``iid``, whichever fits the data (:func:`kind_of`)."""
+
+_OPTIONS = ["samples_per_client", *(name for name in PartitionConfig.model_fields if name != "kind")]
+
+
+def _key(name: str) -> str:
+    return name if name == "samples_per_client" else f"partition.{name}"
+
+
+def partition(
+    labels: np.ndarray,
+    classes: int,
+    data: DataConfig,
+    rng: np.random.Generator,
+    owners: np.ndarray | None = None,
+    has_classes: bool = True,
+) -> tuple[Split, tuple[str, ...]]:
+    """Returns the split that ``data`` asks for of samples with ``labels`` int64 [n], and lines for the user about it.
+
+    ``owners`` int64 [n] are the data's own clients; None if the data have none. ``has_classes`` says whether the task
+    has classes; otherwise all labels are the same.
+
+    Raises :class:`UserError` for an unknown kind, for options that the kind does not take, for a kind that deals by
+    classes where there are none, and for clients with fewer than ``min_samples`` samples.
+    """
+    kind = kind_of(data, owners is not None, has_classes)
+    chosen = PARTITIONERS[kind]
+    if chosen.by_class and not has_classes:
+        takers = ", ".join(name for name, entry in PARTITIONERS.items() if not entry.by_class)
+        raise UserError(f"data.partition.kind={kind} deals by classes, and the targets are none: use {takers}")
+    notes: list[str] = []
+    if owners is not None and kind != "natural":
+        notes.append(
+            f"warning: the data say whose each sample is, but data.partition.kind={kind} does not use that; natural "
+            "does"
+        )
+    offered = {**_given(data, kind), "classes": classes, "owners": owners, "note": notes.append}
+    offered["warn"] = lambda line: notes.append(as_warning(line))
+    arguments = {name: value for name, value in offered.items() if name in chosen.arguments}
+    split = chosen.split(labels, data.clients, rng, **arguments)
+    least = data.partition.min_samples
+    _check_sizes(split, MIN_SAMPLES if least is None else least, kind)
+    if kind == "natural" and data.clients not in (len(split), DataConfig.model_fields["clients"].default):
+        line = f"data.clients={data.clients} is not used: the data have {len(split)} clients of their own"
+        notes.append(as_warning(line))
+    return split, tuple(notes)
+
+
+def kind_of(data: DataConfig, has_owners: bool, has_classes: bool) -> str:
+    """Returns the kind of partition that ``data`` asks for.
+
+    ``auto`` is natural if the data have their own clients, else dirichlet if samples have classes, else iid.
+    """
+    kind = data.partition.kind
+    if kind == AUTO:
+        return "natural" if has_owners else "dirichlet" if has_classes else "iid"
+    if kind not in PARTITIONERS:
+        known = [AUTO, *PARTITIONERS]
+        raise UserError(f"data.partition.kind: there is no partition {kind!r}{near_miss(kind, known)}")
+    return kind
+
+
+def _given(data: DataConfig, kind: str) -> dict[str, Any]:
+    """Returns the options that differ from their defaults. Raises :class:`UserError` for one that ``kind`` does not
+    take.
+
+    An option that is set to its default is left out, because a resolved configuration has all defaults in it and must
+    still be accepted.
+    """
+    given = {}
+    for name in _OPTIONS:
+        section = data if name == "samples_per_client" else data.partition
+        value = getattr(section, name)
+        if value == type(section).model_fields[name].default:
+            continue
+        given[name] = value
+        if _key(name) not in PARTITIONERS[kind].options:
+            takers = ", ".join(other for other, entry in PARTITIONERS.items() if name in entry.arguments)
+            chosen = " (auto: the data have clients of their own)" if data.partition.kind == AUTO else ""
+            raise UserError(
+                f"data.{_key(name)} does not apply to data.partition.kind={kind}{chosen}; it does to {takers}"
+            )
+    return given
+
+
+def implied_options(kind: str) -> dict[str, Any]:
+    """Returns the values, by name, that options of ``kind`` have where they are null in a :class:`PartitionConfig`."""
+    parameters = inspect.signature(PARTITIONERS[kind].split).parameters
+    unset = [name for name, field in PartitionConfig.model_fields.items() if field.default is None]
+    stands_for = {name: parameters[name].default for name in unset if name in parameters}
+    found = {name: value for name, value in stands_for.items() if value not in (None, inspect.Parameter.empty)}
+    return {**found, "min_samples": MIN_SAMPLES}
+
+
+def _check_sizes(split: Split, least: int, kind: str) -> None:
+    sizes = np.array([len(indices) for indices in split])
+    if len(sizes) and sizes.min() < least:
+        client, few = int(np.argmax(sizes < least)), int((sizes < least).sum())
+        lack = f", but data.partition.min_samples={least}" if least > 1 else ""
+        rest = f", like {few - 1:,} other{'s' * (few > 2)}" if few > 1 else ""
+        remedy = "raise its data.partition.sizes" if kind == "quantity_skew" else f"lower data.clients={len(sizes)}"
+        raise UserError(
+            f"{kind}: client {client} would have {number_of_samples(sizes[client])}{rest}{lack}: {remedy}, or set "
+            f"data.partition.min_samples=0, with which clients may have none"
+        )

@@ -1,0 +1,158 @@
+"""The source ``csv``: tables of the user's own in csv files, with a column of targets and perhaps one of clients."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedray.config import IGNORED
+from fedray.data.sources.columns import Columns, held_out, note_on_held_out
+from fedray.data.sources.source import Source, from_fields
+from fedray.data.sources.tables import read_frame, with_columns_of
+from fedray.data.sources.targets import AUTO
+from fedray.errors import UserError, first_sentence
+from fedray.util.files import in_home
+
+WHOLE = r"-?(?:0|[1-9]\d{0,17})"
+"""A text that stands for a whole number, in the one way in which it is written. Others, such as 007, are names."""
+
+WHOLE_CLIENT, WHOLE_FLOAT = r"0|[1-9]\d{0,17}", r"(?:0|[1-9]\d{0,14})\.0*"
+"""The number of a client, and the same as pandas writes it if a column once had gaps: 7.0."""
+
+PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
+
+EXACT: dict[str, Any] = {} if PANDAS > (3, 0) else {"float_precision": "round_trip"}
+"""How a number is read as Python would read it, which later versions of pandas do by themselves."""
+
+
+def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGNORED) -> Source:
+    """Reads ``train.csv`` and ``test.csv`` in the folder ``root``, or the one csv file ``root``.
+
+    Of one file every fifth row is a test row; if it has clients, every fifth row of each client. ``columns`` says which
+    columns hold what; inputs must be numeric, and become float32. ``kind`` and ``ignored`` are ``task.kind`` and
+    ``task.ignore_index``.
+
+    Raises :class:`UserError`, which names the file, and column and row where it can, for whatever is wrong.
+    """
+    if root is None:
+        raise UserError("data.source=csv needs data.root: the folder with train.csv and test.csv, or one csv file")
+    place = in_home(root)
+    notes: tuple[str, ...] = ()
+    names = None
+    if place.is_dir():
+        paths = (place / "train.csv", place / "test.csv")
+        train, test = (_read(path, columns, has_clients=path == paths[0]) for path in paths)
+        if columns.inputs is None:
+            test = with_columns_of(train, test, columns, (str(paths[0]), str(paths[1])))
+    else:
+        paths = (place, place)
+        table = _read(place, columns)
+        client = columns.find_client(list(table.columns), str(place), needed=True)
+        tests = held_out(len(table), None if client is None else table[client])
+        if not tests.any():
+            raise UserError(
+                f"{place} is too short: of {len(table)} rows none is a fifth one, so that none is a test row"
+            )
+        train, test = (table[rows].reset_index(drop=True) for rows in (~tests, tests))
+        notes = (note_on_held_out(place, "file of tests beside it", client is not None),)
+    train, test = _with_values(train, test, columns)
+    if place.is_file() and train[columns.target].dtype.kind not in "biuf":
+        # a class of few rows may have none in one of the two sets
+        names = sorted({*train[columns.target], *test[columns.target]})
+    given: dict[str, Any] = {"class_names": names} if names and kind in (AUTO, "classification") else {}
+    for part, path, frame in (("train", paths[0], train), ("test", paths[1], test)):
+        found = read_frame(frame, str(path), columns, part == "train")
+        given |= dict(zip((f"x_{part}", f"y_{part}", f"client_{part}"), found, strict=False))
+    source = from_fields(place.stem, given, str(place), kind, ignored)
+    return replace(source, notes=(*source.notes, *notes))
+
+
+def _read(path: Path, columns: Columns, has_clients: bool = True) -> pd.DataFrame:
+    """Reads a csv file. Targets and clients stay texts, of which none is empty."""
+    there = _header(path)
+    columns.require(there, str(path), columns.target, columns.target_key)
+    client = columns.find_client(there, str(path), has_clients)
+    inputs = columns.find_inputs(there, str(path), client)
+    if "" in inputs:
+        raise UserError(
+            f"{path}: column {there.index('')} has no name, as the index that pandas' to_csv writes; write it with "
+            "index=False, or name the columns of inputs (data.input_columns)"
+        )
+    others = list(dict.fromkeys([columns.target, *([] if client is None else [client])]))
+    # as texts, so that 007 stays another client than 7; the mark keeps pandas from taking NA for a gap
+    texts = {there.index(column): "={}".format for column in others}
+    table = _parse(path, converters=texts, low_memory=False, **EXACT)
+    if not len(table):
+        raise UserError(f"{path} has no rows")
+    table.columns = pd.Index(there)
+    for column in others:
+        table[column] = table[column].str[1:]
+        empty = table[column].str.strip() == ""
+        if empty.any():
+            raise UserError(
+                f"{path}: column {column!r} has nothing in row {int(empty.argmax())} ({int(empty.sum())} such rows)"
+            )
+    return table[[*inputs, *others]].astype(dict.fromkeys(others, object))
+
+
+def _header(path: Path) -> list[str]:
+    """Returns the names of a file's columns."""
+    # of rows that are all longer than the first line, pandas would take the first values for an index
+    names, *_ = _parse(path, header=None, nrows=2, dtype=str, keep_default_na=False).to_numpy().tolist()
+    for separator in (";", "\t", "|"):
+        if len(names) == 1 and separator in names[0]:
+            raise UserError(f"{path} separates its columns by {separator!r}; data.source=csv needs commas")
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise UserError(f"{path} has two columns {name!r}")
+    return names
+
+
+def _parse(path: Path, **options: Any) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path, encoding="utf-8-sig", **options)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except pd.errors.EmptyDataError:
+        raise UserError(f"{path} is empty") from None
+    except (OSError, ValueError, EOFError) as error:
+        reason = ValueError(str(error).replace("Error tokenizing data. C error: ", ""))
+        raise UserError(f"{path} can't be read as csv: {first_sentence(reason)}") from None
+
+
+def _with_values(train: pd.DataFrame, test: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns both tables with numbers in the place of targets and clients that are texts, where all of both tables
+    stand for numbers."""
+    client = columns.find_client(list(train.columns), "", needed=False)
+    # a column may be both
+    for column, read in {client: _clients, columns.target: _targets}.items():
+        if column is None:
+            continue
+        frames = [frame for frame in (train, test) if column in frame]
+        values = read(pd.concat([frame[column] for frame in frames], ignore_index=True))
+        train = train.assign(**{column: values[: len(train)]})
+        if len(frames) > 1:
+            test = test.assign(**{column: values[len(train) :]})
+    return train, test
+
+
+def _targets(texts: pd.Series) -> np.ndarray:
+    if texts.str.fullmatch(WHOLE).all():
+        return texts.astype(np.int64).to_numpy()
+    # Python's own numbers may have marks between digits: 1_000
+    if not texts.str.contains("_").any():
+        with contextlib.suppress(ValueError):
+            return np.array([float(text) for text in texts])
+    return texts.to_numpy(object)
+
+
+def _clients(texts: pd.Series) -> np.ndarray:
+    for form in (WHOLE_CLIENT, WHOLE_FLOAT):
+        if texts.str.fullmatch(form).all():
+            return texts.astype(np.float64 if form == WHOLE_FLOAT else np.int64).to_numpy().astype(np.int64)
+    return texts.to_numpy(object)

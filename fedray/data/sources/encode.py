@@ -1,0 +1,197 @@
+"""Turns labels and clients into whole numbers: names (texts, categories, false and true) are numbered, and kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedray.data.sources.features import as_array
+from fedray.errors import UserError, near_miss
+
+Names = tuple[str, ...]
+
+LISTED = 20
+"""The number of names up to which a message lists all of them, where none is close to the unknown one."""
+
+
+def encode_labels(
+    where: str, given: Mapping[str, Any], names: Sequence[str] | None = None
+) -> tuple[dict[str, np.ndarray], Names | None]:
+    """Returns the labels of each array of ``given`` (``y_train`` first) as int64 [n], and the names of the classes.
+
+    Labels that are whole numbers stay what they are, and the classes have names only if ``names`` has them. Labels that
+    are names are numbered in the order of ``names``; without it, in the order of pandas' categories, else sorted. The
+    names of the first array are those of all arrays.
+
+    Raises :class:`UserError`, which names array and row, for a missing label, a fraction, and a name that the first
+    array does not have.
+    """
+    first = next(iter(given))
+    given = {key: array_or_categories(where, key, values) for key, values in given.items()}
+    _refuse_mixture(where, given)
+    if not are_names(given[first]):
+        return {key: whole_numbers(where, key, values) for key, values in given.items()}, _texts(names)
+    known = names_of(where, first, given[first]) if names is None else names
+    holder = first if names is None else "class_names"
+    return {key: _known_codes(where, key, values, known, holder) for key, values in given.items()}, _texts(known)
+
+
+def encode_clients(
+    where: str, train: Any, test: Any = None, names: Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray | None, Names | None]:
+    """Returns ``client_train`` and ``client_test`` as int64 [n], and the clients' names if they are not just numbers.
+
+    They are numbered as labels are (:func:`encode_labels`). Test samples of clients without training samples get -1.
+    """
+    train = array_or_categories(where, "client_train", train)
+    test = None if test is None else array_or_categories(where, "client_test", test)
+    _refuse_mixture(where, {"client_train": train} | ({} if test is None else {"client_test": test}))
+    if are_names(train):
+        known = names_of(where, "client_train", train) if names is None else names
+        codes = _known_codes(where, "client_train", train, known, "client_names")
+        return codes, None if test is None else codes_of(where, "client_test", test, known), _texts(known)
+    numbers = whole_numbers(where, "client_train", train)
+    if numbers.min(initial=0) < 0:
+        row = int(np.argmax(numbers < 0))
+        raise UserError(f"{where}: client_train has client {numbers[row]} in row {row}; clients are 0, 1, 2, ...")
+    if names is not None and len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
+        row = int(np.argmax((numbers < 0) | (numbers >= len(names))))
+        raise UserError(
+            f"{where}: client_train has client {numbers[row]} in row {row}, but client_names has {len(names)} names"
+        )
+    return numbers, None if test is None else whole_numbers(where, "client_test", test), _texts(names)
+
+
+def _refuse_mixture(where: str, given: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` if some arrays hold names and others numbers."""
+    first = next(iter(given))
+    kinds = {key: "names" if are_names(values) else "numbers" for key, values in given.items()}
+    for key, kind in kinds.items():
+        if kind != kinds[first]:
+            raise UserError(
+                f"{where}: {first} holds {kinds[first]} and {key} {kind}; they must be alike (texts, dates, true and "
+                "false, and pandas' categories are names)"
+            )
+
+
+def _known_codes(where: str, key: str, values: Any, known: Sequence[Any], holder: str) -> np.ndarray:
+    codes = codes_of(where, key, values, known)
+    if (codes < 0).any():
+        row = int(np.argmin(codes))
+        name, texts = str(_column(where, key, values)[row]), [str(each) for each in known]
+        hint = near_miss(name, texts) if len(texts) <= LISTED else ""
+        raise UserError(f"{where}: {key} has {name!r} in row {row}, which {holder} does not have{hint}")
+    return codes
+
+
+def _texts(names: Sequence[Any] | None) -> Names | None:
+    return None if names is None else tuple(str(name) for name in names)
+
+
+def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
+    """Returns ``values`` as int64 [n].
+
+    Raises :class:`UserError`, which names the row, for a value that this would change, such as a fraction.
+    """
+    values = _column(where, key, values)
+    if values.dtype.kind == "O":
+        _refuse_missing(where, key, values)
+        values = _numbers_of_objects(where, key, values)
+    if values.dtype.kind == "f":
+        changed = ~(values == np.trunc(values)) | (np.abs(values) >= 2.0**63)
+        if changed.any():
+            row = int(np.argmax(changed))
+            raise UserError(f"{where}: {key} must hold whole numbers, not {values[row]:g} as in row {row}")
+    elif values.dtype.kind not in "iu":
+        raise UserError(f"{where}: {key} must hold whole numbers or names, not {values.dtype}")
+    if values.dtype == np.uint64 and values.max(initial=0) > np.iinfo(np.int64).max:
+        raise UserError(f"{where}: {key} has a number beyond int64 in row {int(values.argmax())}")
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def names_of(where: str, key: str, values: Any) -> list[Any]:
+    """Returns the different names among ``values``.
+
+    They are in the order of pandas' categories if there are such. Otherwise false comes before true, and all other
+    names are sorted.
+    """
+    categories = _categories(values)
+    if categories is not None:
+        (text, count), *_ = Counter(map(str, categories)).most_common(1) or [("", 0)]
+        if count > 1:
+            raise UserError(f"{where}: {key} has {count} categories that are {text!r} when written as text")
+        return list(categories)
+    column = _column(where, key, values)
+    _refuse_missing(where, key, column)
+    different = set(column.tolist())
+    return [False, True] if different <= {False, True} else sorted(different)
+
+
+def codes_of(where: str, key: str, values: Any, known: Sequence[Any]) -> np.ndarray:
+    """Returns the position of each of ``values`` in ``known``, int64 [n]; -1 for a value that is not there.
+
+    Values are compared as texts.
+    """
+    column = _column(where, key, values)
+    _refuse_missing(where, key, column)
+    place = {str(name): position for position, name in enumerate(known)}
+    return np.array([place.get(str(value), -1) for value in column.tolist()], dtype=np.int64)
+
+
+def _categories(values: Any) -> Any:
+    """Returns the categories of a categorical column of pandas; None for all other values."""
+    return getattr(getattr(values, "dtype", None), "categories", None)
+
+
+def array_or_categories(where: str, key: str, values: Any) -> Any:
+    """Returns categories of pandas as they are, and other ``values`` as :func:`fedray.data.sources.features.as_array`
+    does."""
+    return as_array(where, key, values) if _categories(values) is None else values
+
+
+def are_names(values: Any) -> bool:
+    """Returns whether values have to be numbered, which is so for texts, dates, booleans and pandas' categories."""
+    if _categories(values) is not None:
+        return True
+    values = np.asarray(values)
+    if values.dtype.kind != "O":
+        return values.dtype.kind in "USbM"
+    from pandas.api.types import infer_dtype
+
+    return infer_dtype(values, skipna=True) in ("string", "boolean", "date", "datetime")
+
+
+def _column(where: str, key: str, values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    if values.ndim != 1:
+        raise UserError(
+            f"{where}: {key} must hold one number or name per sample (shape [n]), not shape {list(values.shape)}"
+        )
+    if values.dtype.kind == "S":
+        return np.char.decode(values, "utf-8", "replace")
+    return np.datetime_as_string(values) if values.dtype.kind == "M" else values
+
+
+def _refuse_missing(where: str, key: str, values: np.ndarray) -> None:
+    from pandas import isna
+
+    missing = isna(values)
+    if missing.any():
+        rows = int(np.count_nonzero(missing))
+        raise UserError(f"{where}: {key} has nothing in row {int(np.argmax(missing))} ({rows} such rows)")
+
+
+def _numbers_of_objects(where: str, key: str, values: np.ndarray) -> np.ndarray:
+    for row, value in enumerate(values):
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise UserError(
+                f"{where}: {key} holds numbers and other things, as {value!r} in row {row}; labels and clients must be "
+                "all numbers or all names"
+            )
+    try:
+        return np.array(values.tolist())
+    except OverflowError:
+        raise UserError(f"{where}: {key} has a number beyond int64") from None

@@ -1,0 +1,144 @@
+"""Reads the inputs of a data set: arrays of any shape and type, or tuples and dicts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedray.core.structure import leaves, map_leaves, outline
+from fedray.errors import UserError
+from fedray.usercode.importing import as_user_error
+
+_STORED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.complex128): np.complex64}
+"""Types that torch can't index, or has no use for, and what is stored instead."""
+
+
+def read_features(where: str, name: str, x: Any, samples: int) -> Any:
+    """Returns inputs as arrays ``[n, ...]``, in the structure in which they were given.
+
+    Numbers with a fraction become float32; uint8, other whole numbers, booleans and complex numbers stay what they are.
+    A dict is named inputs of the model. So is a tuple its positional inputs, unless it has ``samples`` elements: then
+    these are the samples. Raises :class:`UserError`, which names the array and the row, for what can't be used.
+    """
+    if form_of(x) is not x:
+        return x
+    if isinstance(x, Mapping):
+        if not x:
+            raise UserError(f"{where}: {name} is a dict without inputs")
+        return {str(key): read_features(where, f"{name}[{key!r}]", part, samples) for key, part in x.items()}
+    if isinstance(x, tuple) and x and len(x) != samples and all(np.ndim(part) > 0 for part in x):
+        return tuple(read_features(where, f"{name}[{place}]", part, samples) for place, part in enumerate(x))
+    return _read_array(where, name, x)
+
+
+def form_of(x: Any) -> Any:
+    """Returns arrays ``[n, ...]`` that tell the shapes and types of inputs: these themselves, or, of items that are
+    read when they are used, the first one."""
+    return getattr(x, "first", x)
+
+
+def _read_array(where: str, name: str, x: Any) -> np.ndarray:
+    x = as_array(where, name, x)
+    if x.dtype in (np.float64, np.float16):
+        # a number that is too large for float32 becomes infinite, which is refused below
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+    if x.dtype.kind not in "biufc":
+        raise UserError(f"{where}: {name} is of type {x.dtype}; features must be numbers")
+    if x.dtype == np.uint64 and x.max(initial=0) > np.iinfo(np.int64).max:
+        raise UserError(f"{where}: {name} has a number beyond int64 in row {int(x.argmax()) // max(1, x[0].size)}")
+    x = x.astype(_STORED.get(x.dtype, np.int64 if x.dtype == np.uint64 else x.dtype), copy=False)
+    if x.ndim < 2:
+        raise UserError(f"{where}: {name} has shape {list(x.shape)}; features must be [samples, ...]")
+    if not x.size:
+        raise UserError(f"{where}: {name} is empty (shape {list(x.shape)})")
+    if x.dtype.kind in "fc":
+        finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            what = "NaN" if np.isnan(x[row]).any() else "an infinite number"
+            raise UserError(f"{where}: {name} has {what} in row {row} ({int((~finite).sum())} such rows)")
+    return np.ascontiguousarray(x)
+
+
+def as_array(where: str, name: str, values: Any) -> np.ndarray:
+    """Returns ``values`` as an array; rows that are arrays or lists themselves are stacked.
+
+    Raises :class:`UserError`, which names the first row that is unlike row 0, or says what failed.
+    """
+    with as_user_error(f"{where}: {name} can't be read as an array"):
+        try:
+            found = np.asarray(values)
+        except ValueError:  # rows of unequal shapes
+            return stack_samples(f"{where}: row", name, values)
+        if found.dtype == object and found.ndim == 1 and len(found) and np.ndim(found[0]):
+            return stack_samples(f"{where}: row", name, found)
+    return found
+
+
+def alike(where: str, name: str, x: Any, first: Any) -> Any:
+    """Returns the inputs ``x`` of another set than the training set, whose inputs are ``first``, in the types of these.
+
+    Raises :class:`UserError` if their structures, shapes or types do not fit.
+    """
+    whole, x, first = x, form_of(x), form_of(first)
+    if outline(x) != outline(first):
+        raise UserError(f"{where}: {name} is {outline(x)}, x_train {outline(first)}; they must be alike")
+
+    def check(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.shape[1:] != b.shape[1:]:
+            raise UserError(
+                f"{where}: samples of {name} have shape {list(a.shape[1:])}, those of x_train {list(b.shape[1:])}"
+            )
+        both_whole = a.dtype != np.uint8 and b.dtype != np.uint8 and a.dtype.kind in "iu" and b.dtype.kind in "iu"
+        if a.dtype != b.dtype and not both_whole:
+            raise UserError(f"{where}: {name} is {a.dtype}, x_train {b.dtype}; they must be alike")
+        return a
+
+    map_leaves(check, x, first)
+    return whole
+
+
+def count_samples(where: str, name: str, x: Any) -> int:
+    """Returns the number of samples. Raises :class:`UserError` if the inputs of a tuple or dict have unequal ones."""
+    found = {len(leaf) for leaf in leaves(x)}
+    if len(found) > 1:
+        raise UserError(f"{where}: the inputs of {name} have {' and '.join(map(str, sorted(found)))} samples")
+    return found.pop()
+
+
+def as_sample(x: Any) -> Any:
+    """Returns one sample's inputs as arrays. A tuple of single numbers is one array."""
+    if isinstance(x, tuple) and all(np.ndim(part) == 0 for part in x):
+        return np.asarray(x)
+    return map_leaves(np.asarray, x)
+
+
+def stack_samples(unit: str, name: str, samples: Iterable[Any]) -> Any:
+    """Returns the samples, each an array or a tuple or dict of arrays, as one array, or one tuple or dict of them.
+
+    Raises :class:`UserError`, which names the first sample that is unlike sample 0, as ``unit`` (item, row) of
+    ``name``.
+    """
+    kept = list(map(as_sample, samples))
+    for number, sample in enumerate(kept):
+        if outline(sample) != outline(kept[0]):
+            raise UserError(
+                f"{unit} {number} of {name} is {outline(sample)}, the first one {outline(kept[0])}; make them alike"
+            )
+    return map_leaves(lambda *rows: _stack(unit, name, rows), *kept)
+
+
+def _stack(unit: str, name: str, arrays: tuple[np.ndarray, ...]) -> np.ndarray:
+    first = arrays[0]
+    for number, array in enumerate(arrays):
+        if array.shape != first.shape:
+            raise UserError(
+                f"{unit} {number} of {name} has shape {list(array.shape)}, the first one {list(first.shape)}; all "
+                "must be equally large"
+            )
+        if array.dtype != first.dtype:
+            raise UserError(f"{unit} {number} of {name} is {array.dtype}, the first one {first.dtype}; make them alike")
+    return np.stack(arrays)

@@ -1,0 +1,190 @@
+"""Photographs with natural clients, listed in csv files, as GLDv2 and iNaturalist publish their federated splits.
+
+The folder has ``train.csv`` or ``federated_train.csv`` with the columns ``user_id,image_id,class``, ``test.csv`` with
+``image_id,class``, and the images as ``train/a/b/c/abcdef.jpg`` (the first three characters of the id) or
+``train/abcdef.jpg``; test images also below ``test``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedray.data.sources.find import find_files
+from fedray.data.sources.images import SUFFIXES, ImageFiles
+from fedray.data.sources.source import Source
+from fedray.data.storage.lazy import LazyItems
+from fedray.errors import UserError, near_miss
+from fedray.util.files import in_home
+
+TRAIN = ("train.csv", "federated_train.csv")
+
+ENDINGS = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
+"""The endings with which the image of an id is looked for."""
+
+SCALE, SHIFT = (1 / (255 * np.array([0.229, 0.224, 0.225])), -np.array([0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225])
+"""The normalisation of ImageNet's photographs, which models with pretrained weights expect."""
+
+
+SPARSE, SPARSE_MORE = 10, 1000
+"""A class is taken for a mistake if its number is at least :data:`SPARSE` times the classes that occur, and
+:data:`SPARSE_MORE`. A part of a split has classes that do not occur."""
+
+
+class Counts(NamedTuple):
+    """What a split consists of."""
+
+    users: int
+    images: int
+    classes: int
+
+
+class Published(NamedTuple):
+    """A published split: its counts, and the address of its photographs. Both splits have their lists at
+    :data:`LISTS`."""
+
+    counts: Counts
+    photographs: str
+
+
+LISTS = "https://github.com/google-research/google-research/tree/master/federated_vision_datasets"
+GLDV2 = Published(Counts(1262, 164172, 2028), "https://github.com/cvdfoundation/google-landmark")
+INATURALIST = Published(Counts(9275, 120300, 1203), "https://github.com/visipedia/inat_comp/tree/master/2017")
+
+
+def federated_csv(root: str | None, image_size: int | None) -> Source:
+    """Loads a split of the user's own. Raises :class:`UserError` for a file, column or image that is missing, for an
+    image that is listed twice, and for a class that is no number from 0."""
+    if root is None:
+        raise UserError("data.source=federated_csv needs data.root: the folder with train.csv, test.csv and the images")
+    return _load("federated_csv", in_home(root), image_size, None)
+
+
+def gldv2(root: str | None, image_size: int | None) -> Source:
+    """Loads Google Landmarks v2, federated as Landmarks-User-160k (Hsu, Qi, Brown 2020): 1,262 users."""
+    return _published("gldv2", root, image_size, GLDV2)
+
+
+def inaturalist(root: str | None, image_size: int | None) -> Source:
+    """Loads iNaturalist 2017, federated as iNaturalist-User-120k (Hsu, Qi, Brown 2020): 9,275 users."""
+    return _published("inaturalist", root, image_size, INATURALIST)
+
+
+def _published(name: str, root: str | None, image_size: int | None, published: Published) -> Source:
+    def look(place: Path) -> Path:
+        for folder in (place / name, place):
+            if any((folder / file).is_file() for file in TRAIN):
+                return folder
+        raise UserError(f"data.root={place} has neither {' nor '.join(TRAIN)} (nor are they in {name})")
+
+    folder = find_files(
+        name, root, look, download=None, wanted=f"{TRAIN[1]}, test.csv and the images of the folder train",
+        address=f"{LISTS} and {published.photographs}",
+    )  # fmt: skip
+    return _load(name, folder, image_size, published.counts)
+
+
+def _load(name: str, folder: Path, image_size: int | None, published: Counts | None) -> Source:
+    if image_size is None:
+        raise UserError(f"data.source={name} needs data.image_size: the pixels to which photographs are scaled")
+    found = next((folder / file for file in TRAIN if (folder / file).is_file()), None)
+    if found is None:
+        raise UserError(f"data.root={folder} has neither {' nor '.join(TRAIN)}")
+    train, test = _table(found, ("user_id", "image_id", "class")), _table(folder / "test.csv", ("image_id", "class"))
+    classes = None if published is None else published.classes
+    for path, table in ((found, train), (folder / "test.csv", test)):
+        _check_classes(path, table, classes, train["class"].nunique())
+    if published is not None:
+        _check_counts(name, found, train, published)
+    labels, tests = (table["class"].to_numpy(np.int64) for table in (train, test))
+    images = _images(found, train, folder, image_size)
+    return Source(
+        name,
+        LazyItems(images, str(found)),
+        labels,
+        LazyItems(_images(folder / "test.csv", test, folder, image_size), str(folder / "test.csv")),
+        tests,
+        classes=1 + int(max(labels.max(), tests.max())),
+        scale=SCALE.astype(np.float32),
+        shift=SHIFT.astype(np.float32),
+        client_train=train["user_id"].to_numpy(object),
+        client_test=test["user_id"].to_numpy(object) if "user_id" in test else None,
+        notes=images.notes(),
+    )
+
+
+def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    """Reads a csv file. Ids are texts, and classes whole numbers from 0."""
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} can't be read as csv: {error}") from None
+    for column in columns:
+        if column not in table:
+            raise UserError(f"{path} has no column {column!r}{near_miss(column, map(str, table.columns))}")
+    if table.empty:
+        raise UserError(f"{path} lists no images")
+    for column in columns:
+        if (table[column] == "").any():
+            raise UserError(f"{path}: {column} has nothing in row {int((table[column] == '').argmax())}")
+    twice = table["image_id"].duplicated()
+    if twice.any():
+        row = int(twice.argmax())
+        raise UserError(
+            f"{path}: image {table['image_id'][row]!r} in row {row} is listed before ({twice.sum()} such rows)"
+        )
+    whole = table["class"].str.fullmatch(r"\d{1,9}")
+    if not whole.all():
+        row = int((~whole).argmax())
+        raise UserError(f"{path}: class {table['class'][row]!r} in row {row} is no whole number from 0")
+    return table.assign(**{"class": table["class"].astype(np.int64)})
+
+
+def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurring: int) -> None:
+    """Raises :class:`UserError` for a class that is out of range: beyond the ``classes`` of a published split, or so
+    large, where ``occurring`` classes occur, that it must be a mistake."""
+    beyond = SPARSE * occurring + SPARSE_MORE if classes is None else classes
+    row = int(table["class"].argmax())
+    if table["class"][row] >= beyond:
+        why = f"{occurring:,} classes occur: number them from 0" if classes is None else f"{classes:,} are published"
+        raise UserError(f"{path}: class {table['class'][row]} in row {row} is out of range, as {why}")
+
+
+def _check_counts(name: str, path: Path, train: pd.DataFrame, published: Counts) -> None:
+    found = Counts(train["user_id"].nunique(), len(train), train["class"].nunique())
+    for what, here, there in zip(Counts._fields, found, published, strict=True):
+        if here != there:
+            raise UserError(
+                f"{path} has {here:,} {what}, but {name} has {there:,}; data.source=federated_csv takes any counts"
+            )
+
+
+def _images(path: Path, table: pd.DataFrame, folder: Path, size: int) -> ImageFiles:
+    """Returns the images of a table, in its order."""
+    places = [_place(folder, name) for name in table["image_id"]]
+    missing = [row for row, place in enumerate(places) if place is None]
+    if missing:
+        image = table["image_id"][missing[0]]
+        raise UserError(
+            f"{path}: image {image!r} in row {missing[0]} is in none of {folder}/train, {folder}/test, as "
+            f"{'/'.join(image[:3])}/{image}.jpg or {image}.jpg ({len(missing)} such rows)"
+        )
+    return ImageFiles(folder, [str(place) for place in places], table["class"].to_numpy(), size)
+
+
+def _place(folder: Path, image: str) -> str | None:
+    """Returns the path of an image below ``folder``; None if there is none."""
+    # an id is the name of a file and nothing else, so that a table can't lead out of the folder
+    if "/" in image or "\\" in image or image in (".", ".."):
+        return None
+    for suffix in ENDINGS:
+        for part in ("train", "test"):
+            for below in ("/".join([part, *image[:3], image]), f"{part}/{image}"):
+                if (folder / (below + suffix)).is_file():
+                    return below + suffix
+    return None

@@ -1,0 +1,267 @@
+"""The samples of a Hugging Face Dataset: its columns as arrays, or its rows, read from Arrow when they are used.
+
+Nothing here imports ``datasets``, which is optional: whoever has such a Dataset has imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import pickle
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedray.core.structure import map_leaves
+from fedray.data.sources.arrow import column_array
+from fedray.data.sources.columns import Columns, in_order_of
+from fedray.data.sources.find import file_stamp
+from fedray.data.sources.images import decode_image
+from fedray.data.sources.targets import AUTO
+from fedray.data.storage.lazy import LazyItems
+from fedray.data.storage.machine import is_much
+from fedray.data.storage.remembered import remembered
+from fedray.errors import UserError, first_sentence
+
+INSTALL = "pip install 'fedray[hf]'"
+"""How the library is installed to which such a Dataset belongs."""
+
+ROWS = 1000
+"""The number of rows that are hashed at a time."""
+
+
+def is_table(data: Any) -> bool:
+    """Returns whether ``data`` is a Dataset of Hugging Face.
+
+    Raises :class:`UserError` for their other classes, of which nobody can tell the samples.
+    """
+    library = sys.modules.get("datasets")
+    for name, instead in (
+        ("DatasetDict", "data=d['train'], test=d['test']"),
+        ("IterableDataset", "a Dataset that is not streamed"),
+        ("IterableDatasetDict", "Datasets that are not streamed"),
+    ):
+        if isinstance(getattr(library, name, None), type) and isinstance(data, getattr(library, name)):
+            raise UserError(f"data=... is a {name}; hand over {instead}")
+    kind = getattr(library, "Dataset", None)
+    return isinstance(kind, type) and isinstance(data, kind)
+
+
+def fields_of(
+    sets: Mapping[str, Any],
+    columns: Columns,
+    kind: str = AUTO,
+    access: str = AUTO,
+    image_size: int | None = None,
+    where: str = "",
+    stamps: Sequence[Any] | None = None,
+) -> dict[str, Any]:
+    """Returns the fields of a Source from the Datasets ``train`` and ``test``, not yet checked.
+
+    Inputs are arrays; but items that are read when they are used if they are images, take much memory, or ``access``
+    (``data.access``) is lazy. ``kind`` and ``image_size`` are ``task.kind`` and ``data.image_size``. ``where`` stands
+    before the names of the sets in messages. ``stamps`` are those of the files in which all of both sets is, if there
+    are such.
+
+    Raises :class:`UserError`, which names column and row, for whatever can't be used.
+    """
+    given: dict[str, Any] = {}
+    inputs: Sequence[str] = ()
+    shown = {"train": f"{where} (train)", "test": f"{where} (test)"} if where else {"train": "data", "test": "test"}
+    for part, dataset in sets.items():
+        name = shown[part]
+        there = list(dataset.column_names)
+        columns.require(there, name, columns.target, columns.target_key)
+        if not len(dataset):
+            raise UserError(f"{name} has no rows")
+        if dataset.format["type"] == "custom":
+            raise UserError(f"{name} has a transform of its own (set_transform): use data.transform, or map()")
+        client = columns.find_client(there, name, part == "train")
+        given[f"y_{part}"] = read_column(dataset, columns.target, name)
+        if client is not None:
+            given[f"client_{part}"] = clients_of(dataset, client, name)
+        found = columns.find_inputs(there, name, client)
+        inputs = in_order_of(inputs, found, (shown["train"], name)) if inputs else found
+        _refuse_texts(dataset, inputs, name, columns)
+        items = Rows(dataset, inputs, image_size, name, None if stamps is None else [part, *stamps])
+        lazy = LazyItems(items, name)
+        is_lazy = items.images or access == "lazy" or is_much(lazy.bytes_each * len(lazy))
+        given[f"x_{part}"] = lazy if is_lazy else items.arrays()
+    names = [getattr(dataset.features[columns.target], "names", None) for dataset in sets.values()]
+    if names[0] is not None and kind in (AUTO, "classification"):
+        if names[-1] != names[0]:
+            raise UserError(f"{where or 'data'}: the classes of train and test have not the same names")
+        given |= {"class_names": names[0], "classes": len(names[0])}
+    return given
+
+
+def read_column(dataset: Any, column: str, name: str) -> np.ndarray:
+    """Returns a column of a Dataset as :func:`column_array` does. ``name`` stands for the Dataset in messages."""
+    return column_array(_as_arrow(dataset, [column])[:][column], f"{name}: column {column!r}")
+
+
+def clients_of(dataset: Any, column: str, name: str) -> np.ndarray:
+    """Returns the column with the clients; those that are classes of Hugging Face (ClassLabel) by their names."""
+    found, names = read_column(dataset, column, name), getattr(dataset.features[column], "names", None)
+    if names is None:
+        return found
+    if found.min() < 0:
+        raise UserError(f"{name}: column {column!r} has no client in row {int(found.argmin())}")
+    return np.array(names, dtype=object)[found]
+
+
+def _refuse_texts(dataset: Any, inputs: Sequence[str], name: str, columns: Columns) -> None:
+    for field in _as_arrow(dataset, inputs)[:1].schema:
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            raise UserError(
+                f"{name}: column {field.name!r} holds texts, which are no inputs of a model: turn them into tokens, or "
+                f"leave them out by {columns.inputs_key}"
+            )
+
+
+def _as_arrow(dataset: Any, columns: Sequence[str]) -> Any:
+    """Returns some columns of a Dataset, whose rows are then tables of Arrow."""
+    return dataset.select_columns(list(columns)).with_format("arrow")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _files_of(images: pa.ChunkedArray) -> list[str]:
+    """Returns the paths of those images of a column that are files; the bytes of the others are not read."""
+    is_file = pc.is_null(pc.struct_field(images, "bytes"))
+    return pc.struct_field(images, "path").filter(is_file).drop_null().to_pylist()
+
+
+class Rows:
+    """The rows of a Dataset of Hugging Face as a Dataset of (x, y), where ``inputs`` are the columns with the inputs.
+
+    * Images are uint8 ``[3, size, size]``, as :func:`fedray.data.sources.images.decode_image` makes them; without
+      ``size`` all must be equally large.
+    * Sequences and arrays stay what they are.
+    * Single numbers are float32. If all columns hold single numbers, they make one array.
+    * Several other columns make a dict of inputs, by their names.
+
+    Targets are not read here, because a run has those of all samples in an array: y is 0. What another process gets of
+    a Dataset in files is where they are, and they are opened there. ``stamps`` tell from which files the rows come, and
+    which of theirs they are; without them the rows are hashed for each digest. Several threads may read rows at the
+    same time (``parallel``).
+    """
+
+    parallel = True
+
+    def __init__(
+        self, dataset: Any, inputs: Sequence[str], size: int | None, name: str, stamps: Sequence[Any] | None = None
+    ) -> None:
+        self.inputs, self.size, self.name, self.stamps = list(inputs), size, name, stamps
+        self.length = len(dataset)
+        features = {column: dataset.features[column] for column in self.inputs}
+        self.described = repr(features)
+        self.images = [column for column, feature in features.items() if type(feature).__name__ == "Image"]
+        self.table = _as_arrow(dataset, self.inputs)
+        kinds = self.table[:1].schema
+        self.numbers = [column for column in self.inputs if _is_number(kinds.field(column).type)]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return map_leaves(lambda rows: rows[0], self._read(self.opened[i : i + 1], i)), 0
+
+    def arrays(self) -> Any:
+        """Returns the inputs of all rows as an array ``[n, ...]``, or a dict of arrays."""
+        return self._read(self.opened[:], 0)
+
+    def digest(self) -> str:
+        """Returns a digest of the columns with inputs, of all rows, and of the size to which images are scaled."""
+        known = [self.stamps, self.inputs, self.described, self.length]
+        found = self._hash() if self.stamps is None else remembered(known, self._hash)
+        return f"{found['rows']} {self.described} {self.size}"
+
+    def stamp(self) -> str:
+        """Returns the digest, and the times of the files of images that are not in the table itself."""
+        times = hashlib.sha256()
+        for start in range(0, self.length if self.images else 0, ROWS):
+            rows = self.opened[start : start + ROWS]
+            for path in chain.from_iterable(_files_of(rows[column]) for column in self.images):
+                with contextlib.suppress(OSError):
+                    times.update(repr(file_stamp(Path(path))).encode())
+        return f"{self.digest()} {times.hexdigest()}"
+
+    def _hash(self) -> dict[str, str]:
+        digest = hashlib.sha256()
+        for start in range(0, self.length, ROWS):
+            rows = self.opened[start : start + ROWS].combine_chunks().replace_schema_metadata(None)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, rows.schema) as stream:
+                stream.write_table(rows)
+            digest.update(sink.getvalue())
+        return {"rows": digest.hexdigest()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {key: value for key, value in vars(self).items() if key not in ("table", "opened", "shapes")}
+        return {"packed": pickle.dumps(self.table), **state} if hasattr(self, "table") else state
+
+    @cached_property
+    def opened(self) -> Any:
+        """The Dataset, which is opened when another process uses it for the first time."""
+        if hasattr(self, "table"):
+            return self.table
+        try:
+            return pickle.loads(self.packed)  # type: ignore[attr-defined]
+        except ImportError:
+            raise UserError(f"{platform.node()} has no Hugging Face datasets: {INSTALL}") from None
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{self.name}: {error.filename or first_sentence(error)} is not on {platform.node()}: every machine "
+                "needs the same files at the same path"
+            ) from None
+        except Exception as error:
+            raise UserError(f"{self.name} can't be opened on {platform.node()}: {first_sentence(error)}") from None
+
+    def _read(self, table: pa.Table, first: int) -> Any:
+        """Returns the inputs of a table whose first row has the number ``first``."""
+        parts = {column: self._read_part(table[column], column, first) for column in self.inputs}
+        if len(self.numbers) == len(self.inputs):
+            return np.stack(list(parts.values()), axis=1)
+        if len(parts) == 1:
+            return parts[self.inputs[0]]
+        return {column: part[:, None] if column in self.numbers else part for column, part in parts.items()}
+
+    def _read_part(self, column: pa.ChunkedArray, name: str, first: int) -> np.ndarray:
+        if name in self.images:
+            return np.stack([self._image(value.as_py(), name, first + k) for k, value in enumerate(column)])
+        found = column_array(column, f"{self.name}: column {name!r}", first)
+        if name not in self.numbers:
+            return found
+        # a number that is too large for float32 becomes infinite, which is refused later
+        with np.errstate(over="ignore"):
+            return found.astype(np.float32)
+
+    def _image(self, value: Mapping[str, Any] | None, column: str, row: int) -> np.ndarray:
+        """Returns an image that is bytes in the table, or a file of which the table has the path."""
+        what = f"{self.name}: the image in row {row} of column {column!r}"
+        data, path = (value or {}).get("bytes"), (value or {}).get("path")
+        if data is None and path is None:
+            raise UserError(f"{what} is missing")
+        found = decode_image(io.BytesIO(data) if data is not None else Path(str(path)), what, self.size)
+        shape = self.shapes.setdefault(column, found.shape)
+        if shape != found.shape:
+            one, other = (f"{width}x{height}" for _, height, width in (found.shape, shape))
+            raise UserError(f"{what} has {one} pixels, another one {other}: data.image_size scales all to one size")
+        return found
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of the images of each column that has been read in this process."""
+        return {}

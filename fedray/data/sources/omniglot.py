@@ -1,0 +1,91 @@
+"""Omniglot: characters of many alphabets, each drawn once by 20 people.
+
+B. M. Lake, R. Salakhutdinov, J. B. Tenenbaum: Human-level concept learning through probabilistic program induction.
+Science 350, 2015.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedray.data.normalization import of_choice
+from fedray.data.sources.columns import HELD_OUT
+from fedray.data.sources.find import download_into, file_stamp, find_files
+from fedray.data.sources.source import Source
+from fedray.errors import UserError, first_sentence
+
+DRAWING = re.compile(r"\d+_(\d+)\.png")
+FOLDERS = ("omniglot-py", "omniglot", ".")
+
+
+def omniglot(root: str | None, image_size: int | None) -> Source:
+    """Loads drawings [1, 28, 28], or as large as ``image_size`` (``data.image_size``) says, with ink bright.
+
+    A class is a character, and a client whoever has drawn an alphabet, of which every fifth (5, 10, 15, 20) gives test
+    samples alone. All folders ``images_*`` in ``root`` are read. Raises :class:`UserError` for files that are missing
+    or damaged.
+    """
+    paths = find_files(
+        "omniglot",
+        root,
+        look=_look,
+        download=_download,
+        wanted="the unpacked folder images_background of images_background.zip (or images_background_small1)",
+        address="https://github.com/brendenlake/omniglot",
+    )
+    size = image_size or 28
+    names = [(path.parts[-4], path.parts[-3], path.parts[-2], _drawer(path)) for path in paths]
+    classes = sorted({name[:3] for name in names})
+    people = sorted({(*name[:2], name[3]) for name in names if name[3] % HELD_OUT})
+    of_class, of_person = ({key: k for k, key in enumerate(keys)} for keys in (classes, people))
+    x = np.stack([_read(path, size) for path in paths])[:, None]
+    y = np.array([of_class[name[:3]] for name in names], dtype=np.int64)
+    who = np.array([of_person.get((*name[:2], name[3]), -1) for name in names], dtype=np.int64)
+    train = who >= 0
+    if train.all() or not train.any():
+        raise UserError(f"{paths[0].parents[2]} has no drawings of the drawers 5, 10, 15 and 20, or of no others")
+    return Source(
+        "omniglot", x[train], y[train], x[~train], y[~train], len(classes), client_train=who[train],
+        class_names=tuple(map("/".join, classes)),
+        client_names=tuple(f"{folder}/{alphabet} {drawer}" for folder, alphabet, drawer in people),
+        files=tuple(map(file_stamp, paths)), **of_choice("standard", "omniglot", x[train]),
+    )  # fmt: skip
+
+
+def _look(place: Path) -> list[Path]:
+    for folder in FOLDERS:
+        if found := sorted((place / folder).glob("images_*/*/character*/*.png")):
+            return found
+    raise UserError(f"data.root={place} has no images_*/ALPHABET/characterNN/*.png (nor are they in omniglot-py)")
+
+
+def _download(cache: Path) -> None:
+    """Downloads the two published sets through torchvision, which also checks their checksums."""
+
+    def fetch(scratch: Path) -> list[Path]:
+        from torchvision.datasets import Omniglot
+
+        for background in (True, False):
+            Omniglot(str(scratch), background=background, download=True)
+        return [path for path in (scratch / "omniglot-py").glob("images_*") if path.is_dir()]
+
+    download_into(cache, "omniglot-py", fetch)
+
+
+def _drawer(path: Path) -> int:
+    found = DRAWING.fullmatch(path.name)
+    if found is None:
+        raise UserError(f"{path} is not named as a drawing of Omniglot, NNNN_DD.png")
+    return int(found[1])
+
+
+def _read(path: Path, size: int) -> np.ndarray:
+    try:
+        with Image.open(path) as image:
+            return 255 - np.asarray(image.convert("L").resize((size, size), Image.Resampling.BILINEAR))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"{path} can't be read as an image: {first_sentence(error)}") from None

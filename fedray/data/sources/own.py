@@ -1,0 +1,129 @@
+"""Makes a source of the data that a user hands over from Python: arrays, a torch Dataset, a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from fedray.config import IGNORED
+from fedray.core.seeds import global_generators
+from fedray.data.normalization import DEFAULT, OF_TABLES, of_choice
+from fedray.data.sources.columns import Columns
+from fedray.data.sources.features import stack_samples
+from fedray.data.sources.hf_items import fields_of, is_table
+from fedray.data.sources.per_client import is_arrays, one_per_client
+from fedray.data.sources.source import Source, from_fields, validate
+from fedray.data.sources.tables import read_frame, with_columns_of
+from fedray.data.sources.targets import AUTO
+from fedray.data.sources.wrapped import list_of
+from fedray.data.storage.lazy import LazyItems, random_item, read_item, stack_targets, targets_of
+from fedray.data.storage.machine import is_much
+from fedray.errors import UserError
+
+LABEL = "label"
+"""The column that holds the labels, unless the user names another one."""
+
+
+def own_source(
+    data: Any,
+    test: Any,
+    client_column: str | None = None,
+    label_column: str = LABEL,
+    normalization: str = DEFAULT,
+    kind: str = AUTO,
+    ignored: int = IGNORED,
+    access: str = "auto",
+    image_size: int | None = None,
+) -> Source:
+    """Returns a checked :class:`Source` of ``data`` (the training set) and ``test``, in any form that simulate() takes.
+
+    Labels, and the clients that come with the samples (a third array, or a column), may have any names, which are
+    numbered and kept. ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``, and ``access`` and
+    ``image_size`` are ``data.access`` and ``data.image_size``. Raises :class:`UserError` if something is wrong with the
+    data.
+    """
+    if normalization not in OF_TABLES:
+        raise UserError(
+            f"data.normalization={normalization} is for sources that know it; for data=... there are "
+            f"{', '.join(OF_TABLES)}"
+        )
+    source = _source_of(data, test, client_column, label_column, kind, ignored, access, image_size)
+    return replace(source, **of_choice(normalization, "data", source.x_train))
+
+
+def _source_of(
+    data: Any, test: Any, client_column: str | None, label_column: str, kind: str, ignored: int, access: str,
+    image_size: int | None,
+) -> Source:  # fmt: skip
+    if isinstance(data, Source):
+        if test is not None:
+            raise UserError("test=... must not be given with a Source, which has its own test set")
+        # the user may have changed what was read from the files, so that the files say nothing about it any more
+        return validate(replace(data, files=()), None, kind, ignored)
+    if test is None:
+        raise UserError("data=... needs test=... in the same form")
+    data, test = one_per_client(data, test, label_column)
+    columns = Columns(label_column, client_column, None, "label_column", "client_column", "Dataset.select_columns")
+    if (label_column, client_column) != (LABEL, None) and not isinstance(data, pd.DataFrame) and not is_table(data):
+        raise UserError(
+            "client_column and label_column name columns of a DataFrame or a Hugging Face Dataset, but data is neither"
+        )
+    if is_table(data) != is_table(test):
+        raise UserError("data=... and test=... must both be a Hugging Face Dataset, or neither")
+    if is_table(data):
+        fields = fields_of({"train": data, "test": test}, columns, kind, access, image_size)
+        return from_fields("own", fields, "data", kind, ignored)
+    if image_size is not None:
+        raise UserError("data.image_size is for images in a Hugging Face Dataset, and data=... is none")
+    given = _read_fields(data, "data", "train", columns, access)
+    if isinstance(data, pd.DataFrame) and isinstance(test, pd.DataFrame):
+        columns.require(list(test.columns), "test", columns.target, columns.target_key)
+        test = with_columns_of(data, test, columns)
+    elif is_arrays(data) and is_arrays(test) and all(isinstance(each[0], pd.DataFrame) for each in (data, test)):
+        test = (with_columns_of(data[0], test[0]), *test[1:])
+    return from_fields("own", given | _read_fields(test, "test", "test", columns, access), "data", kind, ignored)
+
+
+def _read_fields(data: Any, name: str, part: str, columns: Columns, access: str) -> dict[str, Any]:
+    """Returns fields of a :class:`Source` from ``data``, not yet checked.
+
+    They are ``x_<part>``, ``y_<part>`` and, if there are clients, ``client_<part>``.
+    """
+    if isinstance(data, pd.DataFrame):
+        found = read_frame(data, name, columns, part == "train")
+    elif is_arrays(data):
+        found = tuple(data)
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        found = _read_dataset(data, name, access)
+    else:
+        raise UserError(f"{name}=... must be arrays (x, y), a torch Dataset or a DataFrame, not {type(data).__name__}")
+    return dict(zip((f"x_{part}", f"y_{part}", f"client_{part}"), found, strict=False))
+
+
+def _read_dataset(dataset: Sequence[Any], name: str, access: str) -> tuple[Any, ...]:
+    """Returns the inputs and targets of a Dataset, and the clients if it has an attribute ``clients``.
+
+    The inputs are arrays, or :class:`LazyItems` if ``access`` is lazy; under ``auto`` they are lazy if items are random
+    or take much memory.
+    """
+    if len(dataset) == 0:
+        raise UserError(f"{name} is an empty data set")
+    item, lazy = random_item(dataset, name), LazyItems(dataset, name)
+    if item is not None and access in ("memory", "mapped"):
+        raise UserError(
+            f"item {item} of {name} differs when it is read again, as with random transforms; with "
+            f"data.access={access} it would stay as first read in all rounds: use data.access=lazy, or give it without "
+            "them, and data.augment or data.transform, which change mini-batches in training"
+        )
+    clients = list_of(dataset, "clients", name)
+    owners = () if clients is None else (clients,)
+    if access == "lazy" or item is not None or is_much(lazy.bytes_each * len(lazy)):
+        known = targets_of(dataset, name)
+        return lazy.checked(known), known.values, *owners
+    with global_generators():
+        items = [read_item(dataset, name, i) for i in range(len(dataset))]
+    x, targets = (list(column) for column in zip(*items, strict=True))
+    return stack_samples("item", name, x), stack_targets(name, targets), *owners

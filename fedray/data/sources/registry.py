@@ -1,0 +1,227 @@
+"""The sources that come with fedray: what each is, where one gets it, and with which of its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedray.config import DataConfig
+from fedray.data.normalization import OF_IMAGES, OF_PIXELS, OF_TABLES, OF_TOKENS
+from fedray.errors import UserError, near_miss
+from fedray.usercode.importing import FORMS, check_own, is_own
+
+FREE_FOR_RESEARCH = "no formal licence; free for research"
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """A source that comes with fedray.
+
+    ``loader`` is its function as ``module:function``, which is imported when it is used. ``about`` says what the data
+    are: samples, shape, classes and clients. ``tested`` says with which files fedray's tests load it. ``variants`` are
+    the values of ``data.variant`` and ``normalizations`` those of ``data.normalization`` that it takes, each with a
+    line about it; the first variant is the one that is taken unless another one is asked for.
+    """
+
+    loader: str
+    about: str
+    licence: str
+    tested: str
+    normalizations: Mapping[str, str] = field(default_factory=lambda: OF_TOKENS)
+    variants: Mapping[str, str] = field(default_factory=dict)
+
+    def variant(self, name: str, asked: str | None) -> str | None:
+        """Returns the variant that ``asked`` (``data.variant``) stands for; None for a source without variants.
+
+        ``name`` is the source's. Raises :class:`UserError` for an unknown one.
+        """
+        if asked is None:
+            return next(iter(self.variants), None)
+        if not self.variants:
+            raise UserError(f"data.variant: the source {name} has no variants")
+        if asked not in self.variants:
+            raise UserError(f"data.variant: the source {name} has no {asked!r}{near_miss(asked, self.variants)}")
+        return asked
+
+    def check_normalization(self, name: str, asked: str) -> None:
+        """Raises :class:`UserError` if the source, whose name is ``name``, does not take ``data.normalization``."""
+        if asked not in self.normalizations:
+            hint = near_miss(asked, self.normalizations)
+            raise UserError(f"data.normalization: the source {name} has no {asked!r}{hint}")
+
+
+SOURCES = {
+    "sample": SourceEntry(
+        "fedray.data.sources.idx:sample",
+        "Fashion-MNIST cut down to 10,000 + 2,000 images [1, 28, 28], 10 classes, balanced; inside the package",
+        "MIT, Zalando SE 2017",
+        "itself",
+        OF_PIXELS,
+    ),
+    "mnist": SourceEntry(
+        "fedray.data.sources.idx:mnist",
+        "MNIST: 60,000 + 10,000 handwritten digits [1, 28, 28], 10 classes (LeCun et al. 1998)",
+        FREE_FOR_RESEARCH,
+        "the published files",
+        OF_PIXELS,
+    ),
+    "fashion_mnist": SourceEntry(
+        "fedray.data.sources.idx:fashion_mnist",
+        "Fashion-MNIST: 60,000 + 10,000 pictures of clothes [1, 28, 28], 10 classes (Xiao et al. 2017)",
+        "MIT, Zalando SE 2017",
+        "the published files",
+        OF_PIXELS,
+    ),
+    "emnist": SourceEntry(
+        "fedray.data.sources.emnist:emnist",
+        "EMNIST: handwritten digits and letters [1, 28, 28], upright (Cohen et al. 2017)",
+        "derived from NIST Special Database 19, of the US government",
+        "the published test files of bymerge; small files in the published formats for the rest",
+        OF_PIXELS,
+        variants={
+            "balanced": "112,800 + 18,800 images, 47 classes",
+            "bymerge": "697,932 + 116,323 images, 47 classes: letters that look alike in both cases are one class",
+            "byclass": "697,932 + 116,323 images, 62 classes",
+            "bymerge_test": "the test images of bymerge alone; every fifth of each class is a test image",
+            "femnist": "62 classes, each writer a client: LEAF's json files (Caldas et al. 2018), at most 805,263 "
+            "images of 3,550 writers",
+        },
+    ),
+    "cifar10": SourceEntry(
+        "fedray.data.sources.cifar:cifar10",
+        "CIFAR-10: 50,000 + 10,000 colour photographs [3, 32, 32], 10 classes (Krizhevsky 2009)",
+        FREE_FOR_RESEARCH,
+        "the published images, in the binary layout",
+        {**OF_PIXELS, "ghbm": "the deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables"},
+    ),
+    "cifar100": SourceEntry(
+        "fedray.data.sources.cifar:cifar100",
+        "CIFAR-100: 50,000 + 10,000 colour photographs [3, 32, 32], 100 classes (Krizhevsky 2009)",
+        FREE_FOR_RESEARCH,
+        "6,000 of the images, in the published layouts",
+        {**OF_PIXELS, "ghbm": "CIFAR-10's mean and the deviations 0.2023, 0.1994, 0.2010, as in GHBM's code"},
+        {"fine": "the 100 classes", "coarse": "their 20 groups of five"},
+    ),
+    "tiny_imagenet": SourceEntry(
+        "fedray.data.sources.tiny_imagenet:tiny_imagenet",
+        "Tiny-ImageNet: 100,000 + 10,000 photographs [3, 64, 64], 200 classes; val is the test set (Le and Yang 2015)",
+        "terms of ImageNet: research only",
+        "5,000 of the images, in the published layout",
+        OF_IMAGES,
+    ),
+    "har": SourceEntry(
+        "fedray.data.sources.har:har",
+        "UCI-HAR: 7,352 + 2,947 windows of a phone's sensors, 6 activities; 21 + 9 people, each of the 21 a client "
+        "(Anguita et al. 2013)",
+        "research only, by its README; CC BY 4.0 on its page",
+        "the published signals; small files in the published format for the features",
+        OF_TABLES,
+        {"features": "561 features [561]", "signals": "the nine raw signals [9, 128]"},
+    ),
+    "shakespeare": SourceEntry(
+        "fedray.data.sources.shakespeare:shakespeare",
+        "Shakespeare's plays: the next of 80 characters after 80 characters, each role a client",
+        "public domain",
+        "37 plays and tinyshakespeare, complete; small files in LEAF's format",
+        variants={
+            "leaf": "LEAF's json files (Caldas et al. 2018), at most 4,226,158 samples of 1,129 roles",
+            "plays": "plays as texts (*.txt), with the speaker on a line of its own: 3,293,099 + 765,381 samples of "
+            "1,109 roles in 37 plays",
+            "tiny": "tinyshakespeare's input.txt, with NAME: before a speech: 800,308 + 186,812 samples of 247 roles",
+        },
+    ),
+    "stackoverflow": SourceEntry(
+        "fedray.data.sources.stackoverflow:stackoverflow",
+        "posts of a Stack Exchange dump (Posts.xml), as many as it has: the next of 10,000 words + 4 after each of 20 "
+        "words of a sentence, each user a client",
+        "CC BY-SA, with attribution",
+        "592 posts of 115 users in the published format: 4,403 + 767 sentences",
+    ),
+    "omniglot": SourceEntry(
+        "fedray.data.sources.omniglot:omniglot",
+        "Omniglot: 25,968 + 6,492 drawings of 1,623 characters, its classes, of 50 alphabets [1, 28, 28]; a client for "
+        "each of 16 drawers of an alphabet, the other four give the tests (Lake et al. 2015)",
+        "MIT",
+        "4,672 + 1,168 of the drawings, of 160 drawers (images_background_small1 and 2)",
+        OF_PIXELS,
+    ),
+    "fire": SourceEntry(
+        "fedray.data.sources.image_folder:fire",
+        "photographs with and without fire: two folders of images, fire and nofire; [3, 64, 64] unless data.image_size "
+        "says otherwise",
+        "that of the photographs",
+        "519 + 128 photographs of cair/Fire-Detection-Image-Dataset",
+        OF_IMAGES,
+    ),
+    "image_folder": SourceEntry(
+        "fedray.data.sources.image_folder:image_folder",
+        "image files of your own in data.root: train/CLASS/..., test/CLASS/...; data.image_size scales them",
+        "yours",
+        "generated images, and photographs",
+        OF_IMAGES,
+    ),
+    "federated_csv": SourceEntry(
+        "fedray.data.sources.federated_csv:federated_csv",
+        "photographs of users: train.csv (user_id,image_id,class), test.csv, images (data.root); data.image_size",
+        "yours",
+        "4,358 photographs of 40 cameras (iWildCam)",
+        OF_IMAGES,
+    ),
+    "gldv2": SourceEntry(
+        "fedray.data.sources.federated_csv:gldv2",
+        "Landmarks-User-160k of Google Landmarks v2, as federated_csv: 1,262 users, 164,172 photographs, 2,028 classes",
+        "terms of Google and of the photographs' authors; not checked",
+        "generated files at the published counts",
+        OF_IMAGES,
+    ),
+    "inaturalist": SourceEntry(
+        "fedray.data.sources.federated_csv:inaturalist",
+        "iNaturalist-User-120k, as federated_csv: 9,275 users, 120,300 photographs, 1,203 classes",
+        "terms of iNaturalist 2017; not checked",
+        "generated files at the published counts",
+        OF_IMAGES,
+    ),
+    "csv": SourceEntry(
+        "fedray.data.sources.csv_files:csv",
+        "csv files of your own (data.root): train.csv and test.csv, or one file; data.target_column, "
+        "data.client_column, data.input_columns",
+        "yours",
+        "generated tables",
+        OF_TABLES,
+    ),
+    "hf": SourceEntry(
+        "fedray.data.sources.hf:hf",
+        "a data set of Hugging Face (data.root): its name on the hub, a folder of save_to_disk, or Parquet files; "
+        "data.target_column, data.client_column, data.input_columns",
+        "that of the data set",
+        "saved data sets and Parquet files; none from the hub",
+        OF_TABLES,
+    ),
+    "npz": SourceEntry(
+        "fedray.data.sources.npz:npz",
+        "a file of your own (data.root): x_train, y_train, x_test, y_test, optional client_train, x_public, ...",
+        "yours",
+        "generated arrays",
+        OF_TABLES,
+    ),
+}
+
+
+def check_source(data: DataConfig) -> None:
+    """Raises :class:`UserError` if there is no such source, or it has no such variant or normalization. Nothing is
+    imported or read."""
+    entry = SOURCES.get(data.source)
+    if entry is not None:
+        entry.variant(data.source, data.variant)
+        entry.check_normalization(data.source, data.normalization)
+    elif is_own(data.source):
+        check_own(data.source, "data.source")
+    else:
+        raise no_source(data.source)
+
+
+def no_source(name: str) -> UserError:
+    """Returns the error about a source that there is not."""
+    return UserError(
+        f"data.source: there is no source {name!r}{near_miss(name, SOURCES)}; your own is given as {FORMS}"
+    )

@@ -1,0 +1,54 @@
+"""Reads DataFrames: which columns are inputs, and their numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedray.data.sources.columns import CLIENT, Columns, in_order_of
+from fedray.errors import UserError
+
+
+def read_frame(frame: pd.DataFrame, name: str, columns: Columns, has_clients: bool = True) -> tuple[Any, ...]:
+    """Returns the inputs as float32 ``[n, columns]``, the targets, and the clients if there is a column of them.
+
+    ``name`` stands for the table in messages. ``has_clients`` says that a column of clients which the user named must
+    be there. Raises :class:`UserError`, which names the column, if one is missing, is there twice, or is not numeric.
+    """
+    there = list(frame.columns)
+    columns.require(there, name, columns.target, columns.target_key)
+    client = columns.find_client(there, name, has_clients)
+    features = frame[columns.find_inputs(there, name, client)]
+    for column in features.columns:
+        _require_numbers(features[column], name)
+    x = features.to_numpy(np.float32, na_value=np.nan)
+    return (x, frame[columns.target]) if client is None else (x, frame[columns.target], frame[client])
+
+
+def _require_numbers(values: pd.Series, name: str) -> None:
+    column = f"{name}: column {str(values.name)!r}"
+    if values.dtype.kind not in "biuf":
+        texts = values.astype(str)
+        wrong = pd.to_numeric(texts, errors="coerce").isna() & values.notna()
+        row = int(wrong.argmax())
+        example = f": {texts.iloc[row]!r} in row {row}" if wrong.any() else ""
+        raise UserError(f"{column} is not numeric{example}")
+    missing = values.isna()
+    if missing.any():
+        raise UserError(f"{column} has nothing in row {int(missing.argmax())} ({int(missing.sum())} such rows)")
+
+
+def with_columns_of(
+    data: pd.DataFrame, test: pd.DataFrame, columns: Columns | None = None, names: tuple[str, str] = ("data", "test")
+) -> pd.DataFrame:
+    """Returns ``test`` with its columns in the order of those of ``data``, since a model knows features by their order.
+
+    ``columns`` says which columns are no features and need not be in both; it is None if all are features. ``names``
+    stand for the two tables in messages. Raises :class:`UserError` if a feature is missing in one of the two.
+    """
+    others = [] if columns is None else list(dict.fromkeys([columns.target, columns.client or CLIENT]))
+    wanted = [column for column in data.columns if column not in others]
+    there = [column for column in test.columns if column not in others]
+    return test[[*in_order_of(wanted, there, names), *(column for column in others if column in test.columns)]]

@@ -1,0 +1,81 @@
+"""Tiny-ImageNet in the publisher's layout (Y. Le, X. Yang: Tiny ImageNet Visual Recognition Challenge, 2015)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedray.data.sources.find import find_files
+from fedray.data.sources.images import ImageFiles
+from fedray.data.sources.source import Source
+from fedray.data.storage.lazy import LazyItems
+from fedray.errors import UserError
+
+FOLDER = "tiny-imagenet-200"
+ANNOTATIONS = "val/val_annotations.txt"
+
+
+def tiny_imagenet(root: str | None, image_size: int | None) -> Source:
+    """Loads 200 classes of images [3, 64, 64], or as large as ``image_size`` (``data.image_size``) says.
+
+    The test set is the publisher's ``val``, because its ``test`` has no labels. Images are read when they are used.
+    Raises :class:`UserError` for files that are missing or disagree.
+    """
+    place = find_files(
+        "tiny_imagenet",
+        root,
+        look=_look,
+        download=None,
+        wanted=f"the unpacked folder {FOLDER} of {FOLDER}.zip",
+        address="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    )
+    classes = _lines(place / "wnids.txt")
+    if len(set(classes)) != len(classes) or not classes:
+        raise UserError(f"{place / 'wnids.txt'} must name each class once")
+    words = dict(line.split("\t", 1) for line in _lines(place / "words.txt") if "\t" in line)
+    number = {name: k for k, name in enumerate(classes)}
+    train = [(path, k) for name, k in number.items() for path in _images(place, name)]
+    test, there = [], {path.name for path in (place / "val" / "images").glob("*")}
+    for row, line in enumerate(_lines(place / ANNOTATIONS)):
+        file, _, rest = line.partition("\t")
+        if file not in there:
+            raise UserError(f"{place / ANNOTATIONS} lists {file!r} in line {row + 1}, which val/images does not have")
+        if (name := rest.split("\t")[0]) not in number:
+            raise UserError(
+                f"{place / ANNOTATIONS} has class {name!r} in line {row + 1}, which wnids.txt does not have"
+            )
+        test.append((f"val/images/{file}", number[name]))
+    sets = [(*_items(place, items, image_size or 64, part),) for part, items in (("train", train), ("val", test))]
+    (x, y), (x_test, y_test) = sets
+    names = tuple(f"{words.get(name, name).split(',')[0]} ({name})" for name in classes)
+    return Source(
+        "tiny_imagenet", x, y, x_test, y_test, len(classes), np.full(3, 1 / 255, np.float32), class_names=names
+    )
+
+
+def _look(place: Path) -> Path:
+    for folder in (place / FOLDER, place):
+        if (folder / "wnids.txt").is_file():
+            return folder
+    raise UserError(f"data.root={place} lacks wnids.txt (nor is it in {FOLDER})")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _images(place: Path, name: str) -> list[str]:
+    folder = place / "train" / name / "images"
+    found = sorted(path.name for path in folder.glob("*.JPEG"))
+    if not found:
+        raise UserError(f"{folder} has no images (*.JPEG)")
+    return [f"train/{name}/images/{file}" for file in found]
+
+
+def _items(place: Path, items: list[tuple[str, int]], size: int, part: str) -> tuple[LazyItems, np.ndarray]:
+    labels = np.array([k for _, k in items], dtype=np.int64)
+    return LazyItems(ImageFiles(place, [path for path, _ in items], labels, size), f"{place} ({part})"), labels

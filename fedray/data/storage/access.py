@@ -1,0 +1,65 @@
+"""Decides where the samples of a run are read from (``data.access``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedray.core.structure import leaves, map_leaves
+from fedray.data.federated import FederatedData
+from fedray.data.storage.lazy import LazyItems
+from fedray.data.storage.machine import memory_of_machine
+from fedray.data.storage.mapped import is_mapped
+from fedray.data.storage.mapping import folder_of, map_arrays
+from fedray.errors import UserError
+
+MapAll = Callable[[dict[str, Any], Path], dict[str, Any]]
+"""Maps arrays from the files of a folder, and makes these first if they are not there
+(:func:`fedray.data.storage.mapping.map_arrays`)."""
+
+LARGE = 0.5
+"""The part of a machine's memory beyond which ``data.access: auto`` maps samples from files."""
+
+
+def arrays_of(data: FederatedData) -> dict[str, Any]:
+    """Returns the samples of ``data`` by name: what may be mapped from files."""
+    return {name: getattr(data, name) for name in ("x", "y", "x_test", "y_test")}
+
+
+def with_access(
+    data: FederatedData, asked: str, key: Callable[[], str], map_all: MapAll = map_arrays
+) -> tuple[FederatedData, str, tuple[str, ...]]:
+    """Returns ``data`` with its samples where ``data.access`` says, where that is, and lines for the user.
+
+    ``asked`` is ``data.access``, and ``key()`` returns a digest of the samples. ``map_all(arrays, folder)`` maps them
+    from files. Raises :class:`UserError` if samples can't be read or written.
+    """
+    arrays = arrays_of(data)
+    lazy = any(isinstance(tree, LazyItems) for tree in arrays.values())
+    if lazy and asked in ("auto", "lazy"):
+        return data, "lazy", (f"data.access=lazy: {len(data.x):,} items are read when they are used",)
+    if asked == "lazy":
+        raise UserError(
+            "data.access=lazy is for a torch Dataset, data.source=hf or a source of image files; use mapped or memory"
+        )
+    every = [] if lazy else [leaf for tree in arrays.values() for leaf in leaves(tree)]
+    mapped = bool(every) and all(map(is_mapped, every))
+    if not mapped and (lazy or asked == "mapped" or (asked == "auto" and _is_large(every))):
+        data, mapped = replace(data, **map_all(arrays, folder_of(key()))), True
+    if mapped and asked == "memory":
+        data = replace(data, **{name: map_leaves(np.array, getattr(data, name)) for name in arrays})
+    if not mapped or asked == "memory":
+        line = (
+            f"data.access=memory: {len(data.y):,} items were read into files of the cache, and from there into memory"
+        )
+        return data, "memory", (line,) if lazy else ()
+    size = sum(leaf.nbytes for name in arrays for leaf in leaves(getattr(data, name))) / 1e9
+    return data, "mapped", (f"data.access=mapped: {size:.3g} GB of samples are read from files",)
+
+
+def _is_large(arrays: list[Any]) -> bool:
+    return sum(leaf.nbytes for leaf in arrays) > LARGE * memory_of_machine()

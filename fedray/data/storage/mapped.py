@@ -1,0 +1,159 @@
+"""Arrays in files that are mapped into memory: one copy on a machine, which all its processes read.
+
+``columns.json``, in the folder of such files, names the version of the layout and the sha256 of each file. A file is
+hashed once on each machine, and again when its size, times or inode differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedray.core.structure import leaves, map_leaves
+from fedray.data.sources.features import form_of
+from fedray.data.sources.find import file_stamp
+from fedray.errors import UserError
+from fedray.util.files import sha256_of_file, write_whole
+
+FORMAT = 2
+"""The layout of a folder of mapped arrays. A folder of another one is not read."""
+
+COLUMNS = "columns.json"
+
+AGAIN = "remove the folder, and it is made again"
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """The file of a mapped array. It is what other processes are sent in place of the array.
+
+    ``sha256`` is that of the file; None for a file that nobody hashed, which only the machine ``made_on`` may read.
+    """
+
+    path: str
+    sha256: str | None
+    made_on: str
+
+    def open(self) -> np.ndarray:
+        """Returns the array, which is read from the file where it is used.
+
+        Raises :class:`UserError` if the file is not on this machine, or is another one.
+        """
+        path, here = Path(self.path), platform.node()
+        if not path.exists():
+            raise UserError(
+                f"{path} is not on {here}: with data.access=mapped every machine needs it. fedray data prepare, with "
+                "the same settings, makes it on all machines of the cluster; or let $XDG_CACHE_HOME name a folder that "
+                "they share"
+            )
+        if self.sha256 is not None:
+            _check(path, self.sha256)
+        elif here != self.made_on:
+            raise UserError(
+                f"{path} is an array of yours that is mapped from a file of {self.made_on}, which {here} can't check: "
+                "use data.access=mapped, or memory"
+            )
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({error}): {AGAIN}") from None
+
+
+def is_mapped(array: Any) -> bool:
+    """Returns whether ``array`` is all of a file of mapped arrays."""
+    if not isinstance(array, np.memmap) or array.filename is None:
+        return False
+    return array.offset + array.nbytes == os.path.getsize(array.filename)
+
+
+def shipped(array: Any) -> Any:
+    """Returns what another process is sent for ``array``: the file of a mapped one, and any other itself."""
+    if not is_mapped(array):
+        return array
+    path = Path(str(array.filename))
+    recorded = recorded_sums(path.parent) if (path.parent / COLUMNS).exists() else {}
+    return MappedFile(str(path), recorded.get(path.name), platform.node())
+
+
+def open_file(path: Path) -> np.ndarray:
+    """Returns the array in a file of a folder of mapped arrays. Raises :class:`UserError` if it is not as it was
+    written."""
+    sums = recorded_sums(path.parent)
+    if path.name not in sums:
+        raise UserError(f"{path.parent} lacks {path.name}: {AGAIN}")
+    return MappedFile(str(path), sums[path.name], platform.node()).open()
+
+
+def received(shipped: Any) -> Any:
+    """Returns the array for what :func:`shipped` made of it."""
+    return shipped.open() if isinstance(shipped, MappedFile) else shipped
+
+
+def file_names(name: str, tree: Any) -> list[str]:
+    """Returns the names of the files of an input or target ``name``: one for each array of which it consists."""
+    count = len(leaves(form_of(tree)))
+    return [f"{name}.npy"] if count == 1 else [f"{name}-{place}.npy" for place in range(count)]
+
+
+def open_folder(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns ``arrays``, by name, as they are in the files of ``folder``.
+
+    Raises :class:`UserError` if the folder was written by another version of fedray, or is not as it was written.
+    """
+    mapped = {}
+    for name, tree in arrays.items():
+        files = iter(file_names(name, tree))
+        mapped[name] = map_leaves(lambda _, files=files: open_file(folder / next(files)), form_of(tree))
+    return mapped
+
+
+def describe_folder(folder: Path, names: list[str]) -> None:
+    """Writes ``columns.json``, which makes the files ``names`` in ``folder`` a whole set of mapped arrays."""
+    sums = {name: sha256_of_file(folder / name) for name in names}
+    for name, sha256 in sums.items():
+        _remember(folder / name, sha256)
+    write_whole(folder / COLUMNS, json.dumps({"format": FORMAT, "sha256": sums}, indent=1))
+
+
+def recorded_sums(folder: Path) -> dict[str, str]:
+    """Returns the sha256 of each file of a folder, as it was when it was written."""
+    try:
+        found = json.loads((folder / COLUMNS).read_text())
+        if found["format"] == FORMAT:
+            return dict(found["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder} is damaged ({error}): {AGAIN}") from None
+    raise UserError(f"{folder} was made by another version of fedray: {AGAIN}")
+
+
+def _check(path: Path, sha256: str) -> None:
+    """Raises :class:`UserError` if the content of a file is not the one whose sha256 is given."""
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(_memory(path).read_text()) == _stamp(path, sha256):
+            return
+    if sha256_of_file(path) != sha256:
+        raise UserError(f"{path} on {platform.node()} is not as it was made (its sha256 differs): {AGAIN}")
+    _remember(path, sha256)
+
+
+def _remember(path: Path, sha256: str) -> None:
+    """Remembers that a file, as it is now, was found to have this sha256 on this machine."""
+    with contextlib.suppress(OSError):  # without it the file is hashed again the next time
+        write_whole(_memory(path), json.dumps(_stamp(path, sha256)))
+
+
+def _memory(path: Path) -> Path:
+    return path.parent / f".checked-{platform.node()}-{path.name}.json"
+
+
+def _stamp(path: Path, sha256: str) -> list[Any]:
+    # without its path, which changes when a finished folder is renamed
+    return [sha256, *file_stamp(path)[1:]]

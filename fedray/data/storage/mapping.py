@@ -1,0 +1,233 @@
+"""Writes the samples of a data set into files that are mapped into memory, once on a machine.
+
+A folder of such files is whole or not there at all: it is written elsewhere and then renamed. Whoever is stopped goes
+on where it was, because a journal lists what is on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from fedray.core.structure import leaves
+from fedray.data.sources.find import cache_folder
+from fedray.data.storage.lazy import LazyItems
+from fedray.data.storage.mapped import AGAIN, COLUMNS, describe_folder, file_names, open_folder
+from fedray.errors import UserError
+from fedray.util.files import move_whole, sync, write_whole
+
+CHUNK_BYTES = 4 << 20
+"""The bytes of items that are read before it is noted that they are on the disk."""
+
+RESERVE = 64 << 20
+"""The bytes that stay free on a disk on which mapped arrays are written."""
+
+
+_one_at_a_time = threading.Lock()
+"""Held by whoever reads items of a data set that several threads can't read at the same time."""
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Reads items into files that are as long as they will be, one file for each array of which an input consists.
+
+    ``starts`` are the bytes before the first item in each file. A chunk is ``size`` items, the last one may have fewer.
+    """
+
+    items: LazyItems
+    files: tuple[str, ...]
+    starts: tuple[int, ...]
+    size: int
+
+    @property
+    def chunks(self) -> range:
+        return range(-(-len(self.items) // self.size))
+
+    def load(self, chunk: int) -> list[np.ndarray]:
+        """Reads the items of a chunk. Returns an array ``[items, ...]`` for each file."""
+        first = chunk * self.size
+        with contextlib.nullcontext() if self.items.parallel else _one_at_a_time:
+            rows = [leaves(self.items.read(i)) for i in range(first, min(len(self.items), first + self.size))]
+        return [np.concatenate(parts) for parts in zip(*rows, strict=True)]
+
+    def write(self, chunk: int, blocks: Sequence[np.ndarray]) -> int:
+        """Writes what :meth:`load` returned. Returns the number of items, when they are on the disk."""
+        for file, start, block in zip(self.files, self.starts, blocks, strict=True):
+            with open(file, "r+b") as opened:
+                opened.seek(start + chunk * self.size * (block.nbytes // len(block)))
+                opened.write(np.ascontiguousarray(block).data)
+                opened.flush()
+                os.fsync(opened.fileno())
+        return len(blocks[0])
+
+
+Reader = Callable[[Filling, int], list[np.ndarray]]
+"""``reader(filling, chunk)`` does ``filling.load(chunk)``, here or elsewhere."""
+
+Progress = Callable[[int, int], None]
+"""``progress(done, total)`` is told how many items of how many are read."""
+
+
+def readers_here() -> list[Reader]:
+    """Returns a reader for each processor of this machine."""
+    return [Filling.load] * (os.cpu_count() or 1)
+
+
+def silent(done: int, total: int) -> None:
+    """Shows no progress."""
+
+
+def folder_of(key: str) -> Path:
+    """Returns the folder for mapped arrays with the digest ``key``."""
+    return cache_folder() / "mapped" / key
+
+
+def map_arrays(
+    arrays: Mapping[str, Any],
+    folder: Path,
+    progress: Progress = silent,
+    readers: Callable[[Path], Sequence[Reader]] = lambda folder: readers_here(),
+) -> dict[str, Any]:
+    """Returns ``arrays``, by name, as mapped arrays. The values may be tuples and dicts of arrays, or lazy items.
+
+    They are in ``folder``, whose name depends on their content (:func:`folder_of`), and are written only if they are
+    not there yet. ``progress`` is told about it. ``readers(path)`` returns those who read lazy items at the same time,
+    into files below ``path``.
+
+    Raises :class:`UserError` if the disk is too small, an item can't be read, or what is in the cache is of another
+    version of fedray. What was read until then is kept, so that the next call goes on.
+    """
+    if not (folder / COLUMNS).exists():
+        try:
+            _write(arrays, folder, progress, readers)
+        except OSError as error:
+            raise UserError(f"data.access=mapped: can't write to {folder.parent}: {error.strerror or error}") from None
+    return open_folder(arrays, folder)
+
+
+def _write(
+    arrays: Mapping[str, Any], folder: Path, progress: Progress, readers: Callable[[Path], Sequence[Reader]]
+) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = folder.with_name(f"{folder.name}.partial")
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if (folder / COLUMNS).exists():  # another process has written it meanwhile
+            return
+        if folder.exists():
+            raise UserError(f"{folder} lacks {COLUMNS}: {AGAIN}")
+        _check_space(arrays, staging)
+        staging.mkdir(exist_ok=True)
+        lazy = {name: tree for name, tree in arrays.items() if isinstance(tree, LazyItems)}
+        for name in arrays.keys() - lazy.keys():
+            for file, leaf in zip(file_names(name, arrays[name]), leaves(arrays[name]), strict=True):
+                np.save(staging / file, leaf, allow_pickle=False)
+        if lazy:
+            _fill_all(lazy, staging, progress, readers(staging))
+        names = [file for name, tree in arrays.items() for file in file_names(name, tree)]
+        for file in names:
+            sync(staging / file)
+        for journal in staging.glob("*.done"):
+            journal.unlink()
+        describe_folder(staging, names)
+        move_whole(staging, folder)
+
+
+def _check_space(arrays: Mapping[str, Any], staging: Path) -> None:
+    needed = sum(
+        tree.bytes_each * len(tree) if isinstance(tree, LazyItems) else sum(leaf.nbytes for leaf in leaves(tree))
+        for tree in arrays.values()
+    )
+    there = sum(path.stat().st_blocks * 512 for path in staging.glob("*")) if staging.exists() else 0
+    free = shutil.disk_usage(staging.parent).free + there
+    if needed + RESERVE > free:
+        raise UserError(
+            f"data.access=mapped needs {needed / 1e9:.3g} GB in {staging.parent}, where {free / 1e9:.3g} GB are free; "
+            "$XDG_CACHE_HOME may name a folder on another disk"
+        )
+
+
+def _fill_all(lazy: Mapping[str, LazyItems], staging: Path, progress: Progress, readers: Sequence[Reader]) -> None:
+    """Reads all items of some data sets into files of ``staging``, by ``readers`` that work at the same time."""
+    total, done = sum(map(len, lazy.values())), 0
+    for name, items in lazy.items():
+        files = [staging / file for file in file_names(name, items)]
+        journal = staging / f"{name}.done"
+        filling, read = _begun(items, files, journal)
+        done += sum(min(filling.size, len(items) - chunk * filling.size) for chunk in read)
+        progress(done, total)
+        with journal.open("a") as log:
+            for chunk, count in _read_by(readers, filling, [chunk for chunk in filling.chunks if chunk not in read]):
+                log.write(f"{chunk}\n")
+                log.flush()
+                done += count
+                progress(done, total)
+
+
+def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Filling, set[int]]:
+    """Returns the filling of ``files``, and the chunks that they have already.
+
+    ``journal`` lists these, below a line with their size. Unless it is there, the files are made anew.
+    """
+    size = max(1, CHUNK_BYTES // items.bytes_each)
+    heading = f"{size} {len(items)}"
+    # a last line without its end was being written
+    lines = journal.read_text().split("\n")[:-1] if journal.exists() else []
+    if lines[:1] != [heading]:
+        lines = [heading]
+        for file, form in zip(files, leaves(items.first), strict=True):
+            shape = (len(items), *form.shape[1:])
+            np.lib.format.open_memmap(file, mode="w+", dtype=form.dtype, shape=shape).flush()
+            with file.open("r+b") as opened:
+                # a disk that is full shows it now, and not in the middle
+                os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+    write_whole(journal, "".join(f"{line}\n" for line in lines))
+    starts = [np.load(file, mmap_mode="r").offset for file in files]
+    return Filling(items, tuple(map(str, files)), tuple(starts), size), {int(line) for line in lines[1:]}
+
+
+def _read_by(readers: Sequence[Reader], filling: Filling, chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Has ``readers`` read chunks, and yields each with the number of its items. An error of one ends all."""
+    left: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for chunk in chunks:
+        left.put(chunk)
+    found: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+    over = threading.Event()
+
+    def work(reader: Reader) -> None:
+        try:
+            while not over.is_set():
+                chunk = left.get_nowait()
+                found.put((chunk, filling.write(chunk, reader(filling, chunk))))
+        except queue.Empty:
+            pass
+        except BaseException:
+            over.set()
+            raise
+        finally:
+            found.put(None)
+
+    with ThreadPoolExecutor(len(readers)) as threads:
+        working = [threads.submit(work, reader) for reader in readers]
+        try:
+            ended = 0
+            while ended < len(readers):
+                one = found.get()
+                if one is None:
+                    ended += 1
+                else:
+                    yield one
+            for each in working:
+                each.result()
+        finally:
+            over.set()

@@ -1,0 +1,1 @@
+"""Evaluates models on the test set and on clients' shares of it."""

@@ -1,0 +1,163 @@
+"""Evaluates the models at the end of a round: cuts the work into tasks, and adds up their results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedray.core.task import Task
+from fedray.data.federated import FederatedData
+from fedray.engine.evaluation.client_scores import ClientScores, Scoring
+from fedray.engine.observers import Observer
+from fedray.engine.pool import Pool
+from fedray.engine.round import RoundResult
+from fedray.engine.state.run import RunState
+from fedray.engine.task_queue import TaskQueue
+from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreTask
+from fedray.errors import UserError
+from fedray.experiment.experiment import Experiment
+from fedray.tracking.columns import DIAGNOSTICS, METRICS
+
+EVAL_BLOCK = 1000
+"""The number of samples in an evaluation task. It is fixed, so that sums over blocks do not depend on who evaluates
+them."""
+
+RESERVED = frozenset({"test", "validation", "train", "global", "personal", "personalized", "finetuned"})
+"""Names that a further model can't have, because other columns are called so."""
+
+
+class Accuracies(Observer):
+    """An observer that has the models evaluated every ``run.eval_every`` rounds and after the last round. No phase
+    waits for the tasks of the evaluation."""
+
+    def __init__(
+        self, state: RunState, experiment: Experiment, scoring: Scoring, data: FederatedData, queue: TaskQueue
+    ) -> None:
+        self.state, self.experiment, self.scoring, self.data, self.queue = state, experiment, scoring, data, queue
+
+    def trained(self, result: RoundResult) -> None:
+        every = self.experiment.config.run.eval_every
+        if result.number == self.experiment.rounds or (every and result.number % every == 0):
+            evaluation = Evaluation(self.experiment, self.scoring, self.state, self.data, self.queue.pool, result)
+            self.queue.later(evaluation.tasks, evaluation.take)
+
+
+class Evaluation:
+    """One evaluation of the models as they are now. Its ``tasks`` may be run at any time and in any order.
+
+    The last result that comes in completes ``result.metrics`` and ``result.scores``. The clients' states must be kept
+    until then. The test set is not evaluated if the configuration says so.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        scoring: Scoring,
+        state: RunState,
+        data: FederatedData,
+        pool: Pool,
+        round: RoundResult,
+    ) -> None:
+        self.round, server, algorithm = round, state.server, experiment.algorithm
+        self.task = experiment.task
+        further = algorithm.further_models(server)
+        models = {GLOBAL: algorithm.eval_model(server), **further}
+        self.splits = {
+            "test": (len(data.y_test) if experiment.config.run.eval_test else 0, list(models)),
+            "validation": (len(data.validation), [GLOBAL]),
+            "train": (len(data.train_subset), [GLOBAL]),
+        }
+        self.scores = ClientScores(scoring, experiment, server, data, list(further))
+        personal = {PERSONAL_PREFIX + name: value for name, value in self.scores.broadcast.shared.items()}
+        handle = pool.publish({**models, **personal})
+        self.tasks: list[EvalTask | ScoreTask] = _blocks(handle, self.splits, scoring.wanted)
+        self.tasks += self.scores.tasks(handle, state.clients, pool.slots)
+        self.found: dict[tuple[str, int], EvalResult] = {}
+        self.left = len(self.tasks)
+        if not self.left:
+            self._complete()
+
+    def take(self, task: EvalTask | ScoreTask, result: Any) -> None:
+        """Takes the result of a task."""
+        if isinstance(task, ScoreTask):
+            self.scores.take(task, result)
+        else:
+            self.found[task.split, task.start] = result
+        self.left -= 1
+        if not self.left:
+            self._complete()
+
+    def _complete(self) -> None:
+        self.round.metrics |= self.row()
+        self.round.scores = self.scores.rows()
+
+    def row(self) -> dict[str, float]:
+        """Returns the columns of metrics.csv, once all results are there."""
+        row: dict[str, float] = {}
+        for split, (samples, names) in self.splits.items():
+            if not samples:
+                continue
+            found = [self.found[split, start] for start in range(0, samples, EVAL_BLOCK)]
+            for position, name in enumerate(names):
+                if split == "test" and self.scores.scoring.wanted:
+                    self.scores.take_each(name, np.concatenate([result.each[position] for result in found]))
+                label = split if name == GLOBAL else name
+                values = self._values([result.sums[position] for result in found])
+                row |= {f"{label}_{metric}": values[metric] for metric in recorded_metrics(self.task, label)}
+        return row | self.scores.row()
+
+    def _values(self, blocks: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+        """Returns the loss and the metrics of a model from the sums of its blocks."""
+        return {
+            name: self.task.value(name, *(math.fsum(block[name][place] for block in blocks) for place in (0, 1)))
+            for name in blocks[0]
+        }
+
+
+def recorded_metrics(task: Task, label: str) -> list[str]:
+    """Returns the metrics that are recorded of ``label``: all of the evaluated model on the test set, and otherwise
+    the main one and the accuracy."""
+    if label == "test":
+        return ["loss", *task.metrics]
+    # train_loss is the loss of local training
+    known = task.metrics if label == "train" else ("loss", *task.metrics)
+    return [name for name in known if name in (task.main, "accuracy")]
+
+
+def further_columns(experiment: Experiment, scoring: Scoring, further: Sequence[str]) -> list[str]:
+    """Returns the columns of metrics.csv beyond those that every run has: the user's metrics, the accuracies of further
+    models, and scores on clients' test shares.
+
+    Raises :class:`UserError` if a further model has a name that means something else.
+    """
+    for name in further:
+        if name in RESERVED:
+            raise UserError(
+                f"algorithm.name={experiment.config.algorithm.name}: a further model can't be called {name!r}, "
+                "as fedray has columns of that name; call it otherwise"
+            )
+    config = experiment.config
+    splits = {"test": True, "validation": config.data.validation_samples, "train": config.run.eval_train_samples}
+    labels = [*(label for label, there in splits.items() if there), *further]
+    wanted = [f"{label}_{metric}" for label in labels for metric in recorded_metrics(experiment.task, label)]
+    wanted += scoring.columns(further)
+    if config.run.diagnostics:
+        wanted += [*DIAGNOSTICS, "update_norm"]
+    if config.run.diagnostics == "virtual":
+        wanted.append("virtual_distance")
+    if config.run.diagnostics == "all_clients":
+        wanted += ["cohort_error", *(["momentum_error"] if experiment.algorithm.momentum_window else [])]
+    return [name for name in wanted if name not in METRICS]
+
+
+def _blocks(
+    handle: object, splits: Mapping[str, tuple[int, Sequence[str]]], each_test: bool
+) -> list[EvalTask | ScoreTask]:
+    return [
+        EvalTask(handle, names, split, start, min(start + EVAL_BLOCK, samples), each_test and split == "test")
+        for split, (samples, names) in splits.items()
+        for start in range(0, samples, EVAL_BLOCK)
+    ]

@@ -1,0 +1,219 @@
+"""Scores models on single clients: how good they are on the clients' own test shares, by the
+task's main metric.
+
+Every model is scored on the same shares, so that the numbers can be compared. The models are the global model, the
+algorithm's further models, its personal models, and the global model after some steps of local training on each client.
+The first two are the same for all clients, so the evaluation of the whole test set has told already how good they are
+on each sample. Only the models that each client has of its own need work of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedray.algorithms import Broadcast, Cohort, ServerState
+from fedray.client.phase import stacks
+from fedray.data.federated import FederatedData
+from fedray.data.partitions.test_shares import draw_eval_clients
+from fedray.engine.cohorts import weights_of
+from fedray.engine.dealing import deal
+from fedray.engine.state.states import StateFile
+from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
+from fedray.experiment.experiment import Experiment
+
+OWN_COLUMNS = {"personal": "personalized", "finetuned": "finetuned"}
+"""The beginnings of columns of metrics.csv for the models of which each client has its own. A model that all clients
+share has the column ``<model>_on_shares_<metric>``."""
+
+
+def of_chosen(metric: str) -> tuple[str, ...]:
+    """Returns the columns of metrics.csv about the clients that ``run.eval_clients`` chose."""
+    of_values = (f"clients_{metric}_{what}" for what in ("mean", "worst_tenth", "std"))
+    return (*of_values, "clients_with_shares", "clients_least_share")
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Says which clients are scored at each evaluation of a run, and by which models.
+
+    The cohort is scored if there are ``personal`` models or ``finetune_steps``. The clients ``chosen`` by
+    ``run.eval_clients`` are always scored, whether they are in the cohort or not. ``metric`` is the task's main metric,
+    which is their score.
+    """
+
+    metric: str = "accuracy"
+    personal: bool = False
+    finetune_steps: int = 0
+    chosen: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, experiment: Experiment, data: FederatedData) -> Scoring:
+        """Returns what the configuration asks for. Where the test set is left alone, no client is scored."""
+        run = experiment.config.run
+        if not run.eval_test:
+            return cls(experiment.task.main)
+        chosen = draw_eval_clients(data, experiment.config.data.seed or 0, run.eval_clients)
+        personal = experiment.algorithm.has_personal_model()
+        return cls(experiment.task.main, personal, run.finetune_steps, tuple(chosen.tolist()))
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any client is scored on its own test share, so that the run has evaluation.parquet."""
+        return self.of_cohort or bool(self.chosen)
+
+    @property
+    def of_cohort(self) -> bool:
+        """Whether the clients of each cohort are scored."""
+        return self.personal or self.finetune_steps > 0
+
+    def models(self, further: Sequence[str]) -> list[str]:
+        """Returns the names of all models that a client is scored by."""
+        own = {"personal": self.personal, "finetuned": self.finetune_steps > 0}
+        return [GLOBAL, *further, *(name for name, there in own.items() if there)]
+
+    def columns(self, further: Sequence[str]) -> list[str]:
+        """Returns the columns that scoring adds to metrics.csv."""
+        of_cohort = [_column(name, self.metric) for name in self.models(further)]
+        of_cohort += ["cohort_with_shares", "cohort_least_share"]
+        return [*(of_cohort if self.of_cohort else ()), *(of_chosen(self.metric) if self.chosen else ())]
+
+
+class ClientScores:
+    """The scores of one round.
+
+    They are complete, as ``row`` and ``rows``, when :meth:`take` has had the result of each of the ``tasks``, and
+    :meth:`take_each` has had every model that was evaluated on the whole test set.
+    """
+
+    def __init__(
+        self,
+        scoring: Scoring,
+        experiment: Experiment,
+        server: ServerState,
+        data: FederatedData,
+        further: Sequence[str],
+    ) -> None:
+        self.scoring, self.experiment, self.data = scoring, experiment, data
+        self.round, self.lr = server.round, server.lr
+        self.cohort = frozenset(server.cohort.ids if scoring.of_cohort else ())
+        ids = sorted({*self.cohort, *scoring.chosen})
+        self.shares = {client: len(data.client_test(client)) for client in ids}
+        self.members = _members(server, data, [client for client in ids if self.shares[client]])
+        self.broadcast = Broadcast({})
+        if scoring.personal and self.members.ids:
+            self.broadcast = experiment.algorithm.personal_broadcast(replace(server, cohort=self.members))
+        self.scores: dict[str, dict[int, float]] = {name: {} for name in scoring.models(further)}
+
+    def tasks(self, handle: Handle, states: Mapping[int, StateFile], slots: int) -> list[ScoreTask]:
+        """Returns the tasks of scoring, for ``slots`` workers; ``handle`` names the broadcast that they need."""
+        members, experiment, steps = self.members, self.experiment, self.scoring.finetune_steps
+        if not (self.scoring.of_cohort and members.ids):
+            return []
+        batch = experiment.training.batch_size
+        work = [
+            1 + (self.scoring.personal + (steps > 0)) * self.shares[client] + 3 * steps * min(batch or size, size)
+            for client, size in zip(members.ids, members.sizes, strict=True)
+        ]
+        tasks = []
+        undivided = stacks(len(work), experiment.chunk) if experiment.vectorize and experiment.chunk else None
+        for blocks in deal(work, slots, undivided=undivided):
+            places = positions(blocks)
+            ids = [members.ids[place] for place in places]
+            scalars = {name: [values[place] for place in places] for name, values in self.broadcast.scalars.items()}
+            tasks.append(
+                ScoreTask(
+                    round=self.round,
+                    lr=self.lr,
+                    blocks=blocks,
+                    ids=ids,
+                    gaps=[members.gaps[place] for place in places],
+                    broadcast=handle,
+                    personal=self.scoring.personal,
+                    finetune_steps=steps,
+                    scalars=scalars,
+                    states=[states.get(client) for client in ids] if experiment.algorithm.stateful else (),
+                )
+            )
+        return tasks
+
+    def take_each(self, model: str, each: NDArray[np.float64]) -> None:
+        """Takes the two numbers ``[n, 2]`` of each sample of the whole test set under a model. The model is the same
+        for all clients."""
+        for client in self.members.ids:
+            total, count = each[self.data.client_test(client)].sum(0)
+            self._note(model, client, float(total), float(count))
+
+    def take(self, task: ScoreTask, result: ScoreResult) -> None:
+        """Takes the result of a task."""
+        for model, found in result.sums.items():
+            for client, (total, count) in zip(task.ids, found, strict=True):
+                self._note(model, client, total, count)
+
+    def _note(self, model: str, client: int, total: float, count: float) -> None:
+        self.scores[model][client] = self.experiment.task.value(self.scoring.metric, total, count)
+
+    def row(self) -> dict[str, float]:
+        """Returns the columns of metrics.csv: means over the clients that have a test share, NaN if none has one."""
+        row: dict[str, float] = {}
+        if self.scoring.of_cohort:
+            scored = [client for client in self.members.ids if client in self.cohort]
+            for model, scores in self.scores.items():
+                row[_column(model, self.scoring.metric)] = _mean([scores[client] for client in scored])
+            row["cohort_with_shares"] = len(scored)
+            row["cohort_least_share"] = min((self.shares[client] for client in scored), default=math.nan)
+        if self.scoring.chosen:
+            scored = [client for client in self.scoring.chosen if self.shares[client]]
+            worst_last = self.experiment.task.mode == "min"
+            found = sorted((self.scores[GLOBAL][client] for client in scored), reverse=worst_last)
+            least = min((self.shares[client] for client in scored), default=math.nan)
+            spread = float(np.std(found)) if found else math.nan
+            worst = _mean(found[: math.ceil(len(found) / 10)])
+            values = (_mean(found), worst, spread, len(scored), least)
+            row |= dict(zip(of_chosen(self.scoring.metric), values, strict=True))
+        return row
+
+    def rows(self) -> dict[str, Any]:
+        """Returns the columns of evaluation.parquet as lists, with a row for each client, whether it has a test share
+        or not."""
+        chosen = frozenset(self.scoring.chosen)
+        return {
+            "round": self.round,
+            "client": list(self.shares),
+            **self.data.names_of(list(self.shares)),
+            "in_cohort": [client in self.cohort for client in self.shares],
+            "in_eval_clients": [client in chosen for client in self.shares],
+            "test_samples": list(self.shares.values()),
+        } | {
+            f"{model}_{self.scoring.metric}": [scores.get(client, math.nan) for client in self.shares]
+            for model, scores in self.scores.items()
+        }
+
+
+def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort:
+    """Returns the clients ``ids``, described as a cohort of the server's round."""
+    if not ids:
+        return Cohort()
+    sizes = data.sizes()[ids]
+    gaps = {client: server.gap(client, server.round) for client in ids}
+    gaps |= dict(zip(server.cohort.ids, server.cohort.gaps, strict=True))
+    return Cohort(
+        ids=ids,
+        sizes=sizes.tolist(),
+        weights=weights_of(sizes, server.weighting),
+        steps=[1] * len(ids),
+        gaps=[gaps[client] for client in ids],
+    )
+
+
+def _column(model: str, metric: str) -> str:
+    return f"{OWN_COLUMNS.get(model, f'{model}_on_shares')}_{metric}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan

@@ -1,0 +1,168 @@
+"""Evaluates models on blocks of samples, and on the own test shares of single clients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedray.client.objective import NO_STEP
+from fedray.client.optimizer import Carry
+from fedray.client.phase import ClientPhase, Stack
+from fedray.core.clock import Clock
+from fedray.core.samples import Samples
+from fedray.core.seeds import SERVER, Purpose
+from fedray.core.vectors import Model, Vector
+from fedray.engine.clients import Clients
+from fedray.engine.tasks import GLOBAL, PERSONAL_PREFIX, EvalResult, EvalTask, ScoreResult, ScoreTask
+from fedray.models.inspection import ModelFacts
+
+FEWEST, MOST, ENOUGH_FLOPS = 50, 500, 4e8
+"""On a CPU a forward pass of an evaluation has as many samples as take ``ENOUGH_FLOPS``, within these bounds.
+
+Small models spend the time of a small pass starting operations: an MLP takes 0.48 times as long with 500 samples as
+with 50, and LeNet-5 0.73 times. With a larger model, the activations of many samples no longer fit into a core's cache:
+with 500, a network with convolutions of 64 channels takes 1.8 times as long. Measured by
+analysis/benchmarks/evaluation.py.
+"""
+
+ON_GPU = 250
+"""The samples of a forward pass on a GPU, which has not been measured."""
+
+Sums = tuple[float, float]
+"""The two sums from which a metric follows (:meth:`fedray.core.task.Task.sums`)."""
+
+
+def samples_of_pass(model: ModelFacts, device: str) -> int:
+    """Returns the number of samples in a forward pass of an evaluation, which depends on nothing but these two."""
+    if device != "cpu":
+        return ON_GPU
+    if model.uncounted:
+        return FEWEST
+    return int(min(MOST, max(FEWEST, ENOUGH_FLOPS / max(model.flops, 1.0))))
+
+
+class Evaluator:
+    """Runs evaluation tasks with the network and the data of ``clients``."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients, self.data = clients, clients.data
+        self.network, self.experiment = clients.network, clients.experiment
+        self.size = samples_of_pass(self.experiment.facts, clients.device.type)
+
+    def evaluate(self, task: EvalTask) -> EvalResult:
+        """Evaluates each model on a block of samples."""
+        models: Mapping[str, Any] = self.clients.broadcast(task.broadcast)
+        if task.split == "test":
+            samples, indices = self.clients.test, np.arange(task.start, task.stop)
+        else:
+            own = self.data.validation if task.split == "validation" else self.data.train_subset
+            samples, indices = self.clients.train, own[task.start : task.stop]
+        with self.draws(0, SERVER, task.start):
+            found = [self.sums_over(models[name], samples, indices) for name in task.models]
+        return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
+
+    def draws(self, *coordinates: int) -> contextlib.AbstractContextManager[None]:
+        """A context that seeds the random numbers of a module that draws even in evaluation mode."""
+        if not self.experiment.draws:
+            return contextlib.nullcontext()
+        return self.network.rng(self.experiment.training.seed, Purpose.DROPOUT, *coordinates)
+
+    @torch.no_grad()
+    def sums_over(self, model: Model, samples: Samples, indices: Any) -> tuple[dict[str, Sums], NDArray[np.float64]]:
+        """Returns the two sums of the loss and of each metric over some samples, and those of each sample for the main
+        metric, ``[n, 2]``."""
+        task = self.experiment.task
+        found = {name: [0.0, 0.0] for name in ("loss", *task.metrics)}
+        each = np.ones((len(indices), 2))
+        for rows, outputs, y in self.passes(model, samples, indices):
+            for name, sums in found.items():
+                total, count = task.sums(name, outputs, y)
+                sums[0] += float(total.double().sum())
+                sums[1] += len(y) if count is None else float(count.double().sum())
+                if name == task.main:
+                    each[rows, 0] = total.double().cpu().numpy()
+                    if count is not None:
+                        each[rows, 1] = count.double().cpu().numpy()
+        return {name: (total, count) for name, (total, count) in found.items()}, each
+
+    def passes(self, model: Model, samples: Samples, indices: NDArray[np.int64]) -> Iterator[tuple[slice, Any, Tensor]]:
+        """Runs ``model`` over some samples, and yields for each batch its rows, its outputs and its targets."""
+        network = self.network
+        network.load(model)
+        network.mode(training=False)
+        changes = network.writes or network.layout.buffers
+        for start in range(0, len(indices), self.size):
+            if start and changes:
+                # a batch must not depend on which others are evaluated by this process
+                network.load(model)
+            rows = slice(start, min(start + self.size, len(indices)))
+            x, y = samples.gather(indices[rows])
+            yield rows, network.outputs(x, features=False).logits, y
+
+    def score(self, task: ScoreTask) -> ScoreResult:
+        """Evaluates each client's own models on its own test share."""
+        shared = self.clients.broadcast(task.broadcast)
+        found: dict[str, list[Sums]] = {}
+        row = 0
+        for _, size in self.clients.stacks(task.blocks):
+            rows = slice(row, row + size)
+            row += size
+            made: dict[str, Model] = {}
+            if task.personal:
+                made["personal"] = self._personal(task, rows, shared)
+            if task.finetune_steps:
+                made["finetuned"] = self._finetuned(task, rows, shared)
+            for place, client in enumerate(task.ids[rows]):
+                own = self.data.client_test(client)
+                for name, models in made.items():
+                    with self.draws(task.round, client, NO_STEP):
+                        sums, _ = self.sums_over(models[place], self.clients.test, own)
+                    found.setdefault(name, []).append(sums[self.experiment.task.main])
+        return ScoreResult(found)
+
+    def _client(
+        self, task: ScoreTask, rows: slice, shared: Mapping[str, Vector], steps: int, **rest: Any
+    ) -> ClientPhase:
+        """Returns some clients of a task, prepared for ``steps`` local steps that are not part of the run's
+        training."""
+        ids = task.ids[rows]
+        stack = Stack(
+            ids=ids,
+            indices=[self.data.client(client) for client in ids],
+            steps=[steps] * len(ids),
+            weights=[1.0] * len(ids),
+            gaps=task.gaps[rows],
+            scalars={name: values[rows] for name, values in task.scalars.items()},
+            purpose=Purpose.FINETUNE,
+        )
+        training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
+        # all of it counts as evaluation, so nothing is clocked by itself
+        return self.clients.of(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
+
+    @torch.no_grad()
+    def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
+        """Returns the personal models of some clients of a task."""
+        prefix = PERSONAL_PREFIX
+        shared = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+        state = self.clients.states_of(task.states[rows]) if task.states else None
+        return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
+
+    def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
+        """Returns for each client the model that results from plain local steps on its own data, which begin with the
+        global model.
+
+        Every algorithm is fine-tuned as FedAvg trains, in place of its own local rule, so that their accuracies compare
+        the global models alone.
+        """
+        client = self._client(task, rows, {"x": found[GLOBAL]}, task.finetune_steps, lr=task.lr)
+        carry = Carry({"y": client.start("x")})
+        for batch in client.data.batches():
+            carry = client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
+        return carry["y"]

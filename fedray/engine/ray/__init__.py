@@ -1,0 +1,1 @@
+"""The Ray engine: its cluster, its actors, and what lies in its object store."""

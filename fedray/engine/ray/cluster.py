@@ -1,0 +1,176 @@
+"""Finds, joins or starts the Ray cluster of a run, and asks what it has."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import ray
+from fedray.config import EngineConfig
+from fedray.core.rounding import whole
+from fedray.engine.ray.own_cluster import start_cluster
+from fedray.errors import UserError, first_line
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+if TYPE_CHECKING:
+    # it imports torch, and Ray is started meanwhile
+    from fedray.experiment.experiment import Experiment
+
+NO_TASK_EVENTS = {"enable_task_events": False}
+"""An option for actors. It stops Ray from recording their tasks, which are shown by its dashboard and by ``ray list
+tasks``: Ray's head keeps 5 KB for each of up to 100,000 tasks."""
+
+RESOURCES = ("CPU", "GPU")
+"""The kinds of Ray's resources that fedray asks for and reports."""
+
+OWN_BUNDLE = 0
+"""The bundle of a trial's placement group that holds the trial itself, and the server beside it."""
+
+
+def in_trial_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
+    """Returns the scheduling strategy that keeps an actor in the placement group of this process's trial, or None if
+    the process is in no trial. The group holds what the actors of the trial's run need. Anywhere else they would wait
+    for ever once trials have taken the whole cluster."""
+    group = ray.util.get_current_placement_group()
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) if group else None
+
+
+def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool] = lambda: True) -> bool | None:
+    """Connects this process to a Ray cluster, unless it is connected: to the one at ``engine.address``, to the one that
+    this node belongs to, or to a new one, which is started as :func:`~fedray.engine.ray.own_cluster.start_cluster`
+    does.
+
+    Returns whether the cluster was started here, or None if there was a connection before.
+    """
+    if ray.is_initialized():
+        return None
+    address = existing_cluster(engine)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address is None:
+        say("starting Ray on this machine ...")
+        start_cluster(engine, say, wanted, **quiet)
+        return True
+    say(f"connecting to the Ray cluster at {address} ...")
+    try:
+        # ray.init may try for minutes where nobody listens
+        if ":" in address and "://" not in address:
+            _connect(address)
+        ray.init(address=address, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"no Ray cluster answers at engine.address={address}: {first_line(error)}") from None
+    return False
+
+
+def existing_cluster(engine: EngineConfig) -> str | None:
+    """Returns the address of the cluster that :func:`connect` would join; None if it would start one."""
+    address = engine.address or os.environ.get("RAY_ADDRESS") or _address_here()
+    return None if address == "local" else address
+
+
+def _address_here() -> str | None:
+    """Returns the address of the cluster that this node belongs to, if that cluster still answers. A cluster that has
+    died leaves its address behind."""
+    from ray._private import utils
+
+    address = utils.read_ray_address()
+    if not address:
+        return None
+    try:
+        _connect(address, seconds=2)
+    except (OSError, ValueError):
+        return None
+    return address
+
+
+def _connect(address: str, seconds: float = 10) -> None:
+    """Raises OSError or ValueError if nobody listens at ``address``, which is ``host:port``."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=seconds).close()
+
+
+def actor_count(experiment: Experiment) -> int:
+    """Returns ``engine.actors`` as a number. ``auto`` is as many as the cluster has room for, but no more than the
+    cohort has clients."""
+    engine, members = experiment.config.engine, experiment.cohort_size
+    if engine.actors == "per_client":
+        return members
+    if engine.actors != "auto":
+        return int(engine.actors)
+    resources = ray.cluster_resources()
+    fits = []
+    if engine.cpus_per_actor:
+        fits.append((resources.get("CPU", 0) - engine.server_cpus) / engine.cpus_per_actor)
+    if gpu_share(experiment):
+        fits.append((resources.get("GPU", 0) - engine.server_gpus) / gpu_share(experiment))
+    return max(1, min(whole(min(fits)) if fits else (os.cpu_count() or 1), members))
+
+
+def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:
+    """Raises :class:`UserError` if the cluster lacks what the run needs and can't grow, because no machine can join a
+    cluster that this process has started."""
+    engine, total = experiment.config.engine, ray.cluster_resources()
+    wanted = {
+        "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
+        "GPU": actors * gpu_share(experiment) + engine.server_gpus,
+    }
+    lacking = {kind: amount for kind, amount in wanted.items() if amount > total.get(kind, 0) + 1e-9}
+    if started_here and lacking:
+        asked = " and ".join(f"{amount:g} {kind}" for kind, amount in lacking.items())
+        server = {"CPU": engine.server_cpus, "GPU": engine.server_gpus}
+        also = " and ".join(f"{amount:g} {kind}" for kind, amount in server.items() if amount)
+        share = {"num_cpus": engine.cpus_per_actor, "num_gpus": gpu_share(experiment)}
+        raise UserError(
+            f"{shortage(actors, share)}; with {also or 'nothing'} for the server, {asked} are wanted: lower "
+            "engine.actors, or the share of each"
+        )
+
+
+def gpu_share(experiment: Experiment) -> float:
+    """Returns the fraction of a GPU that a client actor gets. It is a whole GPU while it is not known yet how many
+    actors can share one."""
+    engine = experiment.config.engine
+    if engine.actors_per_gpu == "auto":
+        return 1.0
+    return 1 / engine.actors_per_gpu if engine.actors_per_gpu else engine.gpus_per_actor
+
+
+def shortage(actors: int, share: dict[str, float]) -> str:
+    """Says what so many client actors need and what the cluster has. ``share`` has Ray's options num_cpus and
+    num_gpus of one actor."""
+    each = {"CPU": share.get("num_cpus", 0), "GPU": share.get("num_gpus", 0)}
+    return compared_with_cluster(f"engine.actors={actors} of {in_words(each)} each")
+
+
+def compared_with_cluster(request: str) -> str:
+    """Returns ``request``, and after it what the cluster has in all and what of it is free.
+
+    ``a trial takes 2 CPU`` becomes ``a trial takes 2 CPU; the cluster has 4 CPU (1 free), 0 GPU (0 free)``.
+    """
+    total, free = ray.cluster_resources(), ray.available_resources()
+    have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in RESOURCES)
+    return f"{request}; the cluster has {have}"
+
+
+def in_words(amounts: Mapping[str, float]) -> str:
+    """Amounts of resources by their kind, without those that are 0: ``1 CPU and 0.5 GPU``, or ``no resources``."""
+    return " and ".join(f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no resources"
+
+
+def missing_on_nodes(check: Callable[[], str | None], timeout: float) -> str | None:
+    """Returns what ``check()`` returns on the first node where it is not None, with the node's name; None if it is None
+    on all nodes. Raises :class:`UserError` if a node does not answer in ``timeout`` seconds."""
+    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    asked = {
+        name: ray.remote(check)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        .remote()
+        for node, name in nodes.items()
+    }
+    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout)
+    for name, each in asked.items():
+        if each not in ready:
+            raise UserError(f"{name} did not start a process in engine.start_timeout={timeout:g} s")
+    return next((f"{missing} on {name}" for name, each in asked.items() if (missing := ray.get(each))), None)

@@ -1,0 +1,248 @@
+"""The Ray engine: a server actor runs the rounds, and the driver shows them and steers."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ray
+from fedray.data.federated import FederatedData
+from fedray.engine.driver import Driver
+from fedray.engine.opening import open_run
+from fedray.engine.pool import Pool
+from fedray.engine.process import computing_process, environment
+from fedray.engine.ray.client_actor import create_actor
+from fedray.engine.ray.cluster import (
+    NO_TASK_EVENTS,
+    OWN_BUNDLE,
+    actor_count,
+    check_resources,
+    gpu_share,
+    in_trial_group,
+    shortage,
+)
+from fedray.engine.ray.gpu_sharing import shared_gpus
+from fedray.engine.ray.pool import RayPool
+from fedray.engine.ray.start import RayStart
+from fedray.engine.ray.stored import StoredData, store
+from fedray.errors import ClientError, StateLost, UserError, first_line
+from fedray.experiment.experiment import Experiment
+from fedray.usercode.modules import is_library
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+BATCH_SECONDS = 0.1
+"""Rounds that are shorter than this are reported to the driver several at a time."""
+
+
+class ServerActor:
+    """Runs the rounds with the client actors ``actors``. The driver has begun to start them before the server, to save
+    time."""
+
+    def __init__(self, experiment: Experiment, data: StoredData, actors: list[Any]) -> None:
+        self.experiment, self.data, self.actors = experiment, data, actors
+        self.events: queue.Queue[list[Any] | None] = queue.Queue()
+        self.answers: queue.Queue[bool] = queue.Queue()
+        self.stop_asked = threading.Event()
+
+    def run(self, lockstep: bool) -> None:
+        """Runs to the end. With ``lockstep`` the run waits for the driver's answer after each round."""
+        try:
+            for events in self._run(lockstep):
+                self.events.put(events)
+        finally:
+            self.events.put(None)
+
+    def next(self, answer: bool | None) -> list[Any] | None:
+        """Returns the next events, or None at the end. ``answer`` says whether the run stops after the round that the
+        driver saw last."""
+        if answer is not None:
+            self.answers.put(answer)
+        return self.events.get()
+
+    def _run(self, lockstep: bool) -> Iterator[list[Any]]:
+        """Opens the run and yields lists of events: lines to show, the round at which the run starts, and its
+        rounds."""
+        data = self.data.get()
+        engine, here = self.experiment.config.engine, ray.get_runtime_context().get_node_id()
+        notes: list[str] = []
+
+        def make_pool(worker: Any) -> tuple[Pool, list[dict[str, Any]]]:
+            pool = RayPool(self.experiment, self.data, self.actors, worker.clients.states, notes.append)
+            return pool, pool.machines
+
+        with (
+            computing_process(engine.threads, engine.portable_bits, self.experiment.precision),
+            open_run(self.experiment, data, make_pool, True, not lockstep, self._say, here) as run,
+        ):
+            if run is None:
+                return
+            run.stopping = self.stop_asked
+            record = run.recorder.note
+            for line in notes:
+                record(line)
+            assert isinstance(run.pool, RayPool)
+            lines: list[str] = []
+
+            def note(line: str) -> None:
+                record(line)
+                lines.append(line)
+
+            run.pool.note = note
+            yield [("started", run.state.server.round)]
+            pending: list[Any] = []
+            sent = time.monotonic()
+            for report in run.rounds():
+                pending += [("said", line) for line in lines] + [("round", report)]
+                lines.clear()
+                now = time.monotonic()
+                if lockstep or now - sent >= BATCH_SECONDS:
+                    yield pending
+                    pending, sent = [], now
+                if lockstep and self.answers.get():
+                    self.stop_asked.set()
+            yield pending
+
+    def _say(self, line: str) -> None:
+        self.events.put([("said", line)])
+
+    def stop(self) -> None:
+        """Ends the run after the round in progress."""
+        self.stop_asked.set()
+        self.answers.put(True)
+
+
+class RayEngine:
+    """Runs ``experiment`` on the cluster of ``start``. It can run once, because it then lets go of ``data``: they are
+    in Ray's store, which the processes of a node share, and would take memory here a second time."""
+
+    def __init__(self, experiment: Experiment, data: FederatedData, start: RayStart) -> None:
+        self.experiment, self.data, self.start = experiment, data, start
+
+    def run(self, driver: Driver) -> None:
+        """Runs the experiment to its end.
+
+        If the server actor dies, it is started again once and goes on from the last checkpoint. The same is done up to
+        ``engine.max_retries`` times when clients' states were lost together with their node.
+        """
+        # actors keep the working directory that this process had when it joined Ray
+        output = {"output": str(Path(self.experiment.config.run.output).absolute())}
+        experiment = _with_run_settings(self.experiment, output)
+        started_here = self.start.ready()
+        check_resources(experiment, 1, started_here)
+        own = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *self.data.own_classes]
+        own += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
+        ship_own_code(own)
+        stored = store(self.data)
+        del self.data
+        experiment = shared_gpus(experiment, stored, driver.say)
+        actors = actor_count(experiment)
+        check_resources(experiment, actors, started_here)
+        left = {RayActorError: 1, StateLost: experiment.config.engine.max_retries}
+        while True:
+            try:
+                return _drive(experiment, stored, actors, driver)
+            except (RayActorError, OutOfMemoryError, StateLost) as error:
+                kind = StateLost if isinstance(error, StateLost) else RayActorError
+                left[kind] -= 1
+                never_lived = "creation task" in str(error)
+                if never_lived or left[kind] < 0 or not experiment.config.run.checkpoint_every:
+                    raise
+                what = "" if kind is StateLost else "the server actor died: "
+                driver.say(f"{what}{first_line(error)}; going back to the last checkpoint")
+                experiment = _with_run_settings(experiment, {"resume": "auto"})
+
+
+def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experiment:
+    settings = experiment.config.run.model_copy(update=values)
+    return replace(experiment, config=experiment.config.model_copy(update={"run": settings}))
+
+
+def ship_own_code(own: Iterable[Any]) -> None:
+    """Ships the user's own modules to the actors by value: those in which the objects ``own`` were defined, and those
+    that are among them. The machines of the actors may not have these modules."""
+    for thing in own:
+        home = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
+        module = sys.modules.get(home or "")
+        name = module.__name__ if module is not None else "builtins"
+        if name != "__main__" and not is_library(name):
+            ray.cloudpickle.register_pickle_by_value(module)
+
+
+def _show(events: Iterable[tuple[str, Any]], driver: Driver) -> bool | None:
+    """Shows the driver some events of the server. Returns whether the run is to stop, or None if nobody is to say
+    so."""
+    answer = None
+    for kind, value in events:
+        if kind == "started":
+            driver.started(value)
+        elif kind == "said":
+            driver.say(value)
+        else:
+            driver.show(value)
+            if driver.on_round is not None:
+                answer = driver.on_round(value)
+    return answer
+
+
+def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver) -> None:
+    engine = experiment.config.engine
+    here = ray.get_runtime_context().get_node_id()
+    driver.say(f"starting the server and {actors} client actor{'s' if actors > 1 else ''} ...")
+    created = [create_actor(experiment, data, here) for _ in range(actors)]
+    # in a trial the server runs in the trial's own bundle
+    group = in_trial_group(OWN_BUNDLE)
+    server: Any = (
+        ray.remote(ServerActor)
+        .options(
+            num_cpus=0 if group else engine.server_cpus,
+            num_gpus=engine.server_gpus,
+            max_concurrency=4,
+            scheduling_strategy=group or NodeAffinitySchedulingStrategy(here, soft=False),
+            runtime_env={"env_vars": environment(engine.threads, engine.portable_bits)},
+            **NO_TASK_EVENTS,
+        )
+        .remote(experiment, data, created)
+    )
+    asked = False
+    try:
+        ended = server.run.remote(driver.on_round is not None)
+        # the driver asks for each batch of events, because a streaming generator takes milliseconds more for each
+        coming = server.next.remote(None)
+        deadline = time.monotonic() + engine.start_timeout + 60
+        begun = False
+        while True:
+            if driver.stopping.is_set() and not asked:
+                server.stop.remote()
+                asked = True
+            try:
+                batch = ray.get(coming, timeout=0.2)
+            except GetTimeoutError:
+                if not begun and time.monotonic() > deadline:
+                    raise UserError(
+                        f"the server actor did not start in {engine.start_timeout:g} s: "
+                        f"{shortage(actors, {'num_cpus': engine.cpus_per_actor, 'num_gpus': gpu_share(experiment)})}"
+                    ) from None
+                continue
+            if batch is None:
+                return ray.get(ended)
+            begun = True
+            coming = server.next.remote(_show(batch, driver))
+    except ActorUnschedulableError:
+        raise UserError(
+            f"engine.server_cpus={engine.server_cpus:g}, engine.server_gpus={engine.server_gpus:g}: this node, where "
+            "the server must run, does not have them"
+        ) from None
+    except RayTaskError as error:
+        cause = error.cause
+        raise cause if isinstance(cause, (UserError, ClientError)) else error from None
+    finally:
+        for actor in (server, *created):
+            ray.kill(actor)

@@ -1,0 +1,76 @@
+"""Finds out how many client actors fit on a GPU, by measuring one that has the GPU to itself before the others
+start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ray
+from fedray.engine.clients import Clients
+from fedray.engine.memory import Footprint, actors_per_gpu
+from fedray.engine.memory_of_clients import footprint_of
+from fedray.engine.process import computing_process, environment, require_device
+from fedray.engine.ray.cluster import in_trial_group, shortage
+from fedray.engine.ray.stored import StoredData
+from fedray.engine.state.states import StateFolder
+from fedray.errors import UserError
+from fedray.experiment.experiment import Experiment
+from ray.exceptions import GetTimeoutError, RayTaskError
+
+
+class Probe:
+    """A client actor that only measures how much memory a client actor takes."""
+
+    def measure(self, experiment: Experiment, data: StoredData) -> Footprint:
+        engine = experiment.config.engine
+        with computing_process(engine.threads, engine.portable_bits, experiment.precision):
+            require_device(experiment.device, experiment.precision)
+            clients = Clients(experiment, data.get(), StateFolder.of_run(experiment.config), experiment.device)
+            return footprint_of(clients)
+
+
+def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:
+    """Returns ``experiment`` with ``engine.actors_per_gpu`` as the number of actors that fit on a GPU.
+
+    Raises :class:`UserError`, which shows the arithmetic, if the user asked for more than that.
+    """
+    engine = experiment.config.engine
+    asked: Any = engine.actors_per_gpu or round(1 / (engine.gpus_per_actor or 1))
+    # a trial's placement group has no whole GPU to measure on
+    if experiment.device != "cuda" or asked == 1 or in_trial_group():
+        return experiment
+    say("measuring what a client actor takes of a GPU ...")
+    found = _measured(experiment, data)
+    if warning := found.warning():
+        say(warning)
+    if asked == "auto":
+        total = ray.cluster_resources()
+        cpus = total.get("CPU", 0) / max(total.get("GPU", 1), 1)
+        chosen = actors_per_gpu(found, cpus / engine.cpus_per_actor if engine.cpus_per_actor else cpus)
+        say(f"engine.actors_per_gpu={chosen}: {found.arithmetic(chosen)}")
+        engine = engine.model_copy(update={"actors_per_gpu": chosen})
+        return replace(experiment, config=experiment.config.model_copy(update={"engine": engine}))
+    if asked > found.fits:
+        raise UserError(
+            f"engine.actors_per_gpu={asked} does not fit: {found.arithmetic(asked)}; "
+            + (f"engine.actors_per_gpu={found.fits} does" if found.fits else "a smaller engine.chunk may")
+        )
+    return experiment
+
+
+def _measured(experiment: Experiment, data: StoredData) -> Footprint:
+    engine = experiment.config.engine
+    share = {"num_cpus": engine.cpus_per_actor, "num_gpus": 1.0}
+    variables = environment(engine.threads, engine.portable_bits)
+    probe: Any = ray.remote(Probe).options(**share, runtime_env={"env_vars": variables}).remote()
+    try:
+        return ray.get(probe.measure.remote(experiment, data), timeout=engine.start_timeout)
+    except GetTimeoutError:
+        line = f"{shortage(1, share)}: it did not start in {engine.start_timeout:g} s; engine.device=cpu needs no GPU"
+        raise UserError(line) from None
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, UserError) else error from None
+    finally:
+        ray.kill(probe)

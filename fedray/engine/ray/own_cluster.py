@@ -1,0 +1,133 @@
+"""Starts a Ray cluster on this machine, also where the machine is busy or the folder for temporary files is deep."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from fedray.config import EngineConfig
+from fedray.errors import RayNotStarted, UserError, first_line, first_sentence
+from ray._private import utils
+
+INLINE_BYTES = 4 << 20
+"""Results up to this size are sent together with an actor's answer. Ray's own limit is 100 kB. A larger result goes
+through the object store, which is asked several times for each and answers slowly while all cores train."""
+
+OF_CLUSTER = {
+    # the client actors are the work: Ray would start them at a lower priority than whatever else runs here
+    "RAY_worker_niceness": "0",
+    # they would wait without work: an actor of ours gets a process with environment variables of its own
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_max_direct_call_object_size": str(INLINE_BYTES),
+}
+"""Ray's settings for a cluster that is started here, as environment variables. Those that the user has set stay."""
+
+SOCKETS = "/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+"""The longest path, below the folder of Ray's files, of a socket; 4194304 stands for the number of this process."""
+
+SOCKET_BYTES = 103
+"""The most bytes that the path of a socket may have on every system."""
+
+SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool], **options: Any) -> None:
+    """Starts a cluster on this machine and connects to it, with further ``options`` of ``ray.init``.
+
+    If it does not start it is tried once more, in another folder, as long as ``wanted()`` is true; ``say`` is told. No
+    process of a failed start is left. Raises :class:`RayNotStarted` if the second try fails too, and
+    :class:`UserError` if the fault is ``engine.spill_dir``.
+    """
+    for name, value in OF_CLUSTER.items():
+        os.environ.setdefault(name, value)
+    try:
+        Path.home()
+    except RuntimeError:  # Ray keeps a token in the user's home folder
+        os.environ["HOME"] = tempfile.gettempdir()
+    folder = ray_folder()
+    failure = _failure(engine, folder, options)
+    if failure and wanted():
+        folder = _other_folder(folder)
+        say(f"Ray did not start ({failure}); trying once more, in {folder} ...")
+        failure = _failure(engine, folder, options)
+    if failure:
+        raise RayNotStarted(f"Ray did not start on this machine: {failure} (Ray's logs are in {folder})")
+
+
+def ray_folder() -> Path:
+    """Returns the folder in which Ray keeps its files on this machine, unless it is told otherwise."""
+    # the folder of the file with a cluster's address, as the function for it has other names in other versions of Ray
+    return Path(utils.get_ray_address_file(None)).parent.absolute()
+
+
+def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str | None:
+    """Starts a cluster with its files in ``folder``. Returns why it did not start, or None if it did."""
+    try:
+        ray.init(
+            address="local", include_dashboard=False, object_spilling_directory=engine.spill_dir,
+            _temp_dir=str(_short(folder)), **options,
+        )  # fmt: skip
+        return None
+    except Exception as error:  # of all kinds; some are plain Exceptions
+        ray.shutdown()
+        end_processes()
+        if engine.spill_dir is not None and isinstance(error, (OSError, ValueError)):
+            raise UserError(
+                f"Ray did not start with engine.spill_dir={engine.spill_dir}: {first_line(error)}"
+            ) from None
+        return first_sentence(error).rstrip(".")
+
+
+def end_processes() -> None:
+    """Ends all processes of clusters that this process has started, and waits until they are gone."""
+    import psutil  # it comes with Ray, and is found once Ray is imported
+
+    # the name of a cluster's folder has the number of the process that started it
+    ours = re.compile(rf"/session_[\d_-]+_{os.getpid()}(/|$)", re.MULTILINE)
+
+    def left() -> list[Any]:
+        return [each for each in psutil.process_iter(["cmdline"]) if ours.search("\n".join(each.info["cmdline"] or ()))]
+
+    while found := left():
+        for each in found:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        psutil.wait_procs(found, timeout=10)
+
+
+def _other_folder(folder: Path) -> Path:
+    """Makes a new folder for Ray's files beside ``folder``, or where there is room if that can't be done."""
+    for place in (folder.parent, *SHORT_PLACES):
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix="ray-", dir=place))
+    return folder
+
+
+def _short(folder: Path) -> Path:
+    """Returns ``folder``, or a symbolic link to it if paths of sockets in it would be longer than the system allows.
+
+    The link is always the same for a folder and a user. Raises OSError if it can't be made.
+    """
+    if len(os.fsencode(folder)) + len(SOCKETS) <= SOCKET_BYTES:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    for place in SHORT_PLACES:
+        links = Path(place, f"fedray-{os.getuid()}")
+        with contextlib.suppress(OSError):
+            links.mkdir(mode=0o700, exist_ok=True)
+            if links.lstat().st_uid != os.getuid():
+                continue
+            link = links / name
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(folder)
+            if link.resolve() == folder.resolve():
+                return link
+    raise OSError(f"the path of a socket in {folder} is longer than {SOCKET_BYTES} bytes; let RAY_TMPDIR be short")

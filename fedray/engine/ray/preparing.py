@@ -1,0 +1,200 @@
+"""Maps samples from files on all nodes of a Ray cluster, for ``fedray data prepare``.
+
+The driver's node writes the files. All nodes that have the data set read items for it, with all their processors. In
+the end each node that does not share the driver's folder gets a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ray
+from fedray.core.structure import leaves
+from fedray.data.storage.lazy import LazyItems
+from fedray.data.storage.mapped import COLUMNS, open_file, recorded_sums, shipped
+from fedray.data.storage.mapping import RESERVE, Filling, Progress, Reader, map_arrays, readers_here
+from fedray.engine.ray.cluster import NO_TASK_EVENTS
+from fedray.engine.ray.engine import ship_own_code
+from fedray.errors import ClientError, UserError, first_line
+from fedray.util.files import move_whole
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+PIECE = 64 << 20
+"""The bytes of a file that are sent to other nodes at once."""
+
+
+class NodeReader:
+    """An actor on another node. It reads items there, and takes the node's copy of the files."""
+
+    def __init__(self) -> None:
+        self.fillings: dict[tuple[str, ...], Filling] = {}
+        # other preparers may be at work
+        self.token = uuid.uuid4().hex
+
+    def about(self) -> tuple[str, int]:
+        """Returns the name of the node, and the number of its processors."""
+        return platform.node(), os.cpu_count() or 1
+
+    def obstacle(self, items: LazyItems, digest: str) -> str | None:
+        """Returns why this node can't read items that have the given digest, or None if it can."""
+        try:
+            return None if items.digest() == digest else f"its files of {items.name} are others"
+        except UserError as error:
+            return str(error)
+
+    def load(self, files: tuple[str, ...], filling: Sequence[Any], chunk: int) -> list[np.ndarray]:
+        """Reads a chunk for ``files``. ``filling`` is a reference to their filling, which is fetched once."""
+        if files not in self.fillings:
+            self.fillings[files] = ray.get(filling[0])
+        return self.fillings[files].load(chunk)
+
+    def has(self, folder: Path, columns: str) -> bool:
+        """Returns whether ``folder`` is here, and holds what ``columns`` describes."""
+        place = folder / COLUMNS
+        if not place.exists() or place.read_text() != columns:
+            return False
+        try:
+            for name in recorded_sums(folder):
+                open_file(folder / name)
+        except UserError:
+            return False
+        return True
+
+    def begin(self, folder: Path, size: int) -> None:
+        """Makes an empty folder for a copy of ``size`` bytes. Raises :class:`UserError` if the disk is too small."""
+        staging = self._staging(folder)
+        staging.mkdir(parents=True)
+        free = shutil.disk_usage(staging).free
+        if size + RESERVE > free:
+            raise UserError(
+                f"the copy needs {size / 1e9:.3g} GB in {folder.parent}, where {free / 1e9:.3g} GB are free"
+            )
+
+    def append(self, folder: Path, name: str, piece: np.ndarray) -> None:
+        with (self._staging(folder) / name).open("ab") as file:
+            file.write(piece.data)
+
+    def finish(self, folder: Path, columns: str) -> None:
+        """Puts the copy in its place, where it is checked. What was there before is removed."""
+        staging = self._staging(folder)
+        (staging / COLUMNS).write_text(columns)
+        for file in staging.glob("*.npy"):
+            open_file(file)
+        shutil.rmtree(folder, ignore_errors=True)
+        move_whole(staging, folder)
+
+    def drop(self, folder: Path) -> None:
+        """Removes what was copied, unless it is finished."""
+        shutil.rmtree(self._staging(folder), ignore_errors=True)
+
+    def _staging(self, folder: Path) -> Path:
+        return folder.with_name(f"{folder.name}.{self.token}.copy")
+
+
+def map_on_cluster(
+    arrays: dict[str, Any], folder: Path, progress: Progress, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Does what :func:`fedray.data.storage.mapping.map_arrays` does, on all nodes of the cluster that this process
+    belongs to.
+
+    Raises :class:`UserError`, which names the node, if the samples can't be read or written there.
+    """
+    items = [tree for tree in arrays.values() if isinstance(tree, LazyItems)]
+    ship_own_code(type(each.dataset) for each in items)
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [_Node(node["NodeID"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+
+    digests = [(each, each.digest()) for each in items]
+
+    def readers(path: Path) -> Sequence[Reader]:
+        found = readers_here()
+        for node in nodes:
+            obstacle = next(filter(None, (node.obstacle(each, digest) for each, digest in digests)), None)
+            say(f"{node.name} reads no samples: {obstacle}" if obstacle else f"{node.name} reads samples too")
+            found += [] if obstacle else [node.load] * node.processors
+        return found
+
+    try:
+        mapped = map_arrays(arrays, folder, progress, readers)
+        columns = (folder / COLUMNS).read_text()
+        without = [node for node in nodes if not node.ask("has", folder, columns)]
+        if without:
+            say(f"copying the files to {', '.join(node.name for node in without)} ...")
+            _copy(mapped, folder, columns, without)
+        return mapped
+    finally:
+        for node in nodes:
+            ray.kill(node.actor)
+
+
+def _copy(mapped: dict[str, Any], folder: Path, columns: str, nodes: Sequence[_Node]) -> None:
+    """Sends the files of ``folder`` to other nodes, piece by piece."""
+    files = [Path(shipped(leaf).path) for tree in mapped.values() for leaf in leaves(tree)]
+    try:
+        _each(nodes, "begin", folder, sum(file.stat().st_size for file in files))
+        for file in files:
+            with file.open("rb") as opened:
+                while piece := opened.read(PIECE):
+                    _each(nodes, "append", folder, file.name, ray.put(np.frombuffer(piece, np.uint8)))
+        _each(nodes, "finish", folder, columns)
+    finally:
+        for node in nodes:
+            ray.wait([node.begin("drop", folder)])
+
+
+def _each(nodes: Sequence[_Node], method: str, *arguments: Any) -> None:
+    for node, answer in [(node, node.begin(method, *arguments)) for node in nodes]:
+        node.end(answer)
+
+
+class _Node:
+    """Another node, by its Ray id, with an actor on it."""
+
+    def __init__(self, node: str) -> None:
+        place = NodeAffinitySchedulingStrategy(node, soft=False)
+        options = {"num_cpus": 0, "max_concurrency": 256, "scheduling_strategy": place, **NO_TASK_EVENTS}
+        self.actor: Any = ray.remote(NodeReader).options(**options).remote()
+        self.name = node
+        self.name, self.processors = self.ask("about")
+        self._fillings: dict[tuple[str, ...], Any] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return self.end(self.begin(method, *arguments))
+
+    def begin(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.actor, method).remote(*arguments)
+
+    def end(self, answer: Any) -> Any:
+        try:
+            return ray.get(answer)
+        except RayTaskError as error:
+            raise UserError(f"on {self.name}: {error.cause}") if isinstance(error.cause, UserError) else error from None
+        except RayActorError as error:
+            raise ClientError(
+                f"{self.name} was lost while it read samples ({first_line(error)}); the same command goes on"
+            ) from None
+
+    def obstacle(self, items: LazyItems, digest: str) -> str | None:
+        """Returns why the node can't read items, or None if it can."""
+        try:
+            return self.ask("obstacle", items, digest)
+        except RayTaskError as error:  # it could not make the data set there
+            return first_line(error.cause or error)
+
+    def load(self, filling: Filling, chunk: int) -> list[np.ndarray]:
+        """Has the node read a chunk. The data set is sent once."""
+        with self._lock:
+            if filling.files not in self._fillings:
+                self._fillings[filling.files] = ray.put(filling)
+        return self.ask("load", filling.files, [self._fillings[filling.files]], chunk)

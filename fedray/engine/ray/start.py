@@ -1,0 +1,120 @@
+"""Starts Ray in a thread while torch and the data are loaded, because each takes seconds. This module imports neither
+of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from types import TracebackType
+
+from fedray.config import EngineConfig
+from fedray.errors import RayNotStarted
+
+LIMITS = {
+    "RAY_gcs_server_port_wait_time_s": "120",
+    "RAY_raylet_start_wait_time_s": "60",
+    "RAY_raylet_client_num_connect_attempts": "60",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",
+}
+"""How long Ray's processes wait for each other while they start, as environment variables. Ray's own limits, of 10 to
+60 seconds, are too short for a machine on which 20 others want each processor. Those that the user has set stay."""
+
+PATIENCE = 15.0
+"""The seconds after which a line says that Ray is waited for; the next one comes after four times as many."""
+
+_given_up: list[threading.Thread] = []
+"""Threads whose connection nobody needs any more. Each closes it as soon as it is there."""
+
+
+def _busy() -> str:
+    return f"{os.getloadavg()[0]:.0f} processes want this machine's {os.cpu_count()} processors"
+
+
+class RayStart:
+    """A connection to Ray, made in a thread of its own. With ``at_once`` it is begun immediately, otherwise when it is
+    first needed. It is closed at the end of the context. An error that ends the context does not wait for a connection
+    that is not there yet.
+
+    A connection that this process had before is used, and stays open.
+    """
+
+    def __init__(self, engine: EngineConfig, say: Callable[[str], None], at_once: bool) -> None:
+        self.engine, self._tell = engine, say
+        self._found: Future[bool | None] = Future()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._connected, name="ray", daemon=True)
+        if at_once:
+            self._thread.start()
+
+    def say(self, line: str) -> None:
+        """Shows a line, unless nobody waits for Ray any more."""
+        if not self._over.is_set():
+            self._tell(line)
+
+    def _connected(self) -> None:
+        try:
+            while _given_up:
+                _given_up.pop().join()
+            if self._over.is_set():
+                self._found.set_result(None)
+                return
+            for name, value in LIMITS.items():
+                # some of them are read when Ray is imported
+                os.environ.setdefault(name, value)
+            import ray
+            from fedray.engine.ray.cluster import connect
+
+            self._found.set_result(connect(self.engine, self.say, lambda: not self._over.is_set()))
+        except BaseException as error:
+            self._found.set_exception(error)
+            return
+        # Linux ends Ray's daemons together with the thread that started them
+        self._over.wait()
+        if self._found.result() is not None:
+            ray.shutdown()
+
+    def ready(self) -> bool:
+        """Waits for the connection, and says so if it takes long. Returns whether the cluster was started here, so that
+        no other node can join it. Raises :class:`fedray.errors.RayNotStarted` if none could be started."""
+        if self._thread.ident is None:
+            self._thread.start()
+        patience, waited = PATIENCE, 0.0
+        while wait([self._found], timeout=patience).not_done:
+            waited += patience
+            self.say(f"Ray has not started for {waited:.0f} s; waiting for its processes ({_busy()}) ...")
+            patience = 4 * PATIENCE
+        try:
+            return bool(self._found.result())
+        except RayNotStarted as error:
+            raise RayNotStarted(f"{error}; {_busy()}") from None
+
+    def gpus(self) -> float:
+        """Waits for the connection. Returns how many GPUs all nodes of the cluster have together."""
+        self.ready()
+        import ray
+
+        return ray.cluster_resources().get("GPU", 0)
+
+    def missing(self, check: Callable[[], str | None]) -> str | None:
+        """Waits for the connection. Returns what ``check()`` returns on the first node where it is not None, with the
+        node's name; None if there is none."""
+        self.ready()
+        from fedray.engine.ray.cluster import missing_on_nodes
+
+        return missing_on_nodes(check, self.engine.start_timeout)
+
+    def __enter__(self) -> RayStart:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self._over.set()
+        if self._thread.ident is None:
+            return
+        if kind is not None and not self._found.done():
+            _given_up.append(self._thread)
+            return
+        self._thread.join()

@@ -1,0 +1,66 @@
+"""Puts a data set into Ray's object store. Its samples are stored once, however many runs of a sweep use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import ray
+from fedray.core.structure import map_leaves
+from fedray.data.federated import FederatedData
+from fedray.data.sources.source import Source
+from fedray.data.storage.mapped import received, shipped
+
+SAMPLES = ("x", "y", "x_test", "y_test")
+"""The names of the large arrays of a :class:`FederatedData`."""
+
+_NONE: Any = np.empty(0)
+
+# by the arrays' ids: the reference that they came from, and the arrays, so that the ids stay theirs
+_fetched: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+
+@dataclass(frozen=True)
+class StoredData:
+    """A stored :class:`FederatedData`: ``samples`` refers to its large arrays, ``rest`` to all else."""
+
+    samples: Any
+    rest: Any
+
+    def get(self) -> FederatedData:
+        """Returns the data; the arrays are read-only views into the store of this node, or into files on it."""
+        rest: FederatedData = ray.get(self.rest)
+        arrays = [map_leaves(received, tree) for tree in ray.get(self.samples)]
+        return replace(rest, **dict(zip(SAMPLES, arrays, strict=True)))
+
+
+def store(data: FederatedData) -> StoredData:
+    """Stores ``data``. Samples that came out of the store are not stored again."""
+    arrays = tuple(getattr(data, name) for name in SAMPLES)
+    known = _fetched.get(tuple(map(id, arrays)))
+    samples = known[0] if known else ray.put(tuple(map_leaves(shipped, tree) for tree in arrays))
+    return StoredData(samples, ray.put(replace(data, x=_NONE, y=_NONE, x_test=_NONE, y_test=_NONE)))
+
+
+@dataclass(frozen=True)
+class StoredSource:
+    """A stored :class:`Source`: ``samples`` refers to its samples, ``rest`` is all else."""
+
+    samples: Any
+    rest: Source
+
+    def get(self) -> Source:
+        """Returns the source; what :func:`store` puts into the store of it is nothing new."""
+        arrays = tuple(map_leaves(received, tree) for tree in ray.get(self.samples))
+        _fetched[tuple(map(id, arrays))] = self.samples, arrays
+        x, y, x_test, y_test = arrays
+        return replace(self.rest, x_train=x, y_train=y, x_test=x_test, y_test=y_test)
+
+
+def store_source(source: Source) -> StoredSource:
+    """Stores the samples of ``source``."""
+    arrays = (source.x_train, source.y_train, source.x_test, source.y_test)
+    samples = ray.put(tuple(map_leaves(shipped, tree) for tree in arrays))
+    return StoredSource(samples, replace(source, x_train=_NONE, y_train=_NONE, x_test=_NONE, y_test=_NONE))

@@ -1,0 +1,1 @@
+"""What a run keeps: clients' states, the server's, and checkpoints."""

@@ -1,0 +1,147 @@
+"""The state of a run: everything that changes from round to round, and that a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from fedray.algorithms import Algorithm, Broadcast, ServerState
+from fedray.client.phase import ClientPhase
+from fedray.core.vectors import Layout, Model
+from fedray.data.federated import FederatedData
+from fedray.engine.pool import Pool
+from fedray.engine.state.checkpoint import Checkpoint
+from fedray.engine.state.packing import Packed, on_host
+from fedray.engine.state.states import StateFile, StateFolder
+from fedray.engine.tasks import Handle
+from fedray.engine.worker import Worker
+from fedray.experiment.experiment import Experiment
+
+
+class EarlierModels:
+    """Keeps the models x^s of earlier rounds s as long as clients or the server's rules may ask for them."""
+
+    def __init__(self, algorithm: Algorithm, pool: Pool, layout: Layout, device: torch.device) -> None:
+        self.algorithm, self.pool, self.layout, self.device = algorithm, pool, layout, device
+        self.handles: dict[int, Handle] = {}
+
+    def remember(self, number: int, model: Model) -> None:
+        """Keeps the model ``model`` with which round ``number`` begins, if the algorithm ever asks for earlier
+        models."""
+        if self.algorithm.needs_received or self.algorithm.earlier_models:
+            self.handles[number] = self.pool.keep(f"model-{number}", {"x": on_host(model.row).numpy()})
+
+    def model_of(self, number: int) -> Model:
+        """Returns the model with which round ``number`` began. Raises ValueError if it was not kept."""
+        if number not in self.handles:
+            raise ValueError(
+                f"server.model_of({number}) is not one of the earlier_models={self.algorithm.earlier_models} kept"
+            )
+        row = torch.tensor(self.pool.fetch(self.handles[number])["x"], device=self.device)
+        return self.layout.model(row)
+
+    def received(self, number: int, gap: int) -> Handle | None:
+        """Returns the handle of the model that a client received ``gap`` rounds before round ``number``. It is None for
+        ``gap`` 0, which means that the client never took part."""
+        return self.handles.get(number - gap) if gap else None
+
+    def forget(self, number: int, last_rounds: Mapping[int, int]) -> None:
+        """Drops, after round ``number``, the models that nobody will ask for any more. ``last_rounds`` says in which
+        round each client took part last."""
+        following = number + 1
+        needed = set(range(following - self.algorithm.earlier_models, following))
+        if self.algorithm.needs_received:
+            needed |= set(last_rounds.values())
+        self.pool.drop([self.handles.pop(old) for old in self.handles.keys() - needed])
+
+
+class RunState:
+    """The state of the server, the files of the clients' states by client, the earlier models, and the costs so far.
+    ``sizes`` is the number of samples of each client. ``as_cohort(server, broadcast)`` returns the cohort of the round
+    as one stack in this process, which has received ``broadcast``."""
+
+    def __init__(
+        self,
+        server: ServerState,
+        earlier: EarlierModels,
+        sizes: NDArray[np.int64],
+        layout: Layout,
+        device: torch.device,
+        as_cohort: Callable[[ServerState, Broadcast], ClientPhase],
+    ) -> None:
+        self.server, self.earlier, self.sizes, self.layout, self.device = server, earlier, sizes, layout, device
+        self.as_cohort = as_cohort
+        self.clients: dict[int, StateFile] = {}
+        self.costs: dict[str, Any] = {"iterations": 0, "bytes_down": 0, "bytes_up": 0, "flops": 0.0}
+
+    @classmethod
+    def first(cls, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool) -> RunState:
+        """Returns the state before the first round. ``worker`` is the server's own worker."""
+        algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
+        earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
+        server = ServerState(
+            vectors={"x": worker.clients.network.loaded()},
+            N=data.active,
+            seed=experiment.config.run.seed,
+            server_lr=experiment.config.train.server_lr,
+            as_client=worker.server_as_client,
+            draw_inputs=worker.draw_inputs,
+            model_of=earlier.model_of,
+            batch_size=experiment.training.batch_size,
+            public_samples=len(data.public),
+            weighting=experiment.weighting,
+            total_samples=int(sizes.sum()),
+            test_samples=len(data.y_test),
+        )
+        worker.clients.network.unload()
+        algorithm.init_server(server)
+        return cls(server, earlier, sizes, layout, worker.clients.device, worker.cohort_as_stack)
+
+    def is_finite(self) -> bool:
+        """Returns whether all of the server's parameters and vectors are finite. Buffers are not looked at, because a
+        constant one, such as an attention mask, may hold infinities."""
+        values = self.server.vectors.values()
+        return all(_is_finite(value.parameters if isinstance(value, Model) else value) for value in values)
+
+    def commit(self, number: int, states: Mapping[int, StateFile], pool: Pool) -> None:
+        """Ends round ``number``: the clients' new ``states`` replace the old ones."""
+        self.server.last_round |= dict.fromkeys(self.server.cohort.ids, number)
+        self.earlier.forget(number, self.server.last_round)
+        pool.drop([self.clients[client] for client in states if client in self.clients])
+        self.clients |= states
+
+    def restore(self, saved: Checkpoint, pool: Pool, folder: StateFolder) -> None:
+        """Goes back to a checkpoint. ``folder`` is where the server's node keeps states."""
+        server = self.server
+        server.vectors, server.round = saved.vectors.own(self.device), saved.round
+        server.table = _by_client(saved.record["table"])
+        server.last_round = {int(client): number for client, number in saved.record["last_round"].items()}
+        self.costs = saved.record["costs"]
+        pool.drop([*self.clients.values(), *self.earlier.handles.values()])
+        self.clients = {client: folder.adopt(path) for client, path in saved.states.items()}
+        self.earlier.handles = {number: pool.keep(path.name, load_file(path)) for number, path in saved.past.items()}
+
+    def vectors(self) -> Packed:
+        """Returns the server's models and vectors, as a checkpoint holds them."""
+        return Packed.of(self.server.vectors)
+
+    def record(self) -> dict[str, Any]:
+        """Returns the rest of the state, as JSON."""
+        return {"table": self.server.table, "last_round": self.server.last_round, "costs": self.costs}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Returns whether all numbers of ``tensor`` are finite."""
+    # a sum needs no second tensor, but that of large finite numbers may be infinite
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def _by_client(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    return {name: {int(client): value for client, value in column.items()} for name, column in table.items()}

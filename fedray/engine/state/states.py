@@ -1,0 +1,146 @@
+"""Keeps the states of clients (what a client keeps from one participation to the next) in files, one for each client.
+
+The operating system caches the files in memory while there is room, and they are on disk when there is none. A process
+that dies takes no state with it. A checkpoint is another name (a hard link) for the same file, and no copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from fedray.config import Config
+from fedray.errors import StateLost, UserError
+
+State = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A client's state after one round: a safetensors file on the node ``node``. Nobody ever changes it."""
+
+    node: str
+    path: str
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+
+class StateFolder:
+    """The folder in which the processes of node ``node`` keep states. It belongs to one run, and is made when it is
+    first needed."""
+
+    def __init__(self, path: Path, node: str = "") -> None:
+        self.path, self.node = path, node
+
+    @classmethod
+    def of_run(cls, config: Config, node: str = "", server: str = "") -> StateFolder:
+        """Returns the folder of a run on this node: below ``engine.spill_dir`` if it is set; otherwise in the run
+        folder on the server's node, and in a temporary folder on the others."""
+        run = Path(config.run.output).absolute() / str(config.run.name)
+        own = "fedray-" + hashlib.sha256(f"{platform.node()} {os.getuid()} {run}".encode()).hexdigest()[:16]
+        if config.engine.spill_dir:
+            return cls(Path(config.engine.spill_dir).absolute() / own, node)
+        return cls(run / ".states" if node == server else Path(tempfile.gettempdir()) / own, node)
+
+    def write(self, name: str, state: State) -> StateFile:
+        """Writes ``state`` as ``name``. The file is whole, or it is not there."""
+        # Unlike other files (fedray/util/files.py) it is not flushed to the disk, because an fsync for each of many
+        # small files takes far longer than writing them. After a crash only states that a checkpoint names are read,
+        # and a checkpoint flushes all of them at once.
+        target, staging = self.path / name, self.path / f".{name}.{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            save_file({key: np.ascontiguousarray(value) for key, value in state.items()}, staging)
+            staging.rename(target)
+        except Exception as error:  # safetensors has errors of its own
+            with contextlib.suppress(OSError):
+                staging.unlink(missing_ok=True)
+            size = sum(value.nbytes for value in state.values()) / 1e6
+            raise UserError(
+                f"the state {name} ({size:.3g} MB) can't be written to {self.path}: {_reason(error)}; "
+                "engine.spill_dir names another place"
+            ) from None
+        return self.file(name)
+
+    def file(self, name: str) -> StateFile:
+        """Returns the file as which ``name`` is written, whether it is there or not."""
+        return StateFile(self.node, str(self.path / name))
+
+    def read(self, file: StateFile) -> dict[str, NDArray[np.float32]]:
+        """Returns the arrays in ``file`` in fresh memory. Raises :class:`StateLost` if the file is gone."""
+        try:
+            return load_file(file.path)
+        except OSError as error:
+            raise StateLost(f"a client's state is gone: {file.path} ({_reason(error)})") from None
+
+    def read_into(self, file: StateFile, memory: Tensor) -> dict[str, Tensor]:
+        """Reads ``file`` into ``memory``, which has as many bytes, and returns the arrays as views into it.
+
+        It needs no memory of its own, and takes a fifth of the time of :meth:`read`, which has to wait for fresh memory
+        page by page. Raises :class:`StateLost` if the file is gone.
+        """
+        whole, place = memory.numpy().data, 0
+        try:
+            with open(file.path, "rb", buffering=0) as source:
+                while place < len(whole) and (count := source.readinto(whole[place:])):
+                    place += count
+        except OSError as error:
+            raise StateLost(f"a client's state is gone: {file.path} ({_reason(error)})") from None
+        # the format of safetensors: the length of a header in JSON, the header, and the numbers
+        start = 8 + int.from_bytes(whole[:8], "little")
+        found = {}
+        for name, entry in json.loads(bytes(whole[8:start])).items():
+            assert entry["dtype"] == "F32"
+            begin, end = entry["data_offsets"]
+            found[name] = memory[start + begin : start + end].view(torch.float32).view(entry["shape"])
+        return found
+
+    def store(self, file: StateFile, target: Path) -> None:
+        """Makes ``target`` another name of ``file``. If they are on different disks, ``target`` becomes a copy."""
+        try:
+            os.link(file.path, target)
+        except FileNotFoundError as error:
+            raise StateLost(f"a client's state is gone: {file.path} ({_reason(error)})") from None
+        except OSError:
+            shutil.copyfile(file.path, target)
+
+    def adopt(self, source: Path) -> StateFile:
+        """Makes a state file of this folder with the content and the name of ``source``."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = StateFile(self.node, str(self.path / source.name))
+        Path(file.path).unlink(missing_ok=True)
+        self.store(StateFile(self.node, str(source)), Path(file.path))
+        return file
+
+    def drop(self, files: Iterable[StateFile]) -> None:
+        """Removes files that nobody needs any more."""
+        for file in files:
+            Path(file.path).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Removes the folder with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    full = os.strerror(errno.ENOSPC)
+    return full if full in str(error) else str(error)

@@ -1,0 +1,130 @@
+"""Brings the states of clients from their files to the device where clients are trained, and new ones into files.
+
+On a GPU files are read and written beside the computation: a thread reads the states of the clients that come next
+while others train, and another thread writes new states. The copies themselves go through pinned memory, which takes
+milliseconds, and are made by the thread that computes, in the order of the computation. On a CPU, whose processors have
+enough to do, everything is done at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.core.vectors import Vector
+from fedray.engine.state.packing import Packed, on_host, tensor_over
+from fedray.engine.state.states import State, StateFile, StateFolder
+from fedray.engine.tasks import Handle
+from fedray.errors import StateLost
+
+MOST_BYTES = 1 << 30
+"""How much may be read ahead, unless a single state is larger; and how much may wait to be written."""
+
+
+class StateTraffic:
+    """Reads and writes states of ``folder`` for clients on ``device``. ``fetch`` turns a handle that is no file into
+    what it names. ``beside`` says whether files are read and written beside the computation; None: on a GPU."""
+
+    def __init__(
+        self, folder: StateFolder, device: torch.device, fetch: Callable[[Handle], Any], beside: bool | None = None
+    ) -> None:
+        self.folder, self.device, self.fetch = folder, device, fetch
+        self.beside = device.type == "cuda" if beside is None else beside
+        self._reader, self._writer = (ThreadPoolExecutor(1, f"states {what}") for what in ("read", "written"))
+        self._coming: dict[Handle, Future[Mapping[str, Any]]] = {}
+        self._going: deque[tuple[int, Future[None]]] = deque()
+
+    def expect(self, handles: Sequence[Handle | None]) -> None:
+        """Begins to read what clients need that come next: ``handles`` in their order, as far as there is room."""
+        if not self.beside:
+            return
+        left = MOST_BYTES
+        for handle in handles:
+            if handle is None or handle in self._coming:
+                continue
+            size = _size(handle)
+            if left < MOST_BYTES and size > left:
+                return
+            left -= size
+            # this thread makes the memory, because no other may speak to the GPU while a graph is captured
+            memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            self._coming[handle] = self._reader.submit(self._read, handle, memory)
+
+    def take(self, handle: Handle) -> dict[str, Tensor]:
+        """Returns the vectors that ``handle`` names, in the memory of the CPU. They must only be read.
+
+        Raises :class:`StateLost` if they are gone.
+        """
+        coming = self._coming.pop(handle, None)
+        if coming is not None:
+            found = coming.result()
+        elif self.beside:
+            self.expect([handle])
+            found = self._coming.pop(handle).result()
+        else:
+            found = self.folder.read(handle) if isinstance(handle, StateFile) else self.fetch(handle)
+        return {name: each if isinstance(each, Tensor) else tensor_over(each) for name, each in found.items()}
+
+    def write(self, names: Sequence[str], state: Mapping[str, Vector]) -> list[StateFile]:
+        """Writes the new states ``[C, ...]`` of a stack as files with these ``names``, and returns the files.
+
+        They are there when :meth:`settle` returns. Raises :class:`UserError` if one can't be written.
+        """
+        rows = Packed.of(state).arrays
+        each = sum(row[0].nbytes for row in rows.values())
+        together = max(1, MOST_BYTES // max(1, each)) if self.beside else len(names)
+        for start in range(0, len(names), together):
+            part = slice(start, start + together)
+            own = {name: on_host(row[part]) for name, row in rows.items()}
+            if self.beside:
+                self._write_later(names[part], own, each * len(names[part]))
+            else:
+                self._write(names[part], own)
+        return [self.folder.file(name) for name in names]
+
+    def _write_later(self, names: Sequence[str], rows: Mapping[str, Tensor], size: int) -> None:
+        while self._going and size + sum(waiting for waiting, _ in self._going) > MOST_BYTES:
+            self._going.popleft()[1].result()
+        if self.device.type == "cpu":
+            # nobody but the writer may have this memory
+            rows = {name: row.clone() for name, row in rows.items()}
+        self._going.append((size, self._writer.submit(self._write, names, rows)))
+
+    def _write(self, names: Sequence[str], rows: Mapping[str, Tensor]) -> None:
+        arrays = {key: row.numpy() for key, row in rows.items()}
+        for row, name in enumerate(names):
+            self.folder.write(name, {key: array[row] for key, array in arrays.items()})
+
+    def settle(self) -> None:
+        """Waits until all new states are in their files, and forgets what was expected and not taken. Raises
+        :class:`UserError` if a state can't be written."""
+        self._coming.clear()
+        while self._going:
+            self._going.popleft()[1].result()
+
+    def close(self) -> None:
+        """Ends the threads. What was to be written, and was not settled, may not be there."""
+        for threads in (self._reader, self._writer):
+            threads.shutdown(cancel_futures=True)
+
+    def _read(self, handle: Handle, memory: Tensor) -> Mapping[str, Any]:
+        if not isinstance(handle, StateFile):
+            found: State = self.fetch(handle)
+            return found
+        return self.folder.read_into(handle, memory)
+
+
+def _size(handle: Handle) -> int:
+    """Returns the bytes of the file that ``handle`` is, or 0 if it is none."""
+    if not isinstance(handle, StateFile):
+        return 0
+    try:
+        return os.path.getsize(handle.path)
+    except OSError as error:
+        raise StateLost(f"a client's state is gone: {handle.path} ({error.strerror})") from None

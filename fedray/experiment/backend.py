@@ -1,0 +1,243 @@
+"""Decides how clients' gradients are computed: in batched stacks (``engine.vectorize``), compiled (``engine.compile``)
+and replayed (``engine.replay``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import nn
+from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedray.algorithms import Algorithm
+from fedray.config import Config, EngineConfig
+from fedray.core.precision import HALF
+from fedray.core.structure import leaves
+from fedray.core.task import Task
+from fedray.data.federated import FederatedData
+from fedray.errors import UserError
+from fedray.gradients.known_code import unknown_code
+from fedray.models.compiling import traced_gradient
+from fedray.models.inspection import ModelFacts
+from fedray.models.stacking import samples_of_trial, stacking_obstacle
+from fedray.warning import as_warning
+
+VMAP_CHUNK = 64
+"""The number of clients in a batched stack on a CPU under ``engine.chunk: auto``; fewer if a cohort would not make two
+stacks.
+
+In stacks of 64 a CPU trains 1.25 times as many clients in a second as in stacks of 32, with logistic regression as the
+model; with an MLP it is 1.1 times as many.
+"""
+
+LEAST_VMAP_CHUNK = 8
+"""The smallest number of clients for which a batched stack is faster on a CPU."""
+
+VMAP_FLOPS = 2e5
+"""A CPU trains a batched stack faster than one client after another if one client's batch takes at most this number of
+forward FLOPs, times the clients of the stack. A step of a smaller model (logistic regression, small MLPs) spends most
+of its time starting operations, which a stack starts only once; a step of a larger one computes. Measured by
+analysis/benchmarks/chunks.py."""
+
+
+EXPLAINED = "fedray/engine/README.md#replayed-gradients"
+"""Where the user reads what replayed gradients are."""
+
+LONG = 100_000
+"""The fewest local steps of all clients together, in all rounds, for which it is worth its while to compile by itself.
+
+A process takes up to 20 s for its first graph, and 3 s if another one has compiled it before. On a CPU a step of a
+small dense model is 0.2 to 0.5 ms faster.
+"""
+
+GPU_FLOPS = 3e8
+"""A GPU trains a batched stack faster than lanes of clients if one client's batch takes at most this number of forward
+FLOPs. LeNet-5 with batches of 64 takes 0.05e9, and is three times as fast in stacks; GHBM's CNN with batches of 50
+takes 1.5e9, and is as fast in lanes, where it may use tensor cores; ResNet-18 takes 56e9, and 0.6 times as fast in
+stacks (:mod:`fedray.gradients.stacked_layers`)."""
+
+GPU_FULL = 6e9
+"""The forward FLOPs of a stack's mini-batches that keep a GPU busy. A larger stack takes more memory, and is hardly
+faster."""
+
+GPU_CHUNK = 1024
+GPU_NUMBERS = 2**28
+"""The most clients of a stack on a GPU under ``engine.chunk: auto``, and the most numbers that their parameters and
+mini-batches may have together; local training takes some five times this memory."""
+
+GPU_LONG = 2_000_000
+"""The fewest local steps for which it is worth its while to compile a stack's gradient on a GPU by itself.
+
+A process takes 22 s or more for its first graph. LeNet-5 gains 22 us a local step, so that this is won back after one
+million."""
+
+SLOWER_LAYERS = (nn.RNNBase, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.MultiheadAttention)
+SLOWER = ("conv", "pool", "norm", "embedding", "attention", "fft")
+"""Layers, and parts of the names of operations, that torch's own kernels on a CPU compute faster than compiled ones.
+
+Compiled gradients of small convolutional networks of torch's layers take 0.87 to 1.19 of the time of replayed ones, in
+the mean 0.95, and those of fedray's own LeNet-5, CNNs and ResNet-20 1.15 to 1.41
+(``analysis/benchmarks/compiled.py``). In whole rounds the gain of the first is gone.
+"""
+
+PYTHON_FLOPS = 1e9
+"""With more forward FLOPs than this in a mini-batch, the Python code of a local step takes no time worth speaking of. A
+round of pfl-research's simple_cnn with mini-batches of 10 (0.34e9) takes 1.08 times as long with this code."""
+
+
+def in_stacks(
+    engine: EngineConfig,
+    device: str,
+    module: nn.Module,
+    task: Task,
+    model: ModelFacts,
+    data: FederatedData,
+    size: int,
+    cohort_size: int,
+) -> tuple[bool, int | None, str | None]:
+    """Returns whether clients are trained in batched stacks (``engine.vectorize``), ``engine.chunk``, and a line for
+    the user if they are not although that would be faster.
+
+    With stacks, the second value is the most clients of one. Without them it is the most clients that are sent to a
+    worker together; it is None if the configuration does not set it, and the engine then chooses the number.
+    Both values depend only on the configuration, the model, and whether it runs on a GPU, and not on the rest of the
+    machine, because they change bits. ``size`` is the number of samples in the largest batch. Raises :class:`UserError`
+    if ``engine.vectorize=true`` is impossible.
+    """
+
+    def obstacle() -> str | None:
+        return stacking_obstacle(module, task, *data.examples(samples_of_trial(size)), device)
+
+    line: str | None = None
+    work = model.flops * size
+    if engine.chunk != "auto":
+        chunk = engine.chunk
+    elif device == "cuda":
+        inputs = sum(leaf[0].numel() for leaf in leaves(data.examples(1)[0]))
+        chunk = _gpu_chunk(work, model.parameters + size * inputs, cohort_size)
+    else:
+        chunk = min(VMAP_CHUNK, (cohort_size + 1) // 2)
+    vectorize = engine.vectorize
+    if vectorize == "auto":
+        if device == "cuda":
+            pays = chunk >= min(LEAST_VMAP_CHUNK, cohort_size) and work <= GPU_FLOPS
+        else:
+            pays = chunk >= LEAST_VMAP_CHUNK and work <= VMAP_FLOPS * chunk
+        reason = obstacle() if pays else None
+        if reason is not None:
+            line = f"engine.vectorize=auto: clients are trained one after another, which is slower, because {reason}"
+        vectorize = pays and reason is None
+    elif vectorize and (reason := obstacle()):
+        raise UserError(f"engine.vectorize=true: this model can't be batched over clients: {reason}; use auto")
+    if not vectorize:
+        return False, None if engine.chunk == "auto" else engine.chunk, line
+    return True, chunk, None
+
+
+def _gpu_chunk(work: float, numbers: int, cohort_size: int) -> int:
+    """Returns the most clients of a stack on a GPU. The mini-batch of one takes ``work`` forward FLOPs, and its
+    parameters and inputs are so many ``numbers``."""
+    busy = max(LEAST_VMAP_CHUNK, math.ceil(GPU_FULL / max(1, work)))
+    return max(1, min(busy, GPU_CHUNK, GPU_NUMBERS // numbers, cohort_size))
+
+
+def is_compiled(
+    config: Config,
+    begun: bool | None,
+    steps: float,
+    device: str,
+    vectorize: bool,
+    module: nn.Module,
+    trace: Callable[[], GraphModule | str],
+    missing: Callable[[], str | None],
+) -> tuple[bool, str | None]:
+    """Returns whether gradients are compiled (``engine.compile``), and a line for the user.
+
+    ``begun`` says it of the run if it has begun before, and is None if not. ``steps`` are the local steps of all
+    clients in all rounds, and ``module`` is what they train. ``trace()`` returns the operations of a gradient, or the
+    reason why it can't be compiled. ``missing()`` returns what a machine of the cluster lacks to compile, or None.
+    Raises :class:`UserError` if the user wants it, or the run has begun so, and a machine lacks that.
+    """
+    asked = config.engine.compile
+    wanted = begun if asked == "auto" else asked
+    pays = _may_pay_to_compile(steps, device, vectorize, module)
+    if wanted is False or (wanted is None and not pays):
+        return False, None
+    found = trace()
+    key = f"engine.compile={asked if isinstance(asked, str) else str(asked).lower()}"
+    if isinstance(found, str):
+        line = f"{key}: gradients are not compiled, because {found}"
+        return False, (as_warning(line) if asked is True else line) if wanted else None
+    if wanted is None and device == "cpu" and not _is_faster(found):
+        return False, None
+    lacking = missing()
+    if lacking is None:
+        return True, f"{key}: gradients are compiled, which takes up to a minute the first time, and seconds later on"
+    if wanted is None:
+        return False, f"{key}: gradients are not compiled, because there is {lacking}"
+    raise UserError(f"{key}: there is {lacking}; install it, or use engine.compile=false in a new run")
+
+
+def _may_pay_to_compile(steps: float, device: str, vectorize: bool, module: nn.Module) -> bool:
+    if device == "cuda":
+        # the compiler makes one kernel of what is between the products: windows, activations, pooling
+        return vectorize and steps >= GPU_LONG and any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in module.modules())
+    return steps >= LONG and not any(isinstance(layer, SLOWER_LAYERS) for layer in module.modules())
+
+
+def gradient_graph(
+    config: Config,
+    algorithm: Algorithm,
+    model: ModelFacts,
+    module: nn.Module,
+    task: Task,
+    vectorize: bool,
+    data: FederatedData,
+    batch_size: int | None,
+    device: str,
+) -> GraphModule | str:
+    """Returns the operations of the gradient of a mini-batch, or the reason why it can't be compiled."""
+    if config.engine.portable_bits:
+        return "engine.portable_bits=true asks for the same bits on different processors"
+    if config.train.precision in HALF:
+        return f"train.precision={config.train.precision} is not float32"
+    if batch_size is None:
+        return "with train.batch_size=full each client has mini-batches of another size"
+    if algorithm.needs_head != "nothing":
+        return f"the loss of {config.algorithm.name} is the algorithm's own"
+    if model.draws:
+        return "the model draws random numbers"
+    if model.late_buffers:
+        return f"the model makes its buffer {model.late_buffers[0]} in its first forward pass"
+    return traced_gradient(module, task, vectorize, *data.examples(batch_size), model.behaviour.changing, device)
+
+
+def is_replayed(
+    config: Config, algorithm: Algorithm, device: str, module: nn.Module, task: Task, model: ModelFacts, size: int
+) -> tuple[bool, str | None]:
+    """Returns whether gradients are replayed (``engine.replay``), and a line for the user. ``size`` is the number of
+    samples in the largest mini-batch."""
+    asked = config.engine.replay
+    obstacle, precision = None, config.train.precision
+    if precision == "fp16" or (precision == "bf16" and device == "cpu"):
+        obstacle = f"train.precision={precision} is not float32"
+    elif model.draws:
+        obstacle = "the model draws random numbers"
+    elif algorithm.needs_head != "nothing":
+        obstacle = f"the loss of {config.algorithm.name} is the algorithm's own"
+    if obstacle is not None or asked is False:
+        line = f"warning: engine.replay=true: gradients are not replayed, because {obstacle}"
+        return False, line if asked is True else None
+    unknown = None if asked is True else unknown_code(module, task)
+    if unknown is None:
+        return True, None
+    line = f"engine.replay=auto: gradients are not replayed, because {unknown}; true may be faster ({EXPLAINED})"
+    # a GPU waits for Python in any model's steps
+    return False, line if device == "cuda" or model.flops * size <= PYTHON_FLOPS else None
+
+
+def _is_faster(graph: GraphModule) -> bool:
+    """Returns whether a CPU computes a gradient faster if it is compiled, by its operations."""
+    names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    return not any(part in name for name in names for part in SLOWER)

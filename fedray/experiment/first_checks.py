@@ -1,0 +1,79 @@
+"""Finds what is wrong with a run before anything is imported or started for it that takes seconds.
+
+Everything is checked again, and in more detail, where it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from fedray.config import Config, run_name
+from fedray.data.sources.registry import check_source
+from fedray.errors import UserError
+from fedray.usercode.importing import check_own, is_own
+
+
+def check_first(config: Config, given: Collection[str] = ()) -> None:
+    """Raises :class:`UserError` for names, and for files of the user's own, that are not there, and for a folder that
+    can't be written to.
+
+    ``given`` names what was handed over from Python, such as ``data`` and ``model``, whose keys do not count.
+    """
+    check_given(config, given)
+    if "data" not in given:
+        check_source(config.data)
+    if "algorithm" not in given:
+        _check_name(config.algorithm.name, "algorithm.name", "algorithms", "find_algorithm")
+    if "model" not in given:
+        _check_name(config.model.name, "model.name", "models", "find_model")
+    _check_name(config.model.head, "model.head", "models.heads", "find_head")
+    weights = config.model.weights
+    if weights is not None and not Path(weights).exists():
+        raise UserError(f"model.weights: can't read {weights}: No such file or directory")
+    _check_output(config)
+
+
+def check_given(config: Config, given: Collection[str]) -> None:
+    """Raises :class:`UserError` if ``config`` was made with something from Python that is not among ``given``."""
+    missing = [f"{name}=" for name in config.run.given if name not in given]
+    if missing:
+        call = "".join(f", {name}=..." + (", test=..." if name == "data" else "") for name in config.run.given)
+        raise UserError(
+            f"run.given: this configuration was made with {' and '.join(missing)} given from Python, which it does not "
+            f"hold: use fedray.simulate(CONFIG{call})"
+        )
+
+
+def _check_name(name: str, key: str, module: str, find: str) -> None:
+    """Raises :class:`UserError` if there is no ``name`` that ``find``, a function of a module of fedray, knows.
+
+    The module imports torch. So it is asked only if the name stands nowhere in its folder: neither as a class nor as a
+    text.
+    """
+    if is_own(name):
+        return check_own(name, key)
+    folder = Path(__file__).parent.parent / module.partition(".")[0]
+    code = "".join(file.read_text("utf-8") for file in folder.glob("*.py"))
+    known = {word.lower() for pair in re.findall(r'class (\w+)|"(\w+)"', code) for word in pair}
+    if name not in known:
+        getattr(importlib.import_module(f"fedray.{module}"), find)(name)
+
+
+def _check_output(config: Config) -> None:
+    folder = Path(config.run.output, run_name(config, config.data.source))
+    try:
+        os.fsencode(folder)
+    except UnicodeEncodeError:
+        raise UserError(
+            f"run.output={config.run.output}, run.name={config.run.name}: this system's locale has no such letters in "
+            "the names of files; set LC_ALL=C.UTF-8"
+        ) from None
+    above = next(each for each in folder.absolute().parents if each.exists())
+    effective = os.access in os.supports_effective_ids
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK, effective_ids=effective):
+        reason = "Permission denied" if above.is_dir() else "Not a directory"
+        raise UserError(f"can't write to run.output={config.run.output}: {reason}")

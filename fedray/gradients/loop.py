@@ -1,0 +1,156 @@
+"""Trains one client after another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.core.batches import Batch
+from fedray.core.precision import HALF
+from fedray.core.sending import sent
+from fedray.core.structure import map_leaves
+from fedray.core.vectors import Model
+from fedray.gradients.direct_linear import DirectLinear
+from fedray.gradients.lanes import SideBySide
+from fedray.gradients.loss_scale import LossScale, write_gradient
+from fedray.gradients.network import Draws, Network, undrawn
+from fedray.gradients.passes import Gradient, Losses, RuleLoss, in_rows
+
+
+class LoopNetwork(Network):
+    """Runs one client after another through the module itself."""
+
+    @cached_property
+    def _direct(self) -> DirectLinear | None:
+        return self._direct_of(self._trainable)
+
+    def _direct_of(self, parameters: Sequence[Tensor]) -> DirectLinear | None:
+        found = DirectLinear(self.layout, parameters)
+        return found if found.pays and self.precision not in HALF else None
+
+    def gradients(
+        self,
+        at: Model,
+        batch: Batch,
+        rule_loss: RuleLoss | None = None,
+        extras: Sequence[Tensor] = (),
+        rng: Draws = undrawn,
+        scale: LossScale | None = None,
+    ) -> Gradient:
+        rows = [row for row in range(len(at.row)) if not batch.rests(row)]
+        own_loss = rule_loss is not None or scale is not None
+
+        def eager(row: int, x: Any, y: Tensor) -> tuple[Tensor, ...]:
+            return self._gradient(at[row], x, y, row, rule_loss, [extra[row] for extra in extras], rng, scale)
+
+        if isinstance(self.recorded, SideBySide) and self.compiled is None and not own_loss:
+            ordinary = [lambda row=row: eager(row, *batch.of(row)) for row in rows]
+            found = self.recorded.together(self._inputs(at, batch, rows), ordinary, batch.counts is None)
+        else:
+            made = []
+            for row in rows:
+                inputs = self.inputs_of(at, batch, row)
+                run = partial(eager, row, *inputs[-2:])
+                made.append(run() if own_loss else self._task_gradient(len(inputs[-1]), inputs, run))
+            found = tuple(in_rows(each) for each in zip(*made, strict=True))
+        for row, buffers in zip(rows, found[2], strict=True) if at.has_buffers else ():
+            at[row].buffers.copy_(buffers)
+        if len(rows) < len(at.row):
+            # the gradient of a client that rests is 0
+            places = sent(torch.tensor(rows), self.device)
+            found = tuple(each.new_zeros(len(at.row), *each.shape[1:]).index_copy(0, places, each) for each in found)
+        values, losses, _, *sums = found
+        return Gradient(values, losses, (*sums, None)[:2] if sums else None)  # type: ignore[arg-type]
+
+    def _inputs(self, at: Model, batch: Batch, rows: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Returns the inputs of :meth:`pure_gradient` for the clients in some ``rows``."""
+        if batch.counts is not None:
+            return [self.inputs_of(at, batch, row) for row in rows]
+        # one after another they would take as long as the launch of all their gradients
+        xs = [map_leaves(lambda x, row=row: x[row], batch.x) for row in rows]
+        return list(zip(at.parameters.unbind(), at.buffers.unbind(), xs, batch.y.unbind(), strict=True))
+
+    def _gradient(
+        self,
+        at: Model,
+        x: Any,
+        y: Tensor,
+        row: int,
+        rule_loss: RuleLoss | None,
+        extras: Sequence[Tensor],
+        rng: Draws,
+        scale: LossScale | None,
+    ) -> tuple[Tensor, ...]:
+        """Returns what :meth:`pure_gradient` returns for the client in ``row``, with a loss of the algorithm if there
+        is one. The new buffers are those of ``at``, which is updated in place."""
+        value = self._empty_gradient()
+        self.training_mode(x, len(y))
+        self.load(at, owned=True)
+        own_loss = rule_loss is not None
+        with self._drawing(rng, row):
+            with self._direct or contextlib.nullcontext():
+                outputs = self.outputs(x, features=own_loss, predict=own_loss)
+            losses = self._losses(outputs, y, row)
+            objective = task_loss = losses.mean()
+            if rule_loss is not None:
+                objective = losses.mean(rule_loss(outputs, losses.each, *extras))
+            write_gradient(objective, self._trainable, self.layout, value, scale, row, self._direct)
+        self._store(at)
+        return value, task_loss.detach(), at.buffers, *_sums(losses)
+
+    def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
+        return at[row].parameters, at[row].buffers, *self._begin(batch, row)
+
+    def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns the gradient ``[width]`` of one client's mini-batch, the task loss, the new buffers
+        ``[buffer_width]``, and the one or two sums of the followed metric, if there is one.
+
+        The ``inputs`` are the parameters ``[width]``, the buffers ``[buffer_width]``, and x and y of the mini-batch.
+        """
+        w, buffers, x, y = inputs
+        copies = self._copies(buffers)
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            held = self.layout.unflatten(w) | copies
+            losses = self._losses(self.outputs(x, held, features=False), y, 0)
+            objective = losses.mean()
+            (value,) = torch.autograd.grad(objective, w)
+        return value, objective.detach(), self._joined(held, copies, buffers), *_sums(losses)
+
+    def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns what :meth:`pure_gradient` returns. Large linear layers write the gradient of their weights where it
+        is wanted."""
+        w, buffers, x, y = inputs
+        self.training_mode(x, len(y))
+        copies = self._copies(buffers)
+        tensors = {name: part.detach().requires_grad_() for name, part in self.layout.unflatten(w).items()}
+        held, trained = tensors | copies, list(tensors.values())
+        direct, value = self._direct_of(trained), self._empty_gradient()
+        with torch.enable_grad():
+            with direct or contextlib.nullcontext():
+                outputs = self.outputs(x, held, features=False)
+            losses = self._losses(outputs, y, 0)
+            objective = losses.mean()
+        write_gradient(objective, trained, self.layout, value, None, 0, direct)
+        return value, objective.detach(), self._joined(held, copies, buffers), *_sums(losses)
+
+    def _joined(self, held: dict[str, Tensor], names: Iterable[str], buffers: Tensor) -> Tensor:
+        """Returns the buffers of these ``names`` that a module held after its forward pass, as a row like
+        ``buffers``."""
+        return self.layout.join_buffers({name: held[name].detach() for name in names}, buffers)
+
+    def _empty_gradient(self) -> Tensor:
+        """Returns a vector ``[width]`` to write a gradient into. Its padding is 0."""
+        value = torch.empty(self.layout.width, device=self.device, dtype=self.dtype)
+        value[self.layout.parameters :] = 0
+        return value
+
+
+def _sums(losses: Losses) -> list[Tensor]:
+    """Returns the one or two sums of the followed metric, or none if no metric is followed."""
+    return [each for each in losses.followed or () if each is not None]

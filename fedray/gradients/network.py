@@ -1,0 +1,403 @@
+"""Runs the user's module at models that are flat rows: forward passes and gradients for a stack of clients.
+
+A stack is C clients that are trained together. Their models are the rows of a tensor ``[C, row_width]``. There are two
+kinds of networks, :class:`~fedray.gradients.loop.LoopNetwork` and
+:class:`~fedray.gradients.stack.StackNetwork`. They give the same numbers up to rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from fedray.core.batches import Batch
+from fedray.core.norms import is_frozen, single_value_norms
+from fedray.core.places import Places, same_bits, with_parameters_of
+from fedray.core.precision import autocast
+from fedray.core.seeds import Purpose, every_rng, torch_rng
+from fedray.core.structure import arguments, map_leaves
+from fedray.core.task import Task
+from fedray.core.vectors import Layout, Model, frozen
+from fedray.errors import UserError, first_line
+from fedray.gradients.compiled import Compiled
+from fedray.gradients.lanes import Lanes, SideBySide
+from fedray.gradients.loss_scale import LossScale
+from fedray.gradients.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget
+from fedray.gradients.recording import Recorded
+
+
+class Predicting(nn.Module):
+    """A head with a ``predictor`` of what enters its ``classifier``. The predictor is run only if a loss may ask for
+    it."""
+
+    predictor: nn.Module
+    classifier: nn.Linear
+
+
+def predicting_head(module: nn.Module) -> Predicting | None:
+    """Returns the head with a predictor within ``module``, or None."""
+    return next((m for m in module.modules() if isinstance(m, Predicting)), None)
+
+
+Draws = Callable[[int], contextlib.AbstractContextManager[None]]
+"""``draws(row)`` is a context in which torch's random numbers are those of the client in that row of the stack."""
+
+
+def undrawn(row: int) -> contextlib.AbstractContextManager[None]:
+    """Returns the :data:`Draws` of a module that draws no random numbers."""
+    return contextlib.nullcontext()
+
+
+COPIED = 200_000
+"""The most parameters of a model that is copied into the module. The module refers to a larger one where it lies, which
+costs microseconds for each tensor."""
+
+
+CLASSIFICATION = Task()
+
+
+class Network:
+    """A module whose parameters are views into one flat row, so that a model is loaded by one copy, or by none.
+
+    ``changing`` are the names of the buffers that forward passes change, None if it may be all. ``writes`` says whether
+    a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. What it writes in training belongs
+    to the client's model; in evaluation it lasts for that pass. ``rng(seed, purpose, ...)`` is the context of a pass if
+    it ``draws`` random numbers.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        task: Task = CLASSIFICATION,
+        device: torch.device | str = "cpu",
+        precision: str = "fp32",
+        draws: bool = False,
+        changing: Collection[str] | None = None,
+        writes: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.module = with_parameters_of(module.to(device=device), dtype)
+        self.layout = Layout(self.module, changing)
+        self.device = torch.device(device)
+        self.task = task.on(self.device)
+        self.precision = precision
+        self.draws = draws
+        self.rng: Callable[..., contextlib.AbstractContextManager[None]] = torch_rng
+        self.writes = writes
+        self.dtype = dtype
+        self.places = Places(self.module)
+        self._trainable = [self.places.parameters[slot.name] for slot in self.layout.slots]
+        tensors = self.places.tensors
+        self._buffers = {slot.name: tensors[slot.name] for block in self.layout.blocks for slot in block.slots}
+        self._pristine = {name: b.clone() for name, b in self.layout.constants.items()} if writes else {}
+        self._is_copied = self.layout.width <= COPIED
+        self._bind(self.loaded().parameters)
+        self._predicting = False
+        self._mode: tuple[bool, bool] | None = None
+        self._features: Any = None
+        self._prediction: Any = None
+        self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
+        self._frozen_norms = [m for m in self.module.modules() if isinstance(m, _NormBase) and is_frozen(m)]
+        self._single: list[nn.Module] | None = None
+        self._head = predicting_head(self.module)
+        self._watched = False
+        self.compiled: Compiled | None = None
+        self.recorded: Recorded | None = None
+
+    def replay(self, lanes: int = 1) -> None:
+        """Has gradients replayed from now on. On a GPU those of so many clients run side by side."""
+        changing = [*self._trainable, *self._buffers.values()]
+        if self.device.type == "cuda":
+            self.recorded = SideBySide(self.recordable_gradient, changing, Lanes(self.device, lanes))
+        else:
+            self.recorded = Recorded(self.recordable_gradient, changing)
+
+    @cached_property
+    def decayed(self) -> Tensor:
+        """1 for each parameter that is neither a bias nor of a normalisation layer, 0 for the others, ``[width]``."""
+        norms = {
+            f"{place}.{name}".lstrip(".")
+            for place, layer in self.module.named_modules()
+            if isinstance(layer, (_NormBase, nn.GroupNorm, nn.LayerNorm)) or type(layer).__name__.endswith("Norm")
+            for name, _ in layer.named_parameters(recurse=False)
+        }
+        found = torch.zeros(self.layout.width, device=self.device)
+        for slot in self.layout.slots:
+            if slot.name not in norms and "bias" not in slot.name.rpartition(".")[2]:
+                found[slot.start : slot.start + slot.size] = 1
+        return found
+
+    def _bind(self, parameters: Tensor) -> None:
+        """Makes the module's parameters views into ``parameters [width]``."""
+        self._bound = parameters
+        for slot, tensor in zip(self.layout.slots, self._trainable, strict=True):
+            tensor.data = slot.view(parameters)
+        self._addresses = [tensor.data_ptr() for tensor in self._trainable] if self.writes else []
+
+    def unload(self) -> None:
+        """Lets go of the memory of the model that is loaded, if the module only refers to it.
+
+        Raises :class:`UserError` if code that is not known has changed a buffer that is not among the changing ones.
+        """
+        for name, value in self._pristine.items():
+            now = self.places.now(name)
+            if not isinstance(now, Tensor) or not same_bits(now, value):
+                raise UserError(
+                    f"the forward pass of the model has changed its buffer {name}, but did not when it was tried "
+                    "before the first round: let it write into the buffer in every pass (self.x.copy_(self.x)), "
+                    "so that the buffer is known to change"
+                )
+        if not self._is_copied:
+            self._bind(torch.zeros(1, device=self.device, dtype=self.dtype).expand(self.layout.width))
+
+    def loaded(self) -> Model:
+        """Returns a copy of the model that is loaded. As long as none was loaded, it is the module's own."""
+        return self.layout.model(self.layout.pack(self.module, self.dtype).row.to(self.device))
+
+    def _watch(self) -> None:
+        """Has the layers record their inputs from now on. This costs a few percent of a small model's step."""
+        self._watched = True
+        beside = set(self._head.predictor.modules()) if self._head else set()
+        for layer in self.module.modules():
+            if isinstance(layer, nn.Linear) and layer not in beside:
+                layer.register_forward_pre_hook(self._remember_features, with_kwargs=True)
+
+    def _remember_features(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        # the last to be called overwrites what others left
+        self._features = inputs[0] if inputs else named["input"]
+        if self._predicting and self._head is not None and layer is self._head.classifier:
+            self._prediction = self._head.predictor(self._features)
+
+    def outputs(
+        self, x: Any, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
+    ) -> Outputs:
+        """Runs the forward pass of the inputs ``x [b, ...]`` with the loaded model, or with ``tensors``, which have its
+        new buffers afterwards. ``features`` and ``predict`` ask for these outputs beside the logits."""
+        if features and not self._watched:
+            self._watch()
+        self._predicting = predict
+        with autocast(self.device, self.precision):
+            args, named = arguments(x)
+            if tensors is None:
+                logits = self.module(*args, **named)
+            else:
+                with self.places.holding(tensors):
+                    logits = self.module(*args, **named)
+        z, prediction = (
+            None if found is None else found.to(self.dtype) for found in (self._features, self._prediction)
+        )
+        self._features = self._prediction = None
+        return Outputs(map_leaves(self._in_dtype, logits), z, prediction)  # type: ignore[arg-type]
+
+    def _in_dtype(self, output: Any) -> Any:
+        return output.to(self.dtype) if isinstance(output, Tensor) and output.is_floating_point() else output
+
+    def mode(self, training: bool, resting: Sequence[nn.Module] = ()) -> None:
+        """Puts the module into training or evaluation mode. The layers ``resting``, and normalisation layers that are
+        frozen, stay in evaluation mode, so that they use their running statistics and do not change them."""
+        # walking through a module takes as long as a small layer
+        if self._mode != (training, bool(resting)):
+            self._mode = training, bool(resting)
+            self.module.train(training)
+            for layer in [*resting, *self._frozen_norms] if training else ():
+                layer.eval()
+
+    def load(self, model: Model, owned: bool = False) -> None:
+        """Loads the parameters and buffers of a single model into the module. A forward pass that writes into
+        parameters may write into the model's if it is ``owned``."""
+        if self._is_copied:
+            if self.writes and self._are_elsewhere():
+                self._bind(self._bound)
+            self._bound.copy_(model.parameters)
+        elif self.writes and not owned:
+            self._bind(model.parameters.clone())
+        else:
+            self._bind(model.parameters.contiguous())
+        if self._buffers:
+            if self.writes and not self.places.are_held(self._buffers):
+                for name, tensor in self._buffers.items():
+                    self.places.put(name, tensor)
+            for name, value in self.layout.split_buffers(model.buffers).items():
+                self._buffers[name].copy_(value)
+
+    def saved(self, model: Model) -> dict[str, Tensor]:
+        """Returns the tensors of ``model`` as a file keeps them: all that the module's ``state_dict()`` has, where a
+        tensor may have several names, and those buffers beside it that forward passes change."""
+        places, layout = self.places, self.layout
+        named = {**frozen(self.module), **layout.named(model)}
+        named = {name: t for name, t in named.items() if name not in places.not_saved or name not in layout.constants}
+        others = {name: named[first].clone() for name, first in places.aliases.items() if first in named}
+        return named | others
+
+    def _store(self, model: Model) -> None:
+        """Copies into ``model`` what the forward pass may have changed in the module: its buffers, and its parameters
+        if it ``writes``."""
+        if self._buffers:
+            is_held = not self.writes or self.places.are_held(self._buffers)
+            self.layout.write_buffers(model.buffers, self._buffers if is_held else self._present_buffers())
+        if not self.writes:
+            return
+        if not self.places.are_held(self.places.parameters):
+            self.places.require(self.places.parameters)
+        if self._are_elsewhere():
+            for slot, parameter in zip(self.layout.slots, self._trainable, strict=True):
+                place = slot.view(self._bound)
+                place.copy_(parameter.detach())
+                parameter.data = place
+        if self._is_copied:
+            model.parameters.copy_(self._bound)
+
+    def _are_elsewhere(self) -> bool:
+        """Returns whether ``parameter.data = ...`` has taken parameters out of the row."""
+        return [parameter.data_ptr() for parameter in self._trainable] != self._addresses
+
+    def _present_buffers(self) -> dict[str, Tensor]:
+        """Returns the changing buffers as the module has them now."""
+        found = {name: self.places.now(name) for name in self._buffers}
+        for name, tensor in found.items():
+            if not isinstance(tensor, Tensor) or tensor.shape != self._buffers[name].shape:
+                now = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise UserError(
+                    f"the forward pass changes the shape of the model's buffer {name} from "
+                    f"{list(self._buffers[name].shape)} to {now}: it must stay, as clients' buffers are averaged"
+                )
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+    @torch.no_grad()
+    def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:
+        """Runs the forward pass of the inputs ``x [C, b, ...]`` at the C models ``at``, in evaluation mode. The logits
+        are ``[C, b, ...]``."""
+        self.mode(training=False)
+        results = []
+        for row in range(len(at.row)):
+            self.load(at[row])
+            with self._drawing(rng, row):
+                results.append(self.outputs(map_leaves(lambda whole, row=row: whole[row], x)))
+        features = None if results[0].features is None else torch.stack([r.features for r in results])  # type: ignore[misc]
+        logits = map_leaves(lambda *rows: torch.stack(rows), *(result.logits for result in results))
+        return Outputs(logits, features)
+
+    def _copies(self, buffers: Tensor) -> dict[str, Tensor]:
+        """Returns copies of the ``buffers [buffer_width]`` by name, for a forward pass to update."""
+        return {name: value.clone() for name, value in self.layout.split_buffers(buffers).items()}
+
+    def _drawing(self, rng: Draws, row: int) -> contextlib.AbstractContextManager[None]:
+        return rng(row) if self.draws else contextlib.nullcontext()
+
+    def _begin(self, batch: Batch, row: int) -> tuple[Any, Tensor]:
+        """Returns the real samples of one client's batch, with the module in training mode."""
+        x, y = batch.of(row)
+        self.training_mode(x, len(y))
+        return x, y
+
+    def training_mode(self, x: Any, size: int) -> None:
+        """Puts the module into training mode for a batch ``x`` of ``size`` samples. If there is one sample, layers that
+        have a single value per channel to normalise use their running statistics. BatchNorm2d mostly has many."""
+        if size > 1 or not self._norms:
+            return self.mode(training=True)
+        if self._single is None:
+            self._mode = None
+            with every_rng(0, Purpose.DROPOUT):
+                predict = self._head is not None
+                self._single = single_value_norms(self.module, lambda: self.outputs(x, None, predict, predict))
+        return self.mode(training=True, resting=self._single)
+
+    def _losses(self, outputs: Outputs, y: Tensor, row: int) -> Losses:
+        """Returns the losses of the batch of the client in ``row``, from the outputs of its forward pass."""
+        followed = None
+        if self.task.followed is not None:
+            detached = map_leaves(lambda tensor: tensor.detach(), outputs.logits)
+            total, count = self.task.sums(self.task.followed, detached, y)
+            followed = total.sum(), None if count is None else count.sum()
+        try:
+            losses = self.task.training_losses(outputs.logits, y)
+        except Exception:
+            self._find_unfit(outputs.logits, y, row)
+            raise
+        return Losses(losses, self.task.weights(y), followed)
+
+    def _find_unfit(self, logits: Any, y: Tensor, row: int) -> None:
+        """Raises :class:`UnfitTarget` if the loss of some samples can't be computed, but that of others can.
+
+        If it can't for any, the mistake is in the loss.
+        """
+        failed: dict[int, Exception] = {}
+        for place in range(len(y)):
+            try:
+                self.task.losses(map_leaves(lambda whole, i=place: whole[i : i + 1], logits), y[place : place + 1])
+            except Exception as error:
+                failed[place] = error
+        if failed and len(failed) < len(y):
+            place, found = min(failed.items())
+            reason = f"{type(found).__name__}: {first_line(found)}"
+            target = y[place].tolist() if y[place].numel() == 1 else f"of shape {list(y[place].shape)}"
+            raise UnfitTarget(row, place, f"the loss does not take its target {target} ({reason})") from found
+
+    def training_pass(
+        self, at: Model, batch: Batch, rng: Draws = undrawn, scale: LossScale | None = None
+    ) -> TrainingPass:
+        """Runs the forward pass at the C models ``at`` with all outputs. Buffers are updated as in
+        :meth:`gradients`."""
+        found = TrainingPass(self.layout, scale)
+        for row in range(len(at.row)):
+            x, y = self._begin(batch, row)
+            # .data has a version count of its own: updating the buffers in the same row must not spoil the gradient
+            own = self.layout.model(at.row[row].data)
+            trained = {slot.name: slot.view(own.row).detach().requires_grad_() for slot in self.layout.slots}
+            # copies, as what autograd has seen must not change under it
+            buffers = self._copies(own.buffers)
+            held = trained | buffers
+            with self._drawing(rng, row):
+                outputs = self.outputs(x, held, predict=True)
+            self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
+            for slot in self.layout.slots if self.writes else ():
+                place = slot.view(at.row[row])
+                if trained[slot.name].data_ptr() != place.data_ptr():
+                    place.copy_(trained[slot.name].detach())
+            found.add(trained, outputs, self._losses(outputs, y, row))
+        return found
+
+    def gradients(
+        self,
+        at: Model,
+        batch: Batch,
+        rule_loss: RuleLoss | None = None,
+        extras: Sequence[Tensor] = (),
+        rng: Draws = undrawn,
+        scale: LossScale | None = None,
+    ) -> Gradient:
+        """Returns the gradient of the mean loss over each client's batch at the C models ``at``, in training mode.
+
+        The buffers of ``at`` are updated in place, as the module's forward pass does it. ``rule_loss`` replaces the
+        task loss; it gets one row of each of ``extras [C, ...]``. The forward pass of a module that draws random
+        numbers (dropout) runs within ``rng``. Losses are multiplied by ``scale`` before the backward pass.
+        """
+        raise NotImplementedError
+
+    def _task_gradient(
+        self, shape: Any, inputs: tuple[Any, ...], eager: Callable[[], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """Returns ``pure_gradient(*inputs)`` for a mini-batch of ``shape``: compiled, replayed or as ``eager()``
+        computes it."""
+        if self.compiled is not None and shape in self.compiled:
+            return self.compiled(shape, *inputs)
+        return eager() if self.recorded is None else self.recorded(inputs, eager)
+
+    def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns what :meth:`gradients` finds with the task loss alone, as a pure function, which can be compiled."""
+        raise NotImplementedError
+
+    def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns what :meth:`pure_gradient` returns, by the operations that are to be recorded."""
+        return self.pure_gradient(*inputs)
+
+    def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
+        """Returns the inputs of :meth:`pure_gradient` for the mini-batch ``batch``, with the module in training mode.
+        In loop mode they are those of the client in ``row``."""
+        raise NotImplementedError

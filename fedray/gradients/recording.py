@@ -1,0 +1,303 @@
+"""Gradients that are written down once, and replayed from then on.
+
+A large part of a small model's local step is spent in Python: in the module, in autograd, in torch.func. All of this
+decides only which operations run on which tensors, and the answer is the same for each mini-batch of one shape. So the
+operations of one gradient are recorded, and for later mini-batches these operations run alone. They are the same
+operations in the same order, so a replayed gradient has the same bits as any other.
+
+A forward pass that looks at values, such as one with a branch that depends on them, can't be recorded, nor can one that
+writes into its inputs. Its Python code runs in every step. A module that keeps state of its own, unseen by torch, would
+be replayed wrongly, so by default only known code is replayed (:mod:`fedray.gradients.known_code`). Replayed gradients
+are compared with those that are computed in the ordinary way, again and again, at steps which become rarer.
+
+On a GPU what was recorded is captured as CUDA graphs (:mod:`fedray.gradients.lanes`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedray.core.structure import leaves, outline
+from fedray.errors import UserError
+
+FIRST = 30
+"""The number of mini-batches of one shape after which their gradient is recorded. Recording takes as long as about 30
+gradients, and is not worth it in a process that computes few of them."""
+
+TRIED = 3
+"""The number of mini-batches for which a new recording is on trial: its results are not used yet, and it is given up if
+they are not the right ones."""
+
+MOST = 16
+"""The largest number of shapes of mini-batches for which a gradient is recorded."""
+
+CHANGED = (
+    "the model does not compute the same from the same numbers as some steps before; if its forward pass is meant to "
+    "depend on something else than tensors, use engine.replay=false, which runs its Python code in every step"
+)
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+Eager = Callable[[], tuple[Tensor, ...]]
+"""Computes in the ordinary way what a recorded function returns."""
+
+_aten = torch.ops.aten
+_SAME = (_aten.alias.default, _aten.detach.default)
+"""Operations whose result is their argument."""
+_REFUSED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+"""What marks the operations that can't be recorded, because they look at values or change the shape of a tensor that
+others use too. Nor can those that draw random numbers."""
+
+
+class Unrecordable(Exception):
+    """The operations can't be recorded."""
+
+
+@dataclass
+class Known:
+    """What is known about mini-batches of one shape: how many have been there since ``replay`` was found, or, as long
+    as there is none, at all. ``new`` of them have been added last."""
+
+    steps: int = 0
+    replay: Function | None = None
+    hopeless: bool = False
+    new: int = 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the recording is on trial."""
+        return self.steps - self.new < TRIED
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the recording is to be compared with the ordinary way: while it is new, and when the number of steps
+        reaches a power of two."""
+        return self.is_new or self.steps.bit_length() > (self.steps - self.new).bit_length()
+
+    def give_up(self) -> None:
+        self.replay, self.hopeless = None, True
+
+
+class Recorded:
+    """Replays a pure ``function`` of tensors, or of tuples and dicts of them, whose result is a tuple of tensors.
+
+    A function can't be replayed if it uses one of the tensors ``changing`` without having it as an input.
+    """
+
+    @property
+    def first(self) -> int:
+        """The number of mini-batches of one shape after which their gradient is recorded."""
+        return FIRST
+
+    def __init__(self, function: Function, changing: Iterable[Tensor] = ()) -> None:
+        self.function = function
+        self._changing = list(changing)
+        self._shapes: dict[Any, Known] = {}
+
+    def __call__(self, inputs: Sequence[Any], eager: Eager) -> tuple[Tensor, ...]:
+        """Returns ``function(*inputs)``, replayed or as ``eager()`` computes it, which may overwrite ``inputs``.
+
+        Raises :class:`UserError` if ``eager`` no longer does what it did when ``function`` was recorded.
+        """
+        found = self.known(shape_of(inputs), inputs)
+        replayed = None if found.replay is None else replay(found, found.replay, leaves_of(inputs))
+        if replayed is None:
+            return eager()
+        if not found.is_due:
+            return replayed
+        expected = eager()
+        if not same(expected, replayed):
+            refuse(found)
+        return expected
+
+    def known(self, key: Any, inputs: Sequence[Any], count: int = 1) -> Known:
+        """Returns what is known about mini-batches of the shape ``key``, of which there are ``count`` more, like
+        ``inputs``. If there have been enough, their gradient is recorded."""
+        found = self._shapes.get(key)
+        if found is None:
+            found = self._shapes[key] = Known(hopeless=len(self._shapes) >= MOST)
+        found.steps, found.new = found.steps + count, count
+        if found.replay is None and not found.hopeless and found.steps > self.first:
+            try:
+                with torch.no_grad():
+                    found.replay = record(self.function, inputs, self._changing)
+            except Exception:
+                # if something is wrong with the mini-batch, the ordinary way will find out
+                found.give_up()
+            found.steps = count
+        return found
+
+
+def replay(found: Known, run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Any]) -> tuple[Tensor, ...] | None:
+    """Returns ``run(*inputs)``, without autograd. If it fails, the recording is given up, and the result is None."""
+    try:
+        # autograd has nothing to do here, and its part of each operation takes time
+        with torch._C._AutoDispatchBelowAutograd():
+            return run(*inputs)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception:
+        # the ordinary way says better what is wrong with a mini-batch
+        found.give_up()
+        return None
+
+
+def refuse(found: Known) -> None:
+    """Gives up a new recording that is not right. Raises :class:`UserError` if it has been right until now."""
+    if not found.is_new:
+        raise UserError(CHANGED)
+    found.give_up()
+
+
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Returns whether two results have the same bits, apart from those of NaN."""
+    return all(map(_equal, one, other))
+
+
+def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor] = ()) -> Function:
+    """Returns a function that runs the operations of ``function(*inputs)`` on the leaves of other inputs of the same
+    shapes.
+
+    Raises :class:`Unrecordable` if there is an operation that can't be recorded, or that uses one of the tensors
+    ``changing``, and whatever ``function`` raises.
+    """
+    recorder = _Recorder(leaves_of(inputs), changing)
+    with recorder:
+        outputs = function(*inputs)
+    return recorder.replay(outputs)
+
+
+def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yields the arguments into which the operation ``func(*args, **kwargs)`` writes."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                if each is not None:
+                    yield each
+
+
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether an operation draws random numbers. Attention may have a dropout of 0."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return "dropout_p" not in names or given.get("dropout_p", 0) != 0
+
+
+class _Recorder(TorchDispatchMode):
+    """A context that writes down the operations of torch, below autograd, that compute something from ``inputs``."""
+
+    def __init__(self, inputs: Sequence[Tensor], changing: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._changing = set(map(id, changing))
+        self._graph = Graph()
+        self._nodes: dict[int, Node] = {}
+        self._storages: set[int] = set()
+        self._constants: dict[str, Tensor] = {}
+        # the memory of inputs and constants, which must stay as it is
+        self._foreign = {tensor.untyped_storage()._cdata for tensor in inputs}
+        # a tensor's id is its own only while it lives
+        self._alive: list[Tensor] = []
+        for place, tensor in enumerate(inputs):
+            self._add(tensor, self._graph.placeholder(f"input_{place}"))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # otherwise torch loads its compiler here, which takes a second and 150 MB
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(tag in func.tags for tag in _REFUSED) or _draws(func, args, kwargs):
+            raise Unrecordable(str(func))
+        if not all(map(self._is_own, written(func, args, kwargs))):
+            raise Unrecordable(f"{func} changes a tensor that is not its own")
+        result = func(*args, **kwargs)
+        # a tensor made from Python's numbers must be new in each replay
+        target = _aten.clone.default if func is _aten.lift_fresh.default else func
+        node = self._graph.call_function(
+            target, map_aggregate(tuple(args), self._node), map_aggregate(dict(kwargs), self._node)
+        )
+        if isinstance(result, Tensor):
+            self._add(result, node)
+        else:
+            for place, part in enumerate(result):
+                self._add(part, self._graph.call_function(operator.getitem, (node, place)))
+        return result
+
+    def _add(self, tensor: Any, node: Node) -> None:
+        if isinstance(tensor, Tensor):
+            self._nodes[id(tensor)] = node
+            self._storages.add(tensor.untyped_storage()._cdata)
+            self._alive.append(tensor)
+
+    def _is_own(self, value: Any) -> bool:
+        """Returns whether a tensor lies in memory that the recorded operations have made."""
+        return id(value) in self._nodes and value.untyped_storage()._cdata not in self._foreign
+
+    def _node(self, value: Any) -> Any:
+        """Returns the node of a tensor, and anything else as it is."""
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._nodes:
+            if id(value) in self._changing:
+                raise Unrecordable("it uses a parameter or buffer of the module, and not the input for it")
+            if value.untyped_storage()._cdata in self._storages:
+                raise Unrecordable("it is unknown which operation a tensor comes from")
+            name = f"constant_{len(self._constants)}"
+            self._constants[name] = value
+            self._foreign.add(value.untyped_storage()._cdata)
+            self._add(value, self._graph.get_attr(name))
+        return self._nodes[id(value)]
+
+    def replay(self, outputs: Sequence[Tensor]) -> Function:
+        """Returns the function that runs what was recorded, and returns ``outputs``."""
+        self._graph.output(tuple(self._nodes[id(tensor)] for tensor in outputs))
+        self._alive.clear()
+        for node in list(self._graph.nodes):
+            _shorten(node)
+        function: Function = GraphModule(self._constants, self._graph).forward
+        return function
+
+
+def _shorten(node: Node) -> None:
+    """Takes an operation that only hands on what an earlier one has made out of its graph."""
+    same = node.args[0] if node.target in _SAME else None
+    if node.target is _aten.t.default and isinstance(node.args[0], Node) and node.args[0].target is _aten.t.default:
+        same = node.args[0].args[0]
+    if isinstance(same, Node):
+        node.replace_all_uses_with(same)
+        node.graph.erase_node(node)
+
+
+def leaves_of(inputs: Sequence[Any]) -> list[Tensor]:
+    """Returns the tensors in the ``inputs`` of a function."""
+    return [leaf for each in inputs for leaf in leaves(each)]
+
+
+def shape_of(inputs: Sequence[Any]) -> Any:
+    """Returns what tells inputs of different shapes apart."""
+    return tuple(map(_shape, inputs))
+
+
+def _shape(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.stride(), tree.dtype
+    return outline(tree), tuple(map(_shape, leaves(tree)))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

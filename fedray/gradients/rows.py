@@ -1,0 +1,87 @@
+"""Watches that a rule treats each client of a stack by itself.
+
+Operations such as a sum over a client's row may be computed in another order where there are more rows, and give other
+bits. So clients that are side by side on a GPU (:mod:`fedray.gradients.lanes`) are trained again one after another if
+their algorithm's rule has such an operation on all of them at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+
+from fedray.core.clock import Clock
+from fedray.gradients.watching import read
+
+MOVING = frozenset({
+    "_local_scalar_dense", "_pin_memory", "_to_copy", "all", "any", "cat", "clone", "copy_", "empty_like",
+    "fill_", "full_like", "index_select", "is_nonzero", "is_pinned", "lift_fresh", "new_empty", "new_full",
+    "new_ones", "new_zeros", "ones_like", "pin_memory", "repeat", "stack", "zero_", "zeros_like",
+})  # fmt: skip
+"""Operations beside those that work number by number, and views, whose results do not depend on how many rows there
+are. Some lead to decisions for the whole stack, which an algorithm may take."""
+
+
+class RowByRow(TorchDispatchMode):
+    """A context for the rule of an algorithm with a stack of ``clients``. ``found`` is the name of an operation that
+    may mix the numbers of a row, None if there was none.
+
+    What is computed within ``clock.on(...)``, of gradients say, is not looked at.
+    """
+
+    def __init__(self, clients: int, clock: Clock) -> None:
+        super().__init__()
+        self._clients, self.clock = clients, _Aside(clock)
+        self.found: str | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # otherwise torch loads its compiler here, which takes a second and 150 MB
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.found is None and not _keeps_rows(func) and any(map(self._has_all, read(func, args, kwargs))):
+            self.found = str(func.overloadpacket).rpartition(".")[2]
+        return func(*args, **kwargs)
+
+    def _has_all(self, tensor: Tensor) -> bool:
+        return tensor.dim() > 0 and len(tensor) == self._clients
+
+
+class _Aside(Clock):
+    """A clock within whose contexts the mode that is on is off."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def on(self, purpose: str) -> Any:
+        return self._without_mode(purpose)
+
+    @contextlib.contextmanager
+    def _without_mode(self, purpose: str) -> Iterator[None]:
+        is_on = torch._C._len_torch_dispatch_stack() > 0
+        with self._clock.on(purpose), _pop_mode_temporarily() if is_on else contextlib.nullcontext():
+            yield
+
+
+def _keeps_rows(func: Any) -> bool:
+    if torch.Tag.pointwise in func.tags or func.overloadpacket.__name__ in MOVING:
+        return True
+    # a view: its result lies in the memory of an argument, into which it does not write
+    returned = [each.alias_info for each in func._schema.returns]
+    return bool(returned) and all(info is not None and not info.is_write for info in returned)
+
+
+def by_rows(function: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
+    """Returns ``function`` of the rows of ``vectors [C, ...]``, each ``[1, ...]``, together: with the same bits however
+    many rows there are."""
+    return torch.cat([function(*rows) for rows in zip(*(vector.split(1) for vector in vectors), strict=True)])

@@ -1,0 +1,133 @@
+"""Trains all clients of a stack at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedray.core.batches import Batch
+from fedray.core.task import LEAST_WEIGHT
+from fedray.core.vectors import Model
+from fedray.gradients.loss_scale import LossScale
+from fedray.gradients.network import Draws, Network, undrawn
+from fedray.gradients.passes import Gradient, Outputs, RuleLoss
+from fedray.gradients.stacked_layers import StackedLayers
+
+
+class StackNetwork(Network):
+    """Runs all clients of a stack through one stream of batched kernels (torch.func). It can't be used for modules that
+    have buffers or draw random numbers.
+
+    With ``windows`` convolutions are batched products of windows (:mod:`fedray.gradients.stacked_layers`). So they are
+    on a GPU; elsewhere only a trial of what a GPU does asks for it.
+    """
+
+    def __init__(self, *args: Any, windows: bool | None = None, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.windows = self.device.type == "cuda" if windows is None else windows
+
+    def _layers(self, traced: bool = False) -> contextlib.AbstractContextManager[Any]:
+        return StackedLayers(traced) if self.windows else contextlib.nullcontext()
+
+    @torch.no_grad()
+    def forward(self, at: Model, x: Any, rng: Draws = undrawn) -> Outputs:
+        self.mode(training=False)
+
+        def forward(w: Tensor, x: Any) -> tuple[Any, ...]:
+            # a model without a Linear has no features, and vmap gives tensors only
+            with self._layers():
+                outputs = self.outputs(x, self.layout.unflatten(w))
+            return tuple(z for z in outputs if z is not None)
+
+        return Outputs(*torch.func.vmap(forward)(at.parameters, x))
+
+    def gradients(
+        self,
+        at: Model,
+        batch: Batch,
+        rule_loss: RuleLoss | None = None,
+        extras: Sequence[Tensor] = (),
+        rng: Draws = undrawn,
+        scale: LossScale | None = None,
+    ) -> Gradient:
+        inputs, shape = self.inputs_of(at, batch, 0), tuple(batch.y.shape[:2])
+        eager = partial(self._together, False, rule_loss, scale, *inputs, *extras)
+        own = rule_loss is not None or scale is not None
+        value, losses, *found = eager() if own else self._task_gradient(shape, inputs, eager)
+        return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)  # type: ignore[arg-type]
+
+    def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
+        self.mode(training=True)
+        return at.parameters, batch.x, batch.y, _weights(batch, self.dtype)
+
+    def pure_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Returns the gradients ``[C, width]``, the task losses ``[C]``, and the one or two sums ``[C]`` of the
+        followed metric, if there is one.
+
+        The ``inputs`` are the parameters ``[C, width]``, x and y of the mini-batches ``[C, b, ...]``, and the weights
+        ``[C, b]`` of their samples.
+        """
+        return self._together(True, None, None, *inputs)
+
+    def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
+        return self._together(False, None, None, *inputs)
+
+    def _together(
+        self, traced: bool, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any
+    ) -> tuple[Tensor, ...]:
+        """Returns what :meth:`pure_gradient` returns, with a loss of the algorithm if there is one. With ``traced`` it
+        is for a compiler."""
+        own_loss = rule_loss is not None
+
+        def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
+            with self._layers(traced):
+                outputs = self.outputs(x, self.layout.unflatten(w), features=own_loss, predict=own_loss)
+                each = task = self.task.training_losses(outputs.logits, y)
+            own = self.task.weights(y)
+            if own is not None:
+                real = own * (weight > 0)
+                weight = real / real.sum().clamp(min=LEAST_WEIGHT)
+            if rule_loss is not None:
+                each = rule_loss(outputs, task, *extra)
+            return (each * weight).sum(), ((task * weight).sum(), self._sums(outputs.logits, y, weight > 0))
+
+        def scaled(factor: Tensor, *inputs: Any) -> tuple[Tensor, Any]:
+            loss, found = objective(*inputs)
+            return loss * factor, found
+
+        def gradient(of: Callable[..., tuple[Tensor, Any]], place: int, *inputs: Any) -> Any:
+            return torch.func.vmap(torch.func.grad(of, place, has_aux=True), randomness="error")(*inputs)
+
+        if scale is None:
+            value, (losses, sums) = gradient(objective, 0, *inputs)
+            return value.detach(), losses, *sums
+        again = True
+        while again:
+            value, (losses, sums) = gradient(scaled, 1, scale.factors, *inputs)
+            value /= scale.factors[:, None]
+            again = scale.lowered(value)
+        # a layer that is not registered has parameters with a graph of their own
+        return value.detach(), losses, *sums
+
+    def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:
+        """Returns the sums of the followed metric over the ``real`` samples of a mini-batch. vmap returns tensors only,
+        and no None."""
+        if self.task.followed is None:
+            return ()
+        sums = self.task.sums(self.task.followed, logits, y)
+        return tuple((each * real).sum() for each in sums if each is not None)
+
+
+def _weights(batch: Batch, dtype: torch.dtype) -> Tensor:
+    """Returns what each sample counts in the mean loss of its client's mini-batch, ``[C, b]``."""
+    (clients, size), device = batch.y.shape[:2], batch.y.device
+    if batch.counts is None:
+        return torch.full((1, 1), 1 / size, device=device, dtype=dtype).expand(clients, size)
+    # a client that has made its steps has none, and its gradient is not used
+    counts = torch.tensor([max(1, count) for count in batch.counts], device=device)[:, None]
+    return (torch.arange(size, device=device) < counts).to(dtype) / counts

@@ -1,0 +1,93 @@
+"""The pages about a sweep and about a suite: their tables, and the pictures that Optuna and fedray draw of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pandas as pd
+from PIL import Image
+
+from fedray.results.page import PIXELS_PER_INCH, Page, Picture, Section
+from fedray.results.tables import Table, in_units
+from fedray.tuning.report import rank_trials, trial_table, write_report
+from fedray.tuning.spec import SweepSpec
+from fedray.tuning.suite import Suite
+from fedray.tuning.suite_table import suite_for_people, write_suite
+
+CAPTIONS = {
+    "history": "the objective of each trial, in the order in which they ended, and the best so far",
+    "slices": "the objective over each searched key",
+    "importance": "how much each searched key matters for the objective (PED-ANOVA)",
+    "contour": "the objective over the two keys that matter most",
+    "curves": "the objective while trials run; the darker a line, the better the trial",
+    "pareto": "the trials of which no other is better in all objectives",
+}
+"""What the pictures in a sweep's report show, by the beginning of their names."""
+
+UNITS_OF = {"bytes": "B", "flops": "FLOP"}
+"""The units of columns."""
+
+MOST_TRIALS = 50
+"""The most trials that the page lists; trials.csv has all."""
+
+
+def sweep_page(spec: SweepSpec) -> Page:
+    """Returns the page about a sweep, and writes the files of its folder ``report``."""
+    section = _of_sweep(spec)
+    return Page(f"Sweep {spec.name}", [str(spec.folder.resolve())], [section])
+
+
+def suite_page(suite: Suite) -> Page:
+    """Returns the page about a suite, and writes its table and the reports of its sweeps."""
+    _, _, curves = write_suite(suite)
+    table, notes = suite_for_people(suite)
+    winners = Section(
+        "The winners on fresh seeds",
+        tables=[Table(f"suite {suite.name}", _texts(table).rename(columns={"algorithm": ""}))],
+        pictures=[_picture(curves, "the winners' metric on the test set")],
+    )
+    sections = [winners, *map(_of_sweep, suite.specs)]
+    if notes:
+        sections.append(Section("How to read this", paragraphs=[notes.replace("`", "")]))
+    return Page(f"Suite {suite.name}", [str(suite.folder.resolve())], sections)
+
+
+def _of_sweep(spec: SweepSpec) -> Section:
+    written = write_report(spec)
+    objective, mode = next(iter(spec.tune.objective.items()))
+    table = rank_trials(trial_table(spec.folder), objective, mode)
+    shown = table.head(MOST_TRIALS)
+    title = f"trials, the best first; {objective} is to be {mode}imal"
+    if len(table) > len(shown):
+        title += f" ({len(shown)} of {len(table)}; trials.csv has all)"
+    space = ", ".join(f"{key} {json.dumps(values, default=str)}" for key, values in spec.raw_space.items())
+    return Section(
+        spec.name,
+        tables=[Table(title, _texts(shown))] if len(shown) else [],
+        pictures=[_picture(path, _caption(path)) for path in written if path.suffix == ".png"],
+        paragraphs=[f"Searched: {space}.".replace('"', "")],
+    )
+
+
+def _texts(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table as texts: four digits of each number or all before the point, bytes and FLOPs in their units, and
+    empty cells where there is no value."""
+
+    def text(value: object, unit: str) -> str:
+        return in_units(float(value), unit) if isinstance(value, float) else "" if value is None else str(value)
+
+    return table.apply(lambda column: column.map(lambda value: text(value, UNITS_OF.get(str(column.name), ""))))
+
+
+def _caption(path: Path) -> str:
+    return next((text for name, text in CAPTIONS.items() if path.stem.startswith(name)), path.stem)
+
+
+def _picture(path: Path, caption: str) -> Picture:
+    """Returns a picture that was drawn into a file."""
+    with Image.open(path) as image:
+        scale = PIXELS_PER_INCH / image.info.get("dpi", (PIXELS_PER_INCH,))[0]
+        width, height = (round(scale * pixels) for pixels in image.size)
+    return Picture(caption, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}", width, height)

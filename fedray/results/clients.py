@@ -1,0 +1,63 @@
+"""Tells how the evaluated model does for single clients: mean, worst tenth and spread, and their distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fedray.results.measure import Measure
+from fedray.results.runs import Run
+from fedray.results.statistics import mean_and_margin
+
+SHARES = np.linspace(0, 1, 101)
+"""The shares of the clients at which a distribution is given."""
+
+OF_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of the clients", "std": "standard deviation"}
+"""What metrics.csv has about single clients in columns such as ``clients_accuracy_mean``, in words."""
+
+
+def finals_of_clients(runs: Sequence[Run], measure: Measure) -> dict[str, list[float]]:
+    """Returns the last value of what :data:`OF_CLIENTS` names, in each run that did not diverge and has it."""
+    found: dict[str, list[float]] = {}
+    for what in OF_CLIENTS:
+        column = f"clients_{measure.metric}_{what}"
+        ended = [run.rows[column].dropna() for run in runs if not run.diverged and column in run.rows]
+        found[what] = [float(values.iloc[-1]) for values in ended if len(values)]
+    return found
+
+
+def outcome_of_clients(runs: Sequence[Run], measure: Measure) -> dict[str, float]:
+    """Returns ``clients_mean``, ``clients_worst_tenth`` and ``clients_std``, as means over the runs that did not
+    diverge, and ``clients_mean_margin`` and so on: half the widths of their 95 % intervals. They are NaN if the runs
+    did not score single clients."""
+    found: dict[str, float] = {}
+    for what, values in finals_of_clients(runs, measure).items():
+        found[f"clients_{what}"], found[f"clients_{what}_margin"] = mean_and_margin(values)
+    return found
+
+
+def distribution(runs: Sequence[Run], measure: Measure) -> NDArray[np.float64] | None:
+    """Returns the metric's value at each of :data:`SHARES` of the clients, sorted by it: a mean over the runs.
+
+    It is that of the evaluated model at the last evaluation, on each client's test share. Returns None if no run has
+    scored the clients of ``run.eval_clients``.
+    """
+    found = [_quantiles(run, measure) for run in runs if not run.diverged]
+    kept = [each for each in found if each is not None]
+    return np.mean(kept, axis=0) if kept else None
+
+
+def _quantiles(run: Run, measure: Measure) -> NDArray[np.float64] | None:
+    folder, column = run.folder / "evaluation.parquet", f"global_{measure.metric}"
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return None
+    # only the last file has the last round
+    rows: pd.DataFrame = pq.read_table(max(folder.glob("part-*.parquet"))).to_pandas()
+    if column not in rows or "in_eval_clients" not in rows:
+        return None
+    values = rows.loc[(rows["round"] == rows["round"].max()) & rows["in_eval_clients"], column].dropna()
+    return np.quantile(values.to_numpy(np.float64), SHARES) if len(values) else None

@@ -1,0 +1,40 @@
+"""Folds the curves of runs that differ in their seeds alone into a mean curve with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from fedray.results.measure import AXES
+from fedray.results.runs import Run
+from fedray.results.statistics import LEAST_RUNS, margin_of
+
+
+def fold(runs: Sequence[Run], column: str, over: str = "rounds") -> pd.DataFrame:
+    """Returns the mean curve of a group's runs: a row for each round in which all of them were evaluated.
+
+    Its columns are ``round``; ``x``, the amount of ``over`` (a key of :data:`~fedray.results.measure.AXES`) up to
+    this round, as a mean over the runs; ``mean`` of the metric ``column``; ``low`` and ``high``, the ends of the 95 %
+    interval of the mean (Student's t), or the lowest and the highest value of fewer than three runs; and ``runs``, how
+    many there are. Runs that diverged are left out.
+    """
+    ended = [run.rows.set_index("round") for run in runs if not run.diverged and column in run.rows]
+    names = ["round", "x", "mean", "low", "high", "runs"]
+    if not ended:
+        return pd.DataFrame(columns=names, dtype=float)
+    values = pd.concat([rows[column] for rows in ended], axis=1).dropna()
+    places = values.index
+    # the round is the index here
+    amounts = [rows[AXES[over]] if over != "rounds" else pd.Series(rows.index, rows.index) for rows in ended]
+    x = pd.concat(amounts, axis=1).loc[places].mean(axis=1, skipna=False)
+    numbers = values.to_numpy(float)
+    mean = numbers.mean(axis=1)
+    if len(ended) < LEAST_RUNS:
+        low, high = numbers.min(axis=1), numbers.max(axis=1)
+    else:
+        margin = margin_of(1.0, len(ended)) * numbers.std(axis=1, ddof=1)
+        low, high = mean - margin, mean + margin
+    found = {"round": places, "x": x.to_numpy(), "mean": mean, "low": low, "high": high, "runs": len(ended)}
+    return pd.DataFrame(found, columns=names).replace([np.inf, -np.inf], np.nan)

@@ -1,0 +1,123 @@
+"""Computes what groups of runs reached: means over seeds, what targets took, and differences to a baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from fedray.results.measure import Measure
+from fedray.results.runs import Run
+from fedray.results.statistics import holm, mean_and_margin, median_to_reach, paired_p_value
+
+AMOUNTS = {"rounds": "round", "bytes": "bytes", "flops": "flops", "seconds": "wall_seconds"}
+"""What runs are counted in, and the column of metrics.csv that has it."""
+
+
+def outcome(runs: Sequence[Run], measure: Measure, last: int | None = None) -> dict[str, Any]:
+    """Returns what the runs of a group reached, and what they took.
+
+    - ``runs``: how many there are; ``diverged``: how many of them diverged. These are in none of the following.
+    - ``finals``: the metric at the last evaluation of each run; ``final``, ``final_margin``: their mean and half the
+      width of its 95 % interval (:func:`~fedray.results.statistics.mean_and_margin`).
+    - ``bests``, ``best``, ``best_margin``: the same of the best evaluation of each run; ``lasts``, ``last``,
+      ``last_margin``: of the mean over its last evaluations (:meth:`~fedray.results.runs.Run.last`).
+    - ``rounds``, ``bytes``, ``flops``, ``seconds``: what a whole run took, as means.
+    """
+    ended = [run for run in runs if not run.diverged]
+    found: dict[str, Any] = {"runs": len(runs), "diverged": len(runs) - len(ended)}
+    values = {
+        "final": tuple(run.final(measure) for run in ended),
+        "best": tuple(run.best(measure) for run in ended),
+        "last": tuple(run.last(measure, last) for run in ended),
+    }
+    for name, each in values.items():
+        found[f"{name}s"] = each
+        found[name], found[f"{name}_margin"] = mean_and_margin(each)
+    for name, column in AMOUNTS.items():
+        found[name] = mean_and_margin([float(run.rows[column].iloc[-1]) for run in ended])[0]
+    return found
+
+
+def reaching(runs: Sequence[Run], measure: Measure, target: float) -> dict[str, Any]:
+    """Returns what it took the runs of a group to reach ``target``.
+
+    - ``runs``: how many there are; ``reached``: how many of them did; ``diverged``: how many of them diverged.
+    - ``rounds_to``, ``bytes_to``, ``flops_to``, ``seconds_to``, and ``rounds_bound`` and so on: see :func:`to_reach`.
+    """
+    firsts = [run.first_to_reach(target, measure) for run in runs]
+    found: dict[str, Any] = {
+        "target": target,
+        "runs": len(runs),
+        "reached": sum(first is not None for first in firsts),
+        "diverged": sum(run.diverged for run in runs),
+    }
+    for name, column in AMOUNTS.items():
+        found[f"{name}_to"], found[f"{name}_bound"] = to_reach(runs, firsts, column)
+    return found
+
+
+def to_reach(runs: Sequence[Run], firsts: Sequence[pd.Series | None], column: str) -> tuple[float, float]:
+    """Returns how much of a ``column`` of metrics.csv it took the runs of a group to reach a target, and a bound.
+
+    ``firsts`` are the rows in which they reached it (:meth:`~fedray.results.runs.Run.first_to_reach`). The amount is
+    the median over all runs, of which those that diverged or did not reach it count as infinite. If it is infinite, it
+    is above the bound: the least amount with which a run ended that neither diverged nor reached the target. The bound
+    is NaN if there is no such run.
+    """
+    amounts = [math.inf if first is None else float(first[column]) for first in firsts]
+    missed = [run for run, first in zip(runs, firsts, strict=True) if first is None and not run.diverged]
+    bound = min((float(run.rows[column].iloc[-1]) for run in missed), default=math.nan)
+    return median_to_reach(amounts), bound
+
+
+@dataclass(frozen=True)
+class Finals:
+    """The final values of a group's runs that have ended, by what makes a run of another group its pair."""
+
+    by_pair: Mapping[Hashable, float]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], measure: Measure, pair: Callable[[Run], Hashable]) -> Finals:
+        return cls({pair(run): run.final(measure) for run in runs if not run.diverged})
+
+
+def difference(mine: Finals, baseline: Finals) -> dict[str, Any]:
+    """Returns the differences of paired runs to the baseline: nothing if there is no pair.
+
+    ``differences`` has one for each pair whose runs both ended; ``difference`` and ``difference_margin`` are their mean
+    and half the width of its 95 % interval, and ``p`` is the p-value of the paired t-test.
+    """
+    pairs = [pair for pair in mine.by_pair if pair in baseline.by_pair]
+    if not pairs:
+        return {}
+    a, b = [mine.by_pair[pair] for pair in pairs], [baseline.by_pair[pair] for pair in pairs]
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    mean, margin = mean_and_margin(differences)
+    return {
+        "differences": tuple(differences),
+        "difference": mean,
+        "difference_margin": margin,
+        "p": paired_p_value(a, b),
+    }
+
+
+def correct(rows: Sequence[dict[str, Any]]) -> None:
+    """Adds ``p_holm`` to the rows that have a p-value: corrected by Holm's rule for as many tests as there are."""
+    tested = [row for row in rows if not math.isnan(row.get("p", math.nan))]
+    for row, corrected in zip(tested, holm([row["p"] for row in tested]), strict=True):
+        row["p_holm"] = corrected
+
+
+def order_of(row: Mapping[str, Any], measure: Measure) -> tuple[bool, float, int]:
+    """Returns what rows are sorted by: the mean of the final values, the best first, rounded as it is shown.
+
+    Of two rows with the same mean the one with fewer diverged runs comes first; rows of which no run has ended come
+    last.
+    """
+    value = row.get("final", math.nan)
+    shown = round(value, 4) if measure.percent and not math.isnan(value) else value
+    return math.isnan(value), 0.0 if math.isnan(value) else -measure.sign * shown, row.get("diverged", 0)

@@ -1,0 +1,61 @@
+"""Makes a page in HTML from sections with tables and pictures. It is one file, which needs no other and no network."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jinja2
+from matplotlib.figure import Figure
+
+from fedray.results.figure_files import svg_of
+from fedray.results.tables import Table
+
+PIXELS_PER_INCH = 96
+"""In HTML an inch has so many pixels."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as the page holds it: its ``data`` as an address, its size in pixels, and what it shows in a
+    sentence."""
+
+    caption: str
+    data: str
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, caption: str, figure: Figure) -> Picture:
+        width, height = (round(PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
+        data = base64.b64encode(svg_of(figure)).decode()
+        return cls(caption, f"data:image/svg+xml;base64,{data}", width, height)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page. ``warned`` is a sentence before the ``warnings``."""
+
+    title: str
+    tables: Sequence[Table] = field(default_factory=tuple)
+    pictures: Sequence[Picture] = field(default_factory=tuple)
+    paragraphs: Sequence[str] = field(default_factory=tuple)
+    warnings: Sequence[str] = field(default_factory=tuple)
+    warned: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: its title, the paragraphs at its beginning, its sections, and a line at its end."""
+
+    title: str
+    lead: Sequence[str]
+    sections: Sequence[Section]
+    foot: str = "Made by fedray. This page is one file and needs no network."
+
+    def html(self) -> str:
+        """Returns the page as the text of a file."""
+        loader = jinja2.PackageLoader("fedray.results", ".")
+        environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+        return environment.get_template("page.html.jinja").render(page=self)

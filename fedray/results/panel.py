@@ -1,0 +1,136 @@
+"""Draws panels: curves with their intervals in one pair of axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from fedray.results.style import BESIDE, MOST_LINES, Line, drawn, dress, figure_of, width_of
+
+T = TypeVar("T")
+
+BAND = "line: mean over the runs that did not diverge; band: its 95 % interval (of two runs, from one to the other)"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve of a panel: its name in the legend, how it looks, and its points as
+    :func:`fedray.results.curves.fold` returns them."""
+
+    name: str
+    line: Line
+    points: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel with some curves over rounds or another axis (``over``).
+
+    The curves' values are multiplied by ``scale`` where they are drawn, and no value can be above ``ceiling``.
+    """
+
+    title: str
+    ylabel: str
+    over: str
+    curves: Sequence[Curve]
+    scale: float = 1.0
+    ceiling: float = np.inf
+
+    @property
+    def legend_width(self) -> float:
+        """The width in inches that the longest name in the legend takes."""
+        return width_of([curve.name for curve in self.curves])
+
+
+def bands(seeds: int) -> str:
+    """Returns what the bands around the curves of so many runs are."""
+    if seeds < 2:
+        return "one seed"
+    return "bands: from one of 2 seeds to the other" if seeds == 2 else f"bands: 95 % intervals over {seeds} seeds"
+
+
+def parts_of(items: Sequence[T], first: T | None = None) -> Iterator[Sequence[T]]:
+    """Yields ``items`` in parts, each with as many as a panel has lines. If there are several parts, all of them have
+    ``first``, which is one of the items."""
+    if len(items) <= MOST_LINES:
+        yield items
+        return
+    others = [item for item in items if item is not first]
+    head = [] if first is None else [first]
+    size = MOST_LINES - len(head)
+    for place in range(0, len(others), size):
+        yield [*head, *others[place : place + size]]
+
+
+def draw_panels(panels: Sequence[Panel], columns: int = 2) -> Figure:
+    """Returns a figure with the panels, in rows of at most ``columns``, and a legend beside each."""
+    width = max((panel.legend_width for panel in panels), default=0)
+    figure, axes = figure_of(max(1, len(panels)), columns, legend_width=width * min(columns, max(1, len(panels))))
+    for place, panel in zip(axes, panels, strict=False):
+        _draw(place, panel)
+    return figure
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    for curve in panel.curves:
+        points = curve.points
+        axes.plot(points["x"], panel.scale * points["mean"], label=drawn(curve.name), **curve.line.options(len(points)))
+        low, high = panel.scale * points["low"], panel.scale * points["high"]
+        axes.fill_between(points["x"], low, high, color=curve.line.colour, alpha=0.13, linewidth=0)
+    dress(axes, panel.over, panel.ylabel, drawn(panel.title))
+    _limit(axes, panel.ceiling)
+    legend(axes)
+
+
+def _limit(axes: Axes, ceiling: float) -> None:
+    """Keeps wide intervals from pressing the curves together: the axis ends a little beyond the means."""
+    values = _values(axes)
+    if not len(values):
+        return
+    axes.set_xlim(left=0)
+    least, most = values.min(), values.max()
+    if np.isinf(ceiling) and least > 0 and most > 100 * least:
+        axes.set_yscale("log")
+        axes.set_ylim(least / 1.5, 1.5 * most)
+        return
+    axes.set_ylim(ends_of(values, axes.get_ylim(), ceiling))
+
+
+def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: float) -> tuple[float, float]:
+    """Returns the ends of an axis that lie a little beyond the means.
+
+    Args:
+        values: the means, of which there is at least one.
+        drawn: the ends that the axis needs for all that is drawn, beyond which it does not go.
+        ceiling: the largest value that a mean can have.
+    """
+    least, most = float(values.min()), float(values.max())
+    room = 0.15 * (most - least) or 0.1 * abs(most) or 1.0
+    if most > least:
+        return max(drawn[0], least - room), min(drawn[1], most + room, max(most, ceiling))
+    return least - room, most + room
+
+
+def _values(axes: Axes) -> NDArray[np.float64]:
+    """Returns all finite values of the lines of a panel."""
+    values = np.concatenate([np.zeros(0), *(np.asarray(line.get_ydata(), np.float64) for line in axes.lines)])
+    return values[np.isfinite(values)]
+
+
+def legend(axes: Axes) -> None:
+    """Puts the names of the lines beside a panel, in the order in which the lines end."""
+
+    def end(line: Line2D) -> float:
+        values = np.asarray(line.get_ydata(), np.float64)
+        return -float(values[-1]) if len(values) and np.isfinite(values[-1]) else np.inf
+
+    if axes.lines:
+        axes.legend(handles=sorted(axes.lines, key=end), **BESIDE)

@@ -1,0 +1,108 @@
+"""Draws the pictures of a comparison: curves with their intervals, and how a metric is spread over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedray.results.clients import SHARES, distribution
+from fedray.results.comparison import Compared, Environment
+from fedray.results.curves import fold
+from fedray.results.grouping import Group
+from fedray.results.number_pictures import number_figures
+from fedray.results.panel import Curve, Panel, draw_panels, legend, parts_of
+from fedray.results.style import LABEL_OF_AXIS, MOST_LINES, Line, drawn, figure_of, lines_for, plain, width_of
+
+LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
+"""The columns that are drawn beside the compared metric, with the labels of their axes."""
+
+
+def panels_of(comparison: Compared, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
+    """Yields the panels of an environment with the mean curves of the columns of metrics.csv, with at most nine lines.
+
+    If there are more groups, each panel has the baseline and eight others, the best first.
+    """
+    measure = comparison.measure
+    parts = list(parts_of(environment.groups, environment.baseline))
+    for column in columns:
+        is_loss = column in LOSSES
+        ylabel = LOSSES[column] if is_loss else f"test {measure.words}{measure.unit}"
+        for number, groups in enumerate(parts, 1):
+            part = f"part {number} of {len(parts)}" if len(parts) > 1 else ""
+            styles = _styles(groups, comparison)
+            points = [fold(group.runs, column, comparison.over) for group in groups]
+            if any(map(len, points)):
+                yield Panel(
+                    ", ".join(filter(None, [environment.name, part])),
+                    ylabel,
+                    comparison.over,
+                    [Curve(_name(g), styles[g.label], each) for g, each in zip(groups, points, strict=True)],
+                    1.0 if is_loss else measure.scale,
+                    100.0 if measure.percent and not is_loss else np.inf,
+                )
+
+
+def _styles(groups: Sequence[Group], comparison: Compared) -> dict[str, Line]:
+    """Returns the line of each group's name.
+
+    A name has the same line in all pictures, if there are no more names than lines.
+    """
+    baselines = [each.baseline.label for each in comparison.environments if each.baseline is not None]
+    names = [*baselines, *(group.label for each in comparison.environments for group in each.groups)]
+    of_all = len(set(names)) <= MOST_LINES
+    return lines_for(names if of_all else [group.label for group in groups])
+
+
+def _name(group: Group) -> str:
+    lost = sum(run.diverged for run in group.runs)
+    return f"{group.label} ({lost} of {len(group.runs)} diverged)" if lost else group.label
+
+
+def curve_figures(comparison: Compared, environment: Environment) -> Iterator[tuple[str, Figure]]:
+    """Yields a figure for each panel of an environment, with a sentence that says what it shows."""
+    for panel in panels_of(comparison, environment, [comparison.measure.column, *LOSSES]):
+        names = ", ".join(curve.name for curve in panel.curves)
+        where = f"{panel.title}: " if panel.title else ""
+        yield f"{where}{panel.ylabel} over {LABEL_OF_AXIS[panel.over]}, of {names}", draw_panels([panel])
+
+
+def curves_figure(comparison: Compared) -> Figure:
+    """Returns one figure with the panels of the compared metric and of the test loss, of all environments."""
+    columns = [comparison.measure.column, "test_loss"]
+    panels = (panels_of(comparison, environment, columns) for environment in comparison.environments)
+    return draw_panels([panel for each in panels for panel in each])
+
+
+def environment_figures(comparison: Compared, environment: Environment) -> Iterator[tuple[str, Figure]]:
+    """Yields the figures of an environment, with a sentence about each."""
+    yield from curve_figures(comparison, environment)
+    yield from clients_figures(comparison, environment)
+
+
+def figures_of(comparison: Compared) -> Iterator[tuple[str, Figure]]:
+    """Yields all figures of a comparison, with a sentence about each."""
+    for environment in comparison.environments:
+        yield from environment_figures(comparison, environment)
+    yield from number_figures(comparison)
+
+
+def clients_figures(comparison: Compared, environment: Environment) -> Iterator[tuple[str, Figure]]:
+    """Yields the distribution of the metric over clients, if they were scored, with a sentence about it."""
+    measure = comparison.measure
+    for groups in parts_of(environment.groups, environment.baseline):
+        found = {group: distribution(group.runs, measure) for group in groups}
+        if all(values is None for values in found.values()):
+            continue
+        figure, (axes,) = figure_of(1, legend_width=width_of(list(map(_name, groups))))
+        styles = _styles(groups, comparison)
+        for group, values in found.items():
+            if values is not None:
+                options = styles[group.label].options(len(values))
+                axes.plot(100 * SHARES, measure.scale * values, label=drawn(_name(group)), **options)
+        axes.set(xlabel="clients that are no better, %", ylabel=f"a client's test {measure.words}{measure.unit}")
+        plain(axes)
+        legend(axes)
+        where = f"{environment.name}: " if environment.name else ""
+        yield f"{where}clients sorted by their test {measure.words} at the end; means over runs", figure

@@ -1,0 +1,194 @@
+"""Makes the tables of a comparison as people read them, in Markdown and in LaTeX."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from fedray.results.clients import OF_CLIENTS, finals_of_clients
+from fedray.results.comparison import Compared, Environment
+from fedray.results.measure import Measure
+from fedray.results.statistics import with_interval
+
+UNITS = ("", "k", "M", "G", "T", "P", "E")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose cells are texts. The first column names the rows."""
+
+    title: str
+    cells: pd.DataFrame
+
+
+def tables_of(comparison: Compared, environment: Environment) -> Iterator[Table]:
+    """Yields the tables of an environment: what its groups reached, and what that took."""
+    yield Table(f"test {comparison.measure.words}", _reached(comparison, environment))
+    for target in dict.fromkeys(row["target"] for row in environment.targets):
+        rows = [row for row in environment.targets if row["target"] == target]
+        yield Table(f"what it took to reach {comparison.measure.shown(target)}", _took(rows))
+    clients = _clients(comparison, environment)
+    if len(clients.columns) > 1:
+        yield Table(f"test {comparison.measure.words} for single clients, at the end", clients)
+    yield Table("what whole runs took", _costs(environment))
+
+
+def _reached(comparison: Compared, environment: Environment) -> pd.DataFrame:
+    measure, rows = comparison.measure, environment.rows
+    last = "up to ten last evaluations" if comparison.last is None else f"last {comparison.last} rounds"
+    found: dict[str, list[str]] = {
+        "": [row["group"] for row in rows],
+        "runs": [_runs(row) for row in rows],
+        f"final{measure.unit}": [_values(row["finals"], measure) for row in rows],
+        f"best{measure.unit}": [_values(row["bests"], measure) for row in rows],
+        f"{last}{measure.unit}": [_values(row["lasts"], measure) for row in rows],
+    }
+    if environment.baseline is not None and len(rows) > 1:
+        points = ", points" if measure.percent else ""
+        name = environment.baseline.label
+        found[f"difference to {name}{points}"] = [_difference(row, name, measure) for row in rows]
+        if any("p_holm" in row for row in rows):
+            found["p (Holm)"] = [p_value(row.get("p_holm", math.nan)) for row in rows]
+    return pd.DataFrame(found)
+
+
+def _took(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    found = {
+        "": [row["group"] for row in rows],
+        "reached": [f"{row['reached']} of {row['runs']}" for row in rows],
+        "rounds": [_to_target(row, "rounds") for row in rows],
+        "bytes": [_to_target(row, "bytes", "B") for row in rows],
+        "FLOPs": [_to_target(row, "flops", "FLOP") for row in rows],
+        "seconds": [_to_target(row, "seconds") for row in rows],
+    }
+    return pd.DataFrame(found)
+
+
+def _to_target(row: Mapping[str, Any], name: str, unit: str = "") -> str:
+    text = amount(row[f"{name}_to"], row[f"{name}_bound"], unit)
+    speed_up = row[f"{name}_speedup"]
+    return text if math.isnan(speed_up) else f"{text} ({speed_up:.2f}x)"
+
+
+def _clients(comparison: Compared, environment: Environment) -> pd.DataFrame:
+    measure = comparison.measure
+    found = [finals_of_clients(group.runs, measure) for group in environment.groups]
+    columns = {"": [group.label for group in environment.groups]}
+    for what, words in OF_CLIENTS.items():
+        if any(each[what] for each in found):
+            columns[f"{words}{measure.unit}"] = [_values(each[what], measure) for each in found]
+    return pd.DataFrame(columns)
+
+
+def _costs(environment: Environment) -> pd.DataFrame:
+    rows = environment.rows
+    return pd.DataFrame(
+        {
+            "": [row["group"] for row in rows],
+            "rounds": [in_units(row["rounds"]) for row in rows],
+            "bytes": [in_units(row["bytes"], "B") for row in rows],
+            "FLOPs": [in_units(row["flops"], "FLOP") for row in rows],
+            "seconds": [in_units(row["seconds"]) for row in rows],
+        }
+    )
+
+
+def _runs(row: Mapping[str, Any]) -> str:
+    return f"{row['runs']}, {row['diverged']} diverged" if row["diverged"] else str(row["runs"])
+
+
+def _values(values: Sequence[float], measure: Measure, sign: str = "") -> str:
+    if any(math.isnan(value) for value in values):
+        return "not evaluated"
+    return with_interval([measure.scale * value for value in values], digits_of(values, measure), sign)
+
+
+def digits_of(values: Sequence[float], measure: Measure) -> int:
+    """Returns how many digits after the point are shown: two of a percentage; of another metric as many as make four
+    digits of the largest value."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if measure.percent or not largest:
+        return 2
+    return min(12, max(0, 3 - math.floor(math.log10(largest))))
+
+
+def _difference(row: Mapping[str, Any], baseline: str, measure: Measure) -> str:
+    if row["group"] == baseline:
+        return "baseline"
+    if "differences" not in row:
+        return "no pairs"
+    text = _values(row["differences"], measure, sign="+")
+    pairs = len(row["differences"])
+    return f"{text} ({pairs} pair{'s' if pairs > 1 else ''})" if pairs < row["runs"] else text
+
+
+def p_value(p: float) -> str:
+    """Returns a p-value as a table shows it; empty if it is NaN."""
+    return "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def amount(median: float, bound: float, unit: str = "") -> str:
+    """Returns the cell that says what it took to reach a target.
+
+    ``median`` is the median over the runs, and is infinite if too few of them reached the target. The cell then says
+    that it is above ``bound``, as in ``> 40``; or ``diverged`` if that is NaN, because all runs that did not reach it
+    diverged. If ``median`` is NaN, because there are no runs, the cell is empty.
+    """
+    if math.isnan(median):
+        return ""
+    if math.isfinite(median):
+        return in_units(median, unit)
+    return "diverged" if math.isnan(bound) else f"> {in_units(bound, unit)}"
+
+
+def in_units(value: float, unit: str = "") -> str:
+    """Returns a number with four digits, or all before the point, with a prefix for its thousands if it has a ``unit``:
+    ``191.5 MB``."""
+    if math.isnan(value):
+        return ""
+    if not unit:
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    thousands = min(len(UNITS) - 1, max(0, int(math.log10(abs(value)) // 3))) if value else 0
+    return f"{value / 1000**thousands:.4g} {UNITS[thousands]}{unit}"
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Returns a table in Markdown, with four digits of each number; missing values are empty cells."""
+
+    def shown(value: Any) -> str:
+        if isinstance(value, float):
+            return "" if math.isnan(value) else f"{value:.4g}"
+        return "" if value is None else plain_markdown(str(value))
+
+    lines = [[plain_markdown(str(name)) for name in table.columns], ["---"] * len(table.columns)]
+    lines += [[shown(value) for value in row] for row in table.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def plain_markdown(text: str) -> str:
+    """Returns a text of which Markdown takes no character for markup, as in ``a_b<script>.py:X``."""
+    return re.sub(r"[\\`*|<\[\]]|(?<!\w)_|_(?!\w)", lambda found: f"\\{found[0]}", text)
+
+
+def latex(table: Table) -> str:
+    """Returns a table in LaTeX, with the rules of the package booktabs."""
+    style = table.cells.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
+    columns = "l" + "r" * (table.cells.shape[1] - 1)
+    return _with_signs(style.to_latex(hrules=True, caption=_escaped(table.title), column_format=columns))
+
+
+def _escaped(text: str) -> str:
+    """Returns a text of which LaTeX takes no character for a command, as pandas makes it for cells."""
+    cell = pd.DataFrame([[text]]).style.format(escape="latex").hide(axis="index").hide(axis="columns")
+    return cell.to_latex().splitlines()[1].removesuffix(r" \\")
+
+
+def _with_signs(text: str) -> str:
+    for sign, command in {"±": r"\pm", ">": ">", "<": "<"}.items():
+        text = text.replace(sign, f"${command}$")
+    return text

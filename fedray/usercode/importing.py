@@ -1,0 +1,171 @@
+"""Imports the user's own code, which a config names as ``module:Name`` or ``path/to/file.py:Name``.
+
+It also turns what this code raises into errors of one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedray.errors import UserError, near_miss
+from fedray.util.files import in_home
+
+FORMS = "file.py:Name or module:Name"
+"""The two ways in which a config can name an object of the user's own, as a message shows them."""
+
+
+PREFIXES = ("torchvision:",)
+"""What stands before the colon of a name that is not of the user's own."""
+
+
+def is_own(name: str) -> bool:
+    """Returns whether a name in a config means an object of the user's own, and not one that comes with fedray."""
+    return ":" in name or name.endswith(".py")
+
+
+def import_object(name: str, key: str) -> Any:
+    """Returns the object that ``module:Name`` or ``file.py:Name`` names.
+
+    A file's path is absolute or relative to the working directory. The file may have the name of another module, and it
+    is read again if it was edited since. What the file imports is looked for in its own folder too, after all other
+    places. :func:`source_file` tells from which file an object came.
+
+    Raises :class:`UserError`, which names the config's ``key``, if there is no such object or its module raises.
+    """
+    module, attribute = _found(name, key)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        where = name.rpartition(":")[0]
+        own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        kind = "" if where.endswith(".py") else "module "
+        raise UserError(f"{key}={name}: {kind}{where} has no {attribute!r}{near_miss(attribute, own)}") from None
+
+
+def check_own(name: str, key: str) -> None:
+    """Raises :class:`UserError`, which names the config's ``key``, if ``name`` is of the user's own and of no form that
+    there is, or names a file that can't be read. Nothing is imported."""
+    if is_own(name) and not name.startswith(PREFIXES):
+        where = _parts(name, key)[0]
+        if where.endswith(".py"):
+            _code_in(Path(where), f"{key}={name}")
+
+
+def home_of(name: str, key: str) -> str:
+    """Returns the name of the Python module in which :func:`import_object` finds the object of this name."""
+    return _found(name, key)[0].__name__
+
+
+def _found(name: str, key: str) -> tuple[ModuleType, str]:
+    """Returns the module of ``module:Name`` or ``file.py:Name``, and ``Name``."""
+    where, attribute = _parts(name, key)
+    with as_user_error(f"{key}={name}: can't import {where!r}"):
+        read = _module_in_file if where.endswith(".py") else _module
+        return read(where, f"{key}={name}"), attribute
+
+
+def _parts(name: str, key: str) -> tuple[str, str]:
+    """Returns ``module`` or ``file.py``, and ``Name``."""
+    where, _, attribute = name.rpartition(":")
+    if not attribute.isidentifier() or not (
+        where.endswith(".py") or all(part.isidentifier() for part in where.split("."))
+    ):
+        raise UserError(f"{key}={name} is not of the form {FORMS}, for example mine.py:Mine or my_package.mine:Mine")
+    return where, attribute
+
+
+def source_file(thing: Any) -> Path | None:
+    """Returns the file whose code made a class, function or module, or made the class of any other object.
+
+    Returns None for what was typed at a prompt, or comes from a compiled module.
+    """
+    owner = thing if isinstance(thing, ModuleType) or hasattr(thing, "__qualname__") else type(thing)
+    module = owner if isinstance(owner, ModuleType) else sys.modules.get(owner.__module__ or "")
+    file = getattr(module, "__file__", None)
+    return Path(file) if file else None
+
+
+def short_name(name: str) -> str:
+    """Returns a name as a part of a folder's name.
+
+    For ``path/to/file.py:Name`` it is ``file:Name``; other names stay as they are.
+    """
+    where, colon, attribute = name.rpartition(":")
+    return f"{Path(where).stem}:{attribute}" if colon and where.endswith(".py") else name
+
+
+def _module(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name + ".").startswith(error.name + "."):
+            raise UserError(f"{what}: can't import {name!r}: no such module is on the import path") from None
+        raise
+
+
+def _code_in(given: str | Path, what: str) -> tuple[Path, bytes]:
+    """Returns the absolute path of a file of the user's, and its code."""
+    path = in_home(given).absolute()
+    try:
+        return path, path.read_bytes()
+    except OSError as error:
+        beside = [each.name for each in path.parent.glob("*.py")] if not path.exists() else []
+        hint = near_miss(path.name, beside) if beside else ""
+        raise UserError(f"{what}: can't read the file {path}: {error.strerror}{hint}") from None
+
+
+def _module_in_file(given: str, what: str) -> ModuleType:
+    """Imports a file as a module whose name depends on the file's path and content, so that no other module has it."""
+    path, code = _code_in(given, what)
+    name = f"own_{path.stem}_{hashlib.sha256(bytes(path) + code).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        # not by the module's loader, which keeps bytecode and may miss an edit within the same second
+        exec(compile(code, str(path), "exec", dont_inherit=True), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def as_user_error(what: str) -> Iterator[None]:
+    """A context in which an error of the user's code becomes a :class:`UserError` of one line.
+
+    The line is ``what``, then the error's type and message, and the place in the user's files.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{what}: {_error_line(error)}") from error
+
+
+def _error_line(error: BaseException) -> str:
+    """Returns the type and message of an error in one line, and the place in the user's files that raised it.
+
+    The place is the last file and line of the traceback that is the user's.
+    """
+    text = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parent.parent), "<frozen")
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}{': ' if text else ''}{text[:300]}{place}"

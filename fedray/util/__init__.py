@@ -1,0 +1,1 @@
+"""Files, and the start of a process."""
