@@ -3,7 +3,7 @@
 python analysis/fedtrip_readings.py RUNS TARGET OUTPUT     RUNS: a folder with ALGORITHM/seed-*/metrics.csv, 0 to 100
 
 FedTrip's paper does not say how it reads the rounds of its Table IV from curves that go up and down. The runs must not
-have ended at their target: those of `fedray reproduce fedtrip/fig5` are whole.
+have ended at their target: those of `python analysis/reproduce.py fedtrip/fig5` are whole.
 """
 
 from __future__ import annotations

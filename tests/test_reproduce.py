@@ -1,4 +1,4 @@
-"""fedray reproduce: the published tables are data that fit the experiments, and what is measured is what runs wrote."""
+"""analysis/reproduce.py: the published tables are data that fit the experiments, and what is measured is what runs wrote."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from reproduce import main
+from reproducing import costs, measure, published
+from reproducing.accounting import gflops_of_a_round
+from reproducing.costs import Costs
+from reproducing.measure import frame, measured
+from reproducing.pictures import curves
+from reproducing.provenance import made_by, sentence
+from reproducing.published import read_table
+from reproducing.report import text_of
 
 import fedray
-from fedray.cli.main import main
 from fedray.errors import UserError
-from fedray.reproducing import costs, measure, published
-from fedray.reproducing.accounting import gflops_of_a_round
-from fedray.reproducing.costs import Costs
-from fedray.reproducing.measure import frame, measured
-from fedray.reproducing.pictures import curves
-from fedray.reproducing.provenance import made_by, sentence
-from fedray.reproducing.published import read_table
-from fedray.reproducing.report import text_of
 from fedray.results.runs import read_run
 
-ASKED = {"command": "fedray reproduce x", "seeds": 2}
+ASKED = {"command": "python analysis/reproduce.py x", "seeds": 2}
 
 
 EXPERIMENT = {
@@ -63,13 +63,17 @@ def mine(tmp_path, monkeypatch) -> Path:
 
 
 def test_from_start_to_table(mine, ray_cluster, capsys):
-    assert main(["reproduce", "paper/rounds", "--column", "a"]) == 0
+    assert main(["paper/rounds", "--column", "a"]) == 0
     out = capsys.readouterr().out
     assert "| fedavg | " in out
     runs = sorted((mine / "reproduced/runs").glob("paper/small/*/seed-*/summary.json"))
     assert len(runs) == 4
     made = json.loads((mine / "reproduced/paper/rounds/made.json").read_text())
-    assert (made["command"], made["seeds"], made["runs"]) == ("fedray reproduce paper/rounds --column 'a'", 2, 4)
+    assert (made["command"], made["seeds"], made["runs"]) == (
+        "python analysis/reproduce.py paper/rounds --column 'a'",
+        2,
+        4,
+    )
     assert made["versions"]["fedray"] == fedray.__version__
     assert f"4 runs of {made['hours']:.3g} h in all, on {made['processors']}; fedray " in out
     times = [path.stat().st_mtime_ns for path in runs]
@@ -90,13 +94,13 @@ def test_from_start_to_table(mine, ray_cluster, capsys):
     for name in ("table.png", "table.svg", "curves.png", "curves.svg"):
         assert (mine / "reproduced/paper/rounds" / name).stat().st_size > 5000
     # another table uses the same runs, a second column makes only its own, and an accuracy needs all rounds
-    assert main(["reproduce", "paper/ratio"]) == 0
-    assert main(["reproduce", "paper/rounds"]) == 0
-    assert main(["reproduce", "paper/accuracy"]) == 0
+    assert main(["paper/ratio"]) == 0
+    assert main(["paper/rounds"]) == 0
+    assert main(["paper/accuracy"]) == 0
     assert [path.stat().st_mtime_ns for path in runs] == times
     assert len(list((mine / "reproduced/runs").glob("paper/small/*/seed-*"))) == 12
     capsys.readouterr()
-    assert main(["reproduce", "--list"]) == 0
+    assert main(["--list"]) == 0
     listed = capsys.readouterr().out
     assert "paper/rounds: Paper, rounds\n    8 runs, 8 done\n" in listed
     # runs of a second, where half an hour was measured
@@ -110,23 +114,23 @@ def test_data_that_are_missing_are_named_before_any_run(mine, capsys, monkeypatc
     table = yaml.safe_load(path.read_text())
     table["columns"]["b"]["with"] = {"data.source": "csv", "data.root": "nowhere", "data.target_column": "y"}
     path.write_text(yaml.safe_dump(table))
-    assert main(["reproduce", "paper/rounds"]) == 2
+    assert main(["paper/rounds"]) == 2
     assert "nowhere" in capsys.readouterr().err.splitlines()[-1]
     assert not (mine / "reproduced").exists()
 
 
 def test_cost_without_runs(mine, capsys):
     """Eight runs of the half hour that was measured, and four of twice the local steps."""
-    assert main(["reproduce", "--list"]) == 0
+    assert main(["--list"]) == 0
     listed = capsys.readouterr().out
     assert "paper/rounds: Paper, rounds\n    8 runs, 0 done; at most about 4.0 h\n" in listed
     assert "paper/steps: Paper, steps\n    4 runs, 0 done; about 4.0 h\n" in listed
-    assert main(["reproduce", "paper/steps", "--list"]) == 0
+    assert main(["paper/steps", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
-    assert main(["reproduce", "paper/rounds", "--column", "a", "--seeds", "3", "--list"]) == 0
+    assert main(["paper/rounds", "--column", "a", "--seeds", "3", "--list"]) == 0
     assert "\n    6 runs, 0 done; at most about 3.0 h\n" in capsys.readouterr().out
     # one seed and two of 20 rounds
-    assert main(["reproduce", "paper/rounds", "--quick", "--list"]) == 0
+    assert main(["paper/rounds", "--quick", "--list"]) == 0
     assert "\n    4 runs, 0 done; at most about 0.2 h\n" in capsys.readouterr().out
     assert listed.endswith("Hours are of 2 processors without a GPU (analysis/experiments/README.md).\n")
 
@@ -162,13 +166,13 @@ def test_cost_of_local_epochs(mine):
 
 
 def test_quick_runs_are_kept_apart(mine, ray_cluster):
-    assert main(["reproduce", "paper/accuracy", "--quick"]) == 0
+    assert main(["paper/accuracy", "--quick"]) == 0
     (run, _) = sorted((mine / "reproduced/quick-runs").glob("paper/small/*/seed-0"))
     assert len(pd.read_csv(run / "metrics.csv")) == 2
     assert not (mine / "reproduced/runs").exists()
     assert "a tenth of these rounds" in (mine / "reproduced/paper/accuracy-quick/table.md").read_text().splitlines()[0]
     made = json.loads((mine / "reproduced/paper/accuracy-quick/made.json").read_text())
-    assert (made["command"], made["seeds"]) == ("fedray reproduce paper/accuracy --quick", 1)
+    assert (made["command"], made["seeds"]) == ("python analysis/reproduce.py paper/accuracy --quick", 1)
 
 
 def write_run(folder: Path, accuracies: list[float], status: str = "completed", **columns: float) -> None:
@@ -302,7 +306,7 @@ def test_how_a_table_was_made(mine):
     made = made_by(ASKED, [*runs, runs[0]])
     assert made["versions"]["fedray"] == "0.0 and 0.1"
     assert made["hours"] == pytest.approx(4 / 3600)
-    said = "Made by `fedray reproduce x` with 2 seeds: 2 runs of 0.00111 h in all, on Xeon, EPYC"
+    said = "Made by `python analysis/reproduce.py x` with 2 seeds: 2 runs of 0.00111 h in all, on Xeon, EPYC"
     assert sentence(made) == f"{said}; fedray 0.0 and 0.1, torch 2.8."
 
 
@@ -350,7 +354,7 @@ def test_costs_follow_from_rounds(mine, monkeypatch):
     ],
 )
 def test_mistakes(words, message, mine, capsys):
-    assert main(["reproduce", *words]) == 2
+    assert main([*words]) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert re.search(message, err)

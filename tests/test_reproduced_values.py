@@ -6,18 +6,18 @@ import math
 from dataclasses import replace
 
 import pytest
+from reproducing.measure import Measured, on_one_scale
+from reproducing.pictures import picture
+from reproducing.provenance import made_by
+from reproducing.published import UNTIL_TARGET, known_tables, read_table
+from reproducing.report import text_of
 from scipy import stats
 
 from fedray.algorithms import find_algorithm
 from fedray.data.sources.registry import SOURCES
-from fedray.reproducing.measure import Measured, on_one_scale
-from fedray.reproducing.pictures import picture
-from fedray.reproducing.provenance import made_by
-from fedray.reproducing.published import UNTIL_TARGET, known_tables, read_table
-from fedray.reproducing.report import text_of
 
 TABLES = known_tables()
-ASKED = {"command": "fedray reproduce x", "seeds": 2}
+ASKED = {"command": "python analysis/reproduce.py x", "seeds": 2}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -25,7 +25,7 @@ LAYERS = [
     ("engine",),
     ("api",),
     ("testing", "tuning", "evaluating"),
-    ("pages", "reproducing"),
+    ("pages",),
     ("cli",),
     ("run",),
 ]

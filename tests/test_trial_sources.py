@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
+from reproducing.published import Planned
+from reproducing.runs import PlannedRuns
 from small_sweeps import ends, opened, row
 
-from fedray.reproducing.published import Planned
-from fedray.reproducing.runs import PlannedRuns
 from fedray.tuning.finals import Final, FinalRuns
 from fedray.tuning.runner import SourceScheduler, SourceSearcher
 from fedray.tuning.sweep import SilentObserver, Sweep

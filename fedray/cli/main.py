@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from fedray import __version__
@@ -16,7 +16,6 @@ from fedray.cli import data as data_command
 from fedray.cli import evaluate as evaluate_command
 from fedray.cli import listing
 from fedray.cli import report as report_command
-from fedray.cli import reproduce as reproduce_command
 from fedray.cli import tensorboard as tensorboard_command
 from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
@@ -28,7 +27,6 @@ COMMANDS = (
     "evaluate",
     "compare",
     "report",
-    "reproduce",
     "tensorboard",
     "data",
     "costs",
@@ -48,24 +46,15 @@ EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a command and returns the exit code.
+    """Runs a command and returns the exit code."""
+    return exit_code(lambda: _command(arguments))
 
-    The code is 0, 1 for a failure inside, 2 for a user's error, 3 if the loss diverged, and 130 if it was interrupted.
-    """
-    parser = _parser()
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Returns the exit code of ``command()``, which is what it returns unless it raises: 1 for a failure inside, 2 for
+    a user's error, and 130 if it was interrupted. What is wrong is said on standard error, in one line."""
     try:
-        _check_words(arguments)
-        options, left = parser.parse_known_args(arguments)
-        unknown = [text for text in left if text.startswith("-") or not hasattr(options, "settings")]
-        if unknown:
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        if left:
-            # argparse takes no settings behind the first option that follows a setting
-            options.settings += left
-        if options.command is None:
-            parser.print_help()
-            return EXIT_USER
-        code = options.function(options)
+        code = command()
         # here, where the error is caught if whoever reads the output has gone
         sys.stdout.flush()
         return code
@@ -84,7 +73,24 @@ def main(arguments: Sequence[str]) -> int:
         return 128 + signal.SIGPIPE
 
 
-class _Parser(argparse.ArgumentParser):
+def _command(arguments: Sequence[str]) -> int:
+    parser = _parser()
+    _check_words(arguments)
+    options, left = parser.parse_known_args(arguments)
+    unknown = [text for text in left if text.startswith("-") or not hasattr(options, "settings")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if left:
+        # argparse takes no settings behind the first option that follows a setting
+        options.settings += left
+    if options.command is None:
+        parser.print_help()
+        return EXIT_USER
+    code: int = options.function(options)
+    return code
+
+
+class Parser(argparse.ArgumentParser):
     """A parser that reports its errors in the form in which fedray reports all others."""
 
     def error(self, message: str) -> NoReturn:
@@ -111,7 +117,7 @@ def _check_words(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser("fedray", description="Federated learning simulated at scale on Ray.")
+    parser = Parser("fedray", description="Federated learning simulated at scale on Ray.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     run = commands.add_parser(
         "run",
@@ -130,7 +136,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate_command.add_parser(commands)
     compare_command.add_parser(commands)
     report_command.add_parser(commands)
-    reproduce_command.add_parser(commands)
     tensorboard_command.add_parser(commands)
     data_command.add_parser(commands, _load)
     text = "compare what the algorithms cost: bytes and FLOPs"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
+
 from fedray.engine.clients import Clients
 from fedray.engine.process import computing_process, environment, require_device
 from fedray.engine.ray.cluster import NO_TASK_EVENTS, gpu_share, in_trial_group
@@ -16,7 +18,6 @@ from fedray.engine.tasks import Handle, PhaseResult, Task
 from fedray.engine.worker import Worker
 from fedray.errors import StateLost, UserError, first_line
 from fedray.experiment.experiment import Experiment
-from ray.exceptions import RayError
 
 
 class ClientActor:

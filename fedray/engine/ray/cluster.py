@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole
 from fedray.engine.ray.own_cluster import start_cluster
 from fedray.errors import UserError, first_line
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 if TYPE_CHECKING:
     # it imports torch, and Ray is started meanwhile

@@ -13,6 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from fedray.data.federated import FederatedData
 from fedray.engine.driver import Driver
 from fedray.engine.opening import open_run
@@ -35,8 +38,6 @@ from fedray.engine.ray.stored import StoredData, store
 from fedray.errors import ClientError, StateLost, UserError, first_line
 from fedray.experiment.experiment import Experiment
 from fedray.usercode.modules import is_library
-from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 BATCH_SECONDS = 0.1
 """Rounds that are shorter than this are reported to the driver several at a time."""

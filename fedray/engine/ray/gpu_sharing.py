@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayTaskError
+
 from fedray.engine.clients import Clients
 from fedray.engine.memory import Footprint, actors_per_gpu
 from fedray.engine.memory_of_clients import footprint_of
@@ -17,7 +19,6 @@ from fedray.engine.ray.stored import StoredData
 from fedray.engine.state.states import StateFolder
 from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
-from ray.exceptions import GetTimeoutError, RayTaskError
 
 
 class Probe:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import utils
+
 from fedray.config import EngineConfig
 from fedray.errors import RayNotStarted, UserError, first_line, first_sentence
-from ray._private import utils
 
 INLINE_BYTES = 4 << 20
 """Results up to this size are sent together with an actor's answer. Ray's own limit is 100 kB. A larger result goes

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from safetensors.numpy import save_file
 
-import ray
 from fedray.core.structure import map_leaves
 from fedray.core.vectors import Vector
 from fedray.engine.ray.client_actor import StateReader, create_actor, get
@@ -25,8 +27,6 @@ from fedray.engine.state.states import State, StateFile, StateFolder
 from fedray.engine.tasks import AnyTask, Handle, PhaseTask, ScoreTask, Task, working_seconds
 from fedray.errors import ClientError, UserError, first_line
 from fedray.experiment.experiment import Experiment
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 ENCLOSED_BYTES = 1 << 16
 """Broadcasts up to this size travel within each task. A larger one is put into Ray's object store once, from where each

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from fedray.core.structure import leaves
 from fedray.data.storage.lazy import LazyItems
 from fedray.data.storage.mapped import COLUMNS, open_file, recorded_sums, shipped
@@ -26,8 +28,6 @@ from fedray.engine.ray.cluster import NO_TASK_EVENTS
 from fedray.engine.ray.engine import ship_own_code
 from fedray.errors import ClientError, UserError, first_line
 from fedray.util.files import move_whole
-from ray.exceptions import RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PIECE = 64 << 20
 """The bytes of a file that are sent to other nodes at once."""

@@ -66,6 +66,7 @@ class RayStart:
                 # some of them are read when Ray is imported
                 os.environ.setdefault(name, value)
             import ray
+
             from fedray.engine.ray.cluster import connect
 
             self._found.set_result(connect(self.engine, self.say, lambda: not self._over.is_set()))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-
 import ray
+
 from fedray.core.structure import map_leaves
 from fedray.data.federated import FederatedData
 from fedray.data.sources.source import Source

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fedray.experiment.costs import compare_algorithms
-from fedray.reproducing.published import Cell
 from fedray.tracking import costs
 from fedray.tracking.cost_tables import GIB, Candidate, Scenario
+from reproducing.published import Cell
 
 
 def gflops_of_a_round(cell: Cell) -> float:

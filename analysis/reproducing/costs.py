@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from fedray.config import Config, load
-from fedray.reproducing.published import EXPERIMENTS, Cell
 from fedray.results.runs import Run, read_run
 from fedray.tuning.finals import is_finished
+from reproducing.published import EXPERIMENTS, Cell
 
 PROCESSORS = 2
 """The processors of the machine on which ``costs.csv`` was measured. All hours are those of so many."""

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedray.reproducing.accounting import GIB, gflops_of_a_round, gib_of_a_run
-from fedray.reproducing.published import Cell, PublishedTable
 from fedray.results.measure import Measure
 from fedray.results.outcomes import to_reach
 from fedray.results.runs import LeftOut, Run, read_run
 from fedray.results.statistics import mean_and_margin
 from fedray.tuning.finals import is_finished
+from reproducing.accounting import GIB, gflops_of_a_round, gib_of_a_run
+from reproducing.published import Cell, PublishedTable
 
 PERCENT = ("final", "last", "at_round")
 """The measures that are accuracies in percent. The others are what runs took until a target; less of it is better."""

@@ -11,12 +11,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedray.reproducing.measure import PERCENT, Measured, accuracy_of, on_one_scale, without_value
-from fedray.reproducing.published import PublishedTable
 from fedray.results.curves import fold
 from fedray.results.measure import Measure
 from fedray.results.panel import Curve, Panel, bands, draw_panels, ends_of, parts_of
 from fedray.results.style import BESIDE, Line, drawn, figure_of, lines_for, plain, width_of
+from reproducing.measure import PERCENT, Measured, accuracy_of, on_one_scale, without_value
+from reproducing.published import PublishedTable
 
 UNITS = {
     "rounds": "rounds", "ratio": "rounds over those of the first row", "gflops": "GFLOPs", "gib": "GiB",

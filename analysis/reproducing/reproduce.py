@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedray.errors import UserError, near_miss
-from fedray.reproducing.costs import Costs, TableCost
-from fedray.reproducing.measure import measured
-from fedray.reproducing.provenance import made_by
-from fedray.reproducing.published import Planned, PublishedTable, known_tables, read_table
-from fedray.reproducing.report import text_of, write
-from fedray.reproducing.runs import Say, make_runs
+from reproducing.costs import Costs, TableCost
+from reproducing.measure import measured
+from reproducing.provenance import made_by
+from reproducing.published import Planned, PublishedTable, known_tables, read_table
+from reproducing.report import text_of, write
+from reproducing.runs import Say, make_runs
 
 QUICK = 10
 """With ``--quick`` a run has one round for each so many of the paper's."""
@@ -79,7 +79,7 @@ def reproduce(request: Request, say: Say) -> tuple[str, list[Path], int, bool]:
     options = [f"--column '{each}'" for each in request.columns]
     options += [f"--seeds {request.seeds}"] if request.seeds else []
     options += ["--quick"] if request.quick else []
-    asked = {"command": " ".join(["fedray reproduce", request.name, *options]), "seeds": seeds}
+    asked = {"command": " ".join(["python analysis/reproduce.py", request.name, *options]), "seeds": seeds}
     made = made_by(asked, (run for one in found for run in one.runs))
     paths = write(table, found, request.output / f"{request.name}{'-quick' if request.quick else ''}", made)
     return text_of(table, found, made), paths, failures, stopped

@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 from scipy.stats import kendalltau
 
-from fedray.reproducing.measure import ACCURACIES, PERCENT, Measured, accuracy_of, frame, on_one_scale, without_value
-from fedray.reproducing.pictures import curves, picture
-from fedray.reproducing.provenance import sentence
-from fedray.reproducing.published import PublishedTable
 from fedray.results.figure_files import save
 from fedray.results.tables import markdown
 from fedray.util.files import write_whole
+from reproducing.measure import ACCURACIES, PERCENT, Measured, accuracy_of, frame, on_one_scale, without_value
+from reproducing.pictures import curves, picture
+from reproducing.provenance import sentence
+from reproducing.published import PublishedTable
 
 MEANINGS = {
     "rounds": "Rounds until the target, as medians over seeds. {bound}",
@@ -40,7 +40,7 @@ SEEDS = "as the mean over seeds with half the width of its 95 % interval; of two
 def write(table: PublishedTable, found: Sequence[Measured], folder: Path, made: Mapping[str, Any]) -> list[Path]:
     """Writes the files of a table into ``folder``, and returns their paths.
 
-    ``made`` says how its runs were made (:mod:`fedray.reproducing.provenance`).
+    ``made`` says how its runs were made (:mod:`reproducing.provenance`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {

@@ -16,7 +16,7 @@ from fedray.config.section import Real, Section, Whole
 from fedray.errors import UserError, near_miss
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
-"""The experiments of the papers; a link to ``analysis/experiments``."""
+"""The experiments of the papers."""
 
 Measure = Literal["rounds", "ratio", "final", "last", "at_round", "gflops", "gib", "gib_sent"]
 
@@ -123,7 +123,9 @@ def read_table(name: str) -> PublishedTable:
     """Returns a table. Raises :class:`UserError` if there is none of this name, or its file has a mistake."""
     known = known_tables()
     if name not in known:
-        raise UserError(f"there is no published table {name!r}{near_miss(name, known)}; see fedray reproduce --list")
+        raise UserError(
+            f"there is no published table {name!r}{near_miss(name, known)}; see python analysis/reproduce.py --list"
+        )
     path = known[name]
     said: TableConfig = check(TableConfig, read_file(path), f"{path}: ")
     rows = dict(_rows(said))

@@ -12,10 +12,10 @@ from fedray.config import load
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import last_line
-from fedray.reproducing.published import Planned
 from fedray.tracking.progress import clock
 from fedray.tuning.finals import is_finished
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
+from reproducing.published import Planned
 
 if TYPE_CHECKING:
     from fedray.data.sources.source import Source

@@ -1,11 +1,17 @@
-"""The command ``fedray reproduce``."""
+"""Repeats published tables and figures, and puts measured beside published.
+
+python analysis/reproduce.py --list
+python analysis/reproduce.py fedtrip/table4 --quick
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from fedray.cli.main import Parser, exit_code
 from fedray.errors import UserError
 
 DESCRIPTION = """\
@@ -18,14 +24,13 @@ it was stopped. The result is a table in Markdown and CSV, a picture of it, and
 the curves of the runs."""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "reproduce",
-        help="repeat a published table, and put measured beside published",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main(arguments: Sequence[str]) -> int:
+    """Makes what the arguments of the command line ask for, and returns the exit code."""
+    return exit_code(lambda: _reproduce(_parser().parse_args(arguments)))
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="reproduce.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", metavar="NAME", nargs="?", help="the table, such as fedtrip/table4")
     listed = "list all tables, or NAME, with their runs and what they take with the other options"
     parser.add_argument("--list", action="store_true", help=listed)
@@ -38,11 +43,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--output", metavar="DIR", type=Path, default=Path("reproduced"), help="folder; reproduced/ unless given"
     )
-    parser.set_defaults(function=_reproduce)
+    return parser
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from fedray.reproducing.reproduce import Request, reproduce
+    from reproducing.reproduce import Request, reproduce
+
     from fedray.tracking.progress import Display
 
     if options.seeds is not None and options.seeds < 1:
@@ -50,7 +56,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     if options.list:
         return _list(options)
     if options.name is None:
-        raise UserError("give the name of a table, such as fedtrip/table4; fedray reproduce --list shows all")
+        raise UserError("give the name of a table, such as fedtrip/table4; --list shows all")
     display = Display()
     display.say("fedray: loading ...")
     request = Request(options.name, options.column, options.seeds, options.quick, options.output)
@@ -66,12 +72,12 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fedray.reproducing.costs import PROCESSORS
-    from fedray.reproducing.published import known_tables
-    from fedray.reproducing.reproduce import Request, listing
+    from reproducing.costs import PROCESSORS
+    from reproducing.published import known_tables
+    from reproducing.reproduce import Request, listing
 
     if options.column and options.name is None:
-        raise UserError("--column is one of a table: name the table, as in: fedray reproduce fedtrip/table4 --list")
+        raise UserError("--column is one of a table: name the table, as in: reproduce.py fedtrip/table4 --list")
     names = known_tables() if options.name is None else [options.name]
     asked = [Request(name, options.column, options.seeds, options.quick, options.output) for name in names]
     tables, slowness = listing(asked, options.output)
@@ -86,3 +92,7 @@ def _list(options: argparse.Namespace) -> int:
         seen = f", times {slowness:.2g}, because the runs in {runs} took so many times as long as expected"
     print(f"Hours are of {PROCESSORS} processors without a GPU (analysis/experiments/README.md){seen}.")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Repeats published tables and figures, and puts measured beside published (``analysis/reproduce.py``)."""

@@ -1,0 +1,1 @@
+"""Runs rounds: on this process, or on Ray. README.md is the place to begin."""

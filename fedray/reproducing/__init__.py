@@ -1,1 +1,0 @@
-"""Repeats published tables and figures, and puts measured beside published (``fedray reproduce``)."""
