@@ -27,8 +27,7 @@ from fedray.usercode.importing import short_name
 
 PACKAGE = Path(__file__).parent.parent
 SPACES = next(each / "tune_spaces" for each in (PACKAGE, PACKAGE.parent) if (each / "tune_spaces").is_dir())
-"""The folder of the space files that come with fedray: in the package where it is installed, and beside it in a checkout.
-"""
+"""The folder of the space files that come with fedray: in the package if it is installed, beside it in a checkout."""
 
 RECORD = "sweep.yaml"
 """The file in a sweep's folder that says what the sweep does. It is a space file too."""
