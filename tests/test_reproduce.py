@@ -1,4 +1,4 @@
-"""analysis/reproduce.py: the published tables are data that fit the experiments, and what is measured is what runs wrote."""
+"""Published tables are data that fit the experiments, and what is measured is what runs wrote."""
 
 from __future__ import annotations
 
