@@ -255,9 +255,15 @@ def test_the_files_that_travel_are_whole(tmp_path: Path) -> None:
             shutil.copytree(ROOT / source, copy, symlinks=True)
         else:
             shutil.copy(ROOT / source, copy)
-    links = [path for path in tmp_path.rglob("*") if path.is_symlink()]
-    assert links
-    assert [path for path in links if not path.exists()] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_symlink() and not path.exists()] == []
+    (package,) = tmp_path.rglob("fedray/__init__.py")
+    spaces = "import fedray.tuning.spec as spec; print(spec.SPACES)"
+    done = subprocess.run(
+        [sys.executable, "-c", spaces], cwd=package.parent.parent, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(package.parent.parent)},
+    )  # fmt: skip
+    assert (Path(done.stdout.strip()) / "fedavg.yaml").is_relative_to(tmp_path)
+    assert (Path(done.stdout.strip()) / "fedavg.yaml").is_file()
 
 
 @pytest.mark.slow

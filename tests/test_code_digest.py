@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import fedray
 from fedray.algorithms.scaffold import Scaffold
 from fedray.config import load
 from fedray.data.federated import federate
@@ -230,7 +231,7 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
         subprocess.run(
             [sys.executable, "script.py"],
             cwd=tmp_path, capture_output=True, text=True, check=True,
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(contents_module.__file__).parents[2]), "PATH": ""},
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(fedray.__file__).parents[1]), "PATH": ""},
         ).stdout
         for seed in ("1", "2", "3")
     }  # fmt: skip

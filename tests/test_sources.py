@@ -47,7 +47,7 @@ def test_the_sample_is_balanced_real_and_small():
     normalised = source.x_train.astype(np.float32) * source.scale[:, None, None] + source.shift[:, None, None]
     assert abs(normalised.mean()) < 0.02
     assert abs(normalised.std() - 1) < 0.02
-    folder = Path(idx.__file__).parent / "sample"
+    folder = Path(idx.__file__).parent.parent / "sample"
     assert sum(path.stat().st_size for path in folder.glob("*.gz")) < 8e6
     assert "2017 Zalando SE" in (folder / "LICENSE").read_text()
 
