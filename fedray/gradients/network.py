@@ -29,21 +29,8 @@ from fedray.gradients.compiled import Compiled
 from fedray.gradients.lanes import Lanes, SideBySide
 from fedray.gradients.loss_scale import LossScale
 from fedray.gradients.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget
+from fedray.gradients.predicting import predicting_head
 from fedray.gradients.recording import Recorded
-
-
-class Predicting(nn.Module):
-    """A head with a ``predictor`` of what enters its ``classifier``. The predictor is run only if a loss may ask for
-    it."""
-
-    predictor: nn.Module
-    classifier: nn.Linear
-
-
-def predicting_head(module: nn.Module) -> Predicting | None:
-    """Returns the head with a predictor within ``module``, or None."""
-    return next((m for m in module.modules() if isinstance(m, Predicting)), None)
-
 
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
 """``draws(row)`` is a context in which torch's random numbers are those of the client in that row of the stack."""

@@ -22,7 +22,7 @@ from fedray.core.vectors import Model
 from fedray.errors import UserError, first_sentence
 from fedray.gradients.known_code import may_write
 from fedray.gradients.loop import LoopNetwork
-from fedray.gradients.network import predicting_head
+from fedray.gradients.predicting import predicting_head
 from fedray.gradients.recording import written
 from fedray.gradients.watching import Watching
 from fedray.usercode.importing import as_user_error

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedray.core.structure import arguments, leaves
 from fedray.errors import UserError, near_miss
-from fedray.gradients.network import Predicting
+from fedray.gradients.predicting import Predicting
 from fedray.usercode.importing import FORMS, as_user_error, import_object, is_own
 
 

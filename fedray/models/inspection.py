@@ -16,7 +16,7 @@ from fedray.core.unit_vectors import unit_vectors
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.gradients.known_code import global_hooks
-from fedray.gradients.network import predicting_head
+from fedray.gradients.predicting import predicting_head
 from fedray.models.behaviour import Behaviour, behaviour_of, without_traces
 from fedray.models.flops import count_forward_pass, forward_flops
 from fedray.usercode.importing import as_user_error
