@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedray
 from fedray.algorithms.base import Result, Upload
 from fedray.algorithms.fedavg import FedAvg
+from fedray.core.batches import Batch
 from fedray.engine.clients import Clients
 from fedray.engine.dealing import deal
 from fedray.experiment.experiment import Experiment
 from fedray.gradients.lanes import SideBySide
+from fedray.gradients.loop import LoopNetwork
 from fedray.gradients.network import Network
 from fedray.gradients.rows import RowByRow
 
@@ -164,3 +167,15 @@ def test_no_block_is_smaller_than_the_lanes():
     sizes = [stop - start for blocks in deal([1.0] * 64, 2, together=8) for start, stop in blocks]
     assert sum(sizes) == 64
     assert min(sizes) == 8
+
+
+@pytest.mark.parametrize("through", ["gradients", "training_pass"])
+def test_a_client_that_has_made_its_steps_keeps_its_buffers(through):
+    # a single sample has six values for each channel, which change the statistics
+    network = LoopNetwork(nn.Sequential(nn.Conv1d(4, 3, 1), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(18, 3)))
+    at = network.loaded().rows(2)
+    before = at.row.clone()
+    batch = Batch(torch.randn(2, 5, 4, 6), torch.zeros(2, 5, dtype=torch.long), 3, [5, 0])
+    getattr(network, through)(at, batch)
+    assert torch.equal(at.row[1], before[1])
+    assert not torch.equal(at.row[0], before[0])

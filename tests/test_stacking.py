@@ -265,7 +265,7 @@ def test_what_a_cpu_trains_in_stacks(model, batch, cohort, chunk, expected):
     [
         ("logistic", 10, 200, "auto", (True, 200)),
         ("mlp", 64, 200, "auto", (True, 200)),
-        ("lenet5", 64, 200, "auto", (True, 113)),
+        ("lenet5", 64, 200, "auto", (True, 57)),
         ("lenet5", 64, 20, "auto", (True, 20)),
         ("lenet5", 64, 3, "auto", (True, 3)),
         ("lenet5", 64, 200, 4, (False, 4)),

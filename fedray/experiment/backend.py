@@ -57,9 +57,9 @@ FLOPs. LeNet-5 with batches of 64 takes 0.05e9, and is three times as fast in st
 takes 1.5e9, and is as fast in lanes, where it may use tensor cores; ResNet-18 takes 56e9, and 0.6 times as fast in
 stacks (:mod:`fedray.gradients.stacked_layers`)."""
 
-GPU_FULL = 6e9
-"""The forward FLOPs of a stack's mini-batches that keep a GPU busy. A larger stack takes more memory, and is hardly
-faster."""
+GPU_FULL = 3e9
+"""The forward FLOPs of a stack's mini-batches that keep a GPU busy. A larger stack takes more memory, and is no faster:
+rounds of 100 clients of LeNet-5 make 15,400 local steps a second in two stacks, and 15,000 in one."""
 
 GPU_CHUNK = 1024
 GPU_NUMBERS = 2**28

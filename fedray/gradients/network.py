@@ -342,13 +342,19 @@ class Network:
             held = trained | buffers
             with self._drawing(rng, row):
                 outputs = self.outputs(x, held, predict=True)
-            self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
-            for slot in self.layout.slots if self.writes else ():
-                place = slot.view(at.row[row])
-                if trained[slot.name].data_ptr() != place.data_ptr():
-                    place.copy_(trained[slot.name].detach())
+            # a client that has made its steps keeps its buffers
+            if not batch.rests(row):
+                self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
+                self._write_parameters(at.row[row], trained)
             found.add(trained, outputs, self._losses(outputs, y, row))
         return found
+
+    def _write_parameters(self, row: Tensor, trained: dict[str, Tensor]) -> None:
+        """Writes what a forward pass has written into parameters into a client's ``row``."""
+        for slot in self.layout.slots if self.writes else ():
+            place = slot.view(row)
+            if trained[slot.name].data_ptr() != place.data_ptr():
+                place.copy_(trained[slot.name].detach())
 
     def gradients(
         self,

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedray.core.structure import leaves, outline
 from fedray.errors import UserError
+from fedray.gradients.watching import Mode
 
 FIRST = 30
 """The number of mini-batches of one shape after which their gradient is recorded. Recording takes as long as about 30
@@ -195,7 +195,7 @@ def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return "dropout_p" not in names or given.get("dropout_p", 0) != 0
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(Mode):
     """A context that writes down the operations of torch, below autograd, that compute something from ``inputs``."""
 
     def __init__(self, inputs: Sequence[Tensor], changing: Sequence[Tensor]) -> None:
@@ -211,11 +211,6 @@ class _Recorder(TorchDispatchMode):
         self._alive: list[Tensor] = []
         for place, tensor in enumerate(inputs):
             self._add(tensor, self._graph.placeholder(f"input_{place}"))
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # otherwise torch loads its compiler here, which takes a second and 150 MB
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

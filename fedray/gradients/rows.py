@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+from torch.utils._python_dispatch import _pop_mode_temporarily
 
 from fedray.core.clock import Clock
-from fedray.gradients.watching import read
+from fedray.gradients.watching import Mode, read
 
 MOVING = frozenset({
     "_local_scalar_dense", "_pin_memory", "_to_copy", "all", "any", "cat", "clone", "copy_", "empty_like",
@@ -27,7 +27,7 @@ MOVING = frozenset({
 are. Some lead to decisions for the whole stack, which an algorithm may take."""
 
 
-class RowByRow(TorchDispatchMode):
+class RowByRow(Mode):
     """A context for the rule of an algorithm with a stack of ``clients``. ``found`` is the name of an operation that
     may mix the numbers of a row, None if there was none.
 
@@ -38,11 +38,6 @@ class RowByRow(TorchDispatchMode):
         super().__init__()
         self._clients, self.clock = clients, _Aside(clock)
         self.found: str | None = None
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # otherwise torch loads its compiler here, which takes a second and 150 MB
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

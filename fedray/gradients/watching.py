@@ -17,7 +17,16 @@ def read(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[
         yield from (part for part in (each if isinstance(each, (list, tuple)) else [each]) if isinstance(part, Tensor))
 
 
-class Watching(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """A context that is shown torch's operations."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # otherwise torch loads its compiler here, which takes a second and 150 MB
+        return False
+
+
+class Watching(Mode):
     """A context that collects the memory of those arguments of operations that ``chosen(func, args, kwargs)`` yields:
     :func:`read`, or :func:`fedray.gradients.recording.written`."""
 
@@ -27,11 +36,6 @@ class Watching(TorchDispatchMode):
         self._storages: set[int] = set()
         # memory that is freed may be given to other tensors
         self._alive: list[Tensor] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # otherwise torch loads its compiler here, which takes a second and 150 MB
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

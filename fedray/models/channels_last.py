@@ -28,7 +28,7 @@ networks took 1.1 of the time, with other programs beside them.
 
 On an H200, with deterministic kernels and eight clients side by side, it pays in TF32 and bf16 (GHBM's CNN: 7,415 local
 steps a second for 5,946 in bf16). In fp32 it pays for kernels of 3 (ResNet-18: 344 for 311), and not for larger ones
-alone (GHBM's CNN, whose kernels are of 5: 1,602 for 3,085).
+alone (GHBM's CNN, whose kernels are of 5: 1,602 for 3,203).
 """
 
 TRIED = ((True, 2), (True, 1), (False, 1))
