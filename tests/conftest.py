@@ -72,6 +72,14 @@ def device_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
+def batches() -> Any:
+    """Small batches of CIFAR-10, of different sizes."""
+    from cifar_files import small_batches
+
+    return small_batches()
+
+
+@pytest.fixture
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the test's temporary folder the current one, so that `runs/` is made there."""
     monkeypatch.chdir(tmp_path)

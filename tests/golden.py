@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from test_more_contracts import CASES as VARIANTS
 from torch import nn
+from variants import CASES as VARIANTS
 
 from fedray import simulate
 from fedray.algorithms import known_algorithms

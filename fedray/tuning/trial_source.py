@@ -13,7 +13,7 @@ class TrialSource(Protocol):
 
     Each trial has a key, which its assignment carries. A source returns a trial once. If the process of the trial dies,
     the caller starts the same assignment again and tells the source by :meth:`trial_lost`; the source does not return
-    it a second time. ``tests/test_trial_sources.py`` checks this of every source.
+    it a second time. ``tests/tuning/test_trial_sources.py`` checks this of every source.
     """
 
     @property

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from test_gradients import assert_same, nn, simulate, small_source
+from torch import nn
 
-from fedray import UserError
+from fedray import UserError, simulate
 from fedray.core.batches import Batch
 from fedray.core.task import Task
 from fedray.gradients.loop import LoopNetwork
@@ -16,7 +16,7 @@ from fedray.gradients.loss_scale import FIRST, LossScale
 from fedray.gradients.network import Network
 from fedray.gradients.stack import StackNetwork
 from fedray.models.precision import precision_obstacle
-from fedray.testing.contracts import SETTINGS
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 X, Y = torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(1)), torch.tensor([[0, 1, 2, 0, 1, 2, 0, 1]] * 2)
 

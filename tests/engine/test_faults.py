@@ -12,13 +12,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import descendants, environment, gone, kill_all, wait_for_rounds
+from slow_runs import SLOW_ROUNDS, slow_rounds
 from small_runs import needs_compiler
 
 from fedray import Report, simulate
@@ -39,19 +41,6 @@ KILLED_AND_RESUMED = (*FOUR, "ghbm")
 def every(quick: Iterable[str]) -> list[Any]:
     """All algorithms as parameters, of which those that are not ``quick`` are slow."""
     return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in known_algorithms()]
-
-
-SLOW_ROUNDS = {**SETTINGS, "model.hidden": [64], "train.local_epochs": 8, "run.rounds": 12, "run.checkpoint_every": 3}
-SLOW_ROUNDS |= {"model.proj_dim": 16}
-
-
-def slow_rounds(algorithm: str) -> dict[str, Any]:
-    """A run of rounds that last long enough to be killed in the middle."""
-    # the rate of the adaptive server rules is in units of their normalised step
-    server_lr = {"train.server_lr": 0.02} if algorithm in ("fedadam", "fedyogi", "fedadagrad") else {}
-    # its local steps take four times as long as others'
-    epochs = {"train.local_epochs": 2} if algorithm == "fedsiam_da" else {}
-    return {**SLOW_ROUNDS, "algorithm.name": algorithm, **server_lr, **epochs}
 
 
 def actor_pids_of(folder: Path) -> list[int]:
@@ -177,47 +166,6 @@ def own_settings(folder: Path, algorithm: str, kind: str) -> list[str]:
     return [sys.executable, str(program), *(f"{key}={value}" for key, value in settings.items())]
 
 
-def wait_for_rounds(ended: Callable[[], int | None], metrics: Path, rounds: int) -> None:
-    """Return once that many rounds are recorded."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert ended() is None, "the run ended before it could be killed"
-        if metrics.exists() and metrics.read_text().count("\n") > rounds:
-            return
-        time.sleep(0.01)
-    raise AssertionError("no round was recorded")
-
-
-def descendants(pid: int) -> list[int]:
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    found = [pid]
-    for candidate in found:
-        found += [child for child, parent in parents.items() if parent == candidate]
-    return found[1:]
-
-
-def kill_all(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def gone(pids: list[int], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return True
-        time.sleep(0.1)
-    return False
-
-
 @pytest.fixture(scope="module")
 def fresh() -> Any:
     """Starts processes that have fedray loaded and nothing else going on."""
@@ -259,12 +207,11 @@ def test_local_engine_resumed_after_kill_9(algorithm: str, compiled: bool, fresh
 )
 def test_resumed_after_kill_9(algorithm: str, kind: str, tmp_path: Path) -> None:
     """Driver, server and client actors killed alike; the same command then ends with the bits of an unbroken run."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
     local = {**slow_rounds(algorithm), "run.name": "run", "run.output": str(tmp_path / "whole")}
     whole = simulate({**local, "data.source": "problem:source"})
     command = own_settings(tmp_path / "killed", algorithm, kind)
     folder = tmp_path / "killed" / "run"
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_for_rounds(process.poll, folder / "metrics.csv", 5)
         below = descendants(process.pid)
@@ -276,7 +223,7 @@ def test_resumed_after_kill_9(algorithm: str, kind: str, tmp_path: Path) -> None
     kill_all(below)
     assert not (folder / "summary.json").exists()
     assert gone(below, 60), "processes were left behind"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "resuming" in (folder / "log.txt").read_text()
     resumed = type(whole)(folder, whole.module)

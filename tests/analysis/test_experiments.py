@@ -16,7 +16,7 @@ from fedray.data.federated import FederatedData, federate
 from fedray.data.sources.source import SOURCES, Source
 from fedray.models import find_model
 
-FOLDER = Path(__file__).parents[1] / "analysis" / "experiments"
+FOLDER = Path(__file__).parents[2] / "analysis" / "experiments"
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.yaml"))
 
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

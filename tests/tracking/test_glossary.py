@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedray import RunResult, simulate
 from fedray.testing.contracts import SETTINGS
 
-GLOSSARY = Path(__file__).parent.parent / "fedray" / "tracking" / "README.md"
+GLOSSARY = Path(__file__).parents[2] / "fedray" / "tracking" / "README.md"
 
 SCORES = {
     "run.eval_clients": "all", "run.finetune_steps": 2, "run.eval_train_samples": 50, "run.targets": [0.1, 1.0],

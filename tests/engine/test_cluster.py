@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_image_sources import split
+from image_files import split
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 # connects to the address it is given, or says who refused
 PROBE = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_source_rules import LAYERS
+from layers import LAYERS
 
 import fedray
 from fedray.cli import main as cli
@@ -19,7 +19,7 @@ from fedray.tuning.settings import TuneConfig
 from fedray.tuning.spec import read_sweeps
 from fedray.tuning.suite import read_suite
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("fedray", "tune_spaces", "cluster", "analysis", "tests")
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.md")))]
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in DOCUMENTS}

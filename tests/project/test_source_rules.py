@@ -7,29 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from layers import LAYERS
 
 import fedray
 
 PACKAGE = Path(fedray.__file__).parent
 
-LAYERS = [
-    ("errors", "warning"),
-    ("util",),
-    ("usercode",),
-    ("config", "core"),
-    ("data", "gradients"),
-    ("client", "models"),
-    ("algorithms",),
-    ("tracking",),
-    ("experiment", "results"),
-    ("engine",),
-    ("api",),
-    ("testing", "tuning", "evaluating"),
-    ("pages",),
-    ("cli",),
-    ("run",),
-]
-"""From the bottom to the top: an import may only point down, or stay within a module or folder of its own."""
 
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

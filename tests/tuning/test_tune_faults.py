@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -16,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from optuna.trial import TrialState
+from processes import descendants, environment, gone, kill_all
 from sweeps_on_ray import described
-from test_faults import descendants, gone, kill_all
 
 import fedray
 from fedray.tracking.folder import read_metrics
@@ -41,16 +40,6 @@ def command(space: Path, *overrides: str) -> list[str]:
     program = Path(sys.modules["fedray"].__path__[0]) / "run.py"
     own = (f"tune.output={space.parent}", "tune.name=s", "tune.trials=6", "engine.address=local", *overrides)
     return [sys.executable, str(program), "tune", str(space), *own]
-
-
-def environment() -> dict[str, str]:
-    # a token file in the user's home would be for another cluster
-    return {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parent),
-        "PYTHONUNBUFFERED": "1",
-        "RAY_AUTH_MODE": "disabled",
-    }
 
 
 def begun(arguments: list[str]) -> subprocess.Popen[str]:

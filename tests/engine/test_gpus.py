@@ -102,7 +102,7 @@ def test_a_sweep_says_that_it_leaves_gpus_unused(keys, gpus, line):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, which torch can use")
 def test_a_gpu_that_ray_counts_and_torch_cannot_use(tmp_path):
     """It is on a node that is not the driver's, and asked for as one that works, up to where CUDA is needed."""
-    program = [sys.executable, str(Path(__file__).with_name("gpu_cluster.py")), str(tmp_path)]
+    program = [sys.executable, str(Path(__file__).parents[1] / "support" / "gpu_cluster.py"), str(tmp_path)]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr
     lines = [line for line in ended.stdout.splitlines() if not line.startswith(("fedavg on", "round", "starting"))]

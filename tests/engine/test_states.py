@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from test_faults import slow_rounds
+from slow_runs import slow_rounds
 
 from fedray import ClientError, UserError, simulate
 from fedray.engine.state.states import StateFile, StateFolder
@@ -223,7 +223,7 @@ def test_two_nodes(algorithm, fate, tmp_path):
     local = simulate(
         {**slow_rounds(algorithm), "run.name": "run", "run.output": str(tmp_path / "local")}, data=small_source()
     )
-    program = Path(__file__).parent / "two_nodes.py"
+    program = Path(__file__).parents[1] / "support" / "two_nodes.py"
     command = [sys.executable, str(program), str(tmp_path / "cluster"), algorithm, fate]
     path = os.pathsep.join([str(program.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240)

@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from cifar_files import write
 from client_stacks import client_phase, data
 from small_modules import made
-from test_cifar import batches, write  # noqa: F401
 
 from fedray import UserError, simulate
 from fedray.client.local_data import LocalData
@@ -79,7 +79,7 @@ def test_inside_the_border_bits_are_those_of_the_untouched_image():
     assert 1 <= sum(same) < len(same) / 20
 
 
-def test_cifar_has_the_deviations_of_ghbm(batches, tmp_path):  # noqa: F811
+def test_cifar_has_the_deviations_of_ghbm(batches, tmp_path):
     write(tmp_path, batches, TEN.binary)
     for name, deviations in (("default", (0.2470, 0.2435, 0.2616)), ("ghbm", (0.2023, 0.1994, 0.2010))):
         source = load_source("cifar10", str(tmp_path), name)
@@ -88,7 +88,7 @@ def test_cifar_has_the_deviations_of_ghbm(batches, tmp_path):  # noqa: F811
         np.testing.assert_allclose(normalised, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_pixels_from_0_to_1(batches, tmp_path):  # noqa: F811
+def test_pixels_from_0_to_1(batches, tmp_path):
     write(tmp_path, batches, TEN.binary)
     for name, root in (("sample", None), ("cifar10", str(tmp_path))):
         source = load_source(name, root, "unit")

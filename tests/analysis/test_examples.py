@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from fedray import RunResult
 
-FOLDER = Path(__file__).parent.parent / "analysis" / "examples"
+FOLDER = Path(__file__).parents[2] / "analysis" / "examples"
 
 
 def example(name: str) -> ModuleType:

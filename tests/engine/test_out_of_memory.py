@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from processes import environment
 from sweeps_on_ray import described
-from test_tune_faults import environment
 
 MODEL = """
 import os, time
@@ -66,7 +66,7 @@ def test_killed_by_rays_memory_monitor(command: str, tmp_path: Path) -> None:
         "RAY_memory_usage_threshold": f"{(now['MemTotal'] - now['MemAvailable'] + 7e9) / now['MemTotal']:.3f}",
         "RAY_memory_monitor_refresh_ms": "100",
         "GREEDY": str(tmp_path / "was-here"),
-        "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{tmp_path}",
+        "PYTHONPATH": f"{environment()['PYTHONPATH']}{os.pathsep}{tmp_path}",
     }
     program = Path(sys.modules["fedray"].__path__[0]) / "run.py"
     done = subprocess.run(

@@ -1,14 +1,17 @@
-"""The contract tests of the other algorithms, on the local engine: what Ray does to bits does not depend on them."""
+"""The algorithms and variants whose contract is tested, besides those of the example run."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fedray.testing import AlgorithmContract
-
 EQUAL_STEPS = {"train.local_epochs": None, "train.local_steps": 4}
+
+
 SMALL_STEPS = {"train.server_lr": 0.05}
+
+
 SMALL_HEAD = {"model.proj_dim": 8}
+
 
 # algorithm, hyper-parameters, those with which it is FedAvg (None: there are none), further settings of the run
 CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] = [
@@ -54,8 +57,3 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None, dict[str, Any]]] =
     ("fedyogi", {}, None, SMALL_STEPS),
     ("fedadagrad", {}, None, SMALL_STEPS),
 ]
-
-for number, (algorithm, hyper, zero, settings) in enumerate(CASES):
-    name = f"Test{number}_{algorithm}"
-    members = {"algorithm": algorithm, "hyper": hyper, "zero": zero, "settings": settings, "actors": ()}
-    globals()[name] = type(name, (AlgorithmContract,), members)

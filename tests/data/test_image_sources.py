@@ -11,33 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import SIZE, USERS, picture, split
 from PIL import Image
 
 from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data.sources.images import read_image
 from fedray.data.sources.source import source_of
-
-USERS, CLASSES, SIZE = 6, 4, 16
-
-
-def picture(path: Path, number: int, side: tuple[int, int] = (40, 28), mode: str = "RGB") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(number)
-    pixels = rng.integers(0, 60, (*side[::-1], 3)) + 40 * (number % CLASSES)
-    Image.fromarray(pixels.astype(np.uint8)).convert(mode).save(path)
-
-
-def split(folder: Path, deep: bool = True, images: int = 60) -> Path:
-    """Writes a federated split; every sixth image is a test image."""
-    rows: dict[str, list[str]] = {"train": ["user_id,image_id,class"], "test": ["image_id,class"]}
-    for i in range(images):
-        name, part = f"{i:03x}{'9' * 13}", "test" if i % 6 == 5 else "train"
-        picture(folder / part / ("/".join([*name[:3], name]) + ".jpg" if deep else f"{name}.jpg"), i)
-        rows[part].append(f"u{i % USERS},{name},{i % CLASSES}" if part == "train" else f"{name},{i % CLASSES}")
-    for part, lines in rows.items():
-        (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 def settings(folder: Path, source: str = "federated_csv", **keys: object) -> dict[str, object]:
@@ -179,7 +159,7 @@ def test_preparing_goes_on_after_sigkill(tmp_path, monkeypatch):
     monkeypatch.setattr("fedray.data.storage.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
     monkeypatch.setattr("fedray.data.storage.lazy.HASHED", 4)
     folder = split(tmp_path / "split")
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", KILLED, str(folder)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import ray
 import yaml
-from test_surroundings import SETTINGS, model_of, run
-from test_surroundings import refused as refused_line
+from own_process import SETTINGS, model_of, run
+from own_process import refused as refused_line
 
 from fedray import simulate
 from fedray.cli.main import main

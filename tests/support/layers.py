@@ -1,0 +1,20 @@
+"""The layers of the package."""
+
+LAYERS = [
+    ("errors", "warning"),
+    ("util",),
+    ("usercode",),
+    ("config", "core"),
+    ("data", "gradients"),
+    ("client", "models"),
+    ("algorithms",),
+    ("tracking",),
+    ("experiment", "results"),
+    ("engine",),
+    ("api",),
+    ("testing", "tuning", "evaluating"),
+    ("pages",),
+    ("cli",),
+    ("run",),
+]
+"""From the bottom to the top: an import may only point down, or stay within a module or folder of its own."""
