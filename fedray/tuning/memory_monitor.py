@@ -6,7 +6,8 @@ stops all trials. There is no public way to change this. This file is the only o
 internals: it makes Tune see a RayActorError instead, and Tune then reports the trial as lost, like any other.
 
 It is for the Ray versions in :data:`VERSIONS`. With the installed version,
-``tests/tuning/test_memory_monitor.py`` shows that the internals are there and that the error still stops Tune without this file.
+``tests/tuning/test_memory_monitor.py`` shows that the internals are there and that the error still stops Tune without
+this file.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ run(Path(sys.argv[1]), sys.argv[2], callbacks=[die])
 
 @pytest.mark.parametrize("access", ["mapped", "lazy"])
 def test_killed_by_sigkill_and_resumed(access, whole, tmp_path):
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(sys.path)
     command = [sys.executable, "-c", KILLED, str(tmp_path), access]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL

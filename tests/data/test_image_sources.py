@@ -159,7 +159,7 @@ def test_preparing_goes_on_after_sigkill(tmp_path, monkeypatch):
     monkeypatch.setattr("fedray.data.storage.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
     monkeypatch.setattr("fedray.data.storage.lazy.HASHED", 4)
     folder = split(tmp_path / "split")
-    path = os.pathsep.join([str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(sys.path)
     command = [sys.executable, "-c", KILLED, str(folder)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
