@@ -103,8 +103,8 @@ def edit(file: str, old: str, new: str) -> Callable[[Path], None]:
         ),
         (edit("train.csv", "u1,001", ",001"), "user_id has nothing in row 1"),
         (edit("train.csv", "u1,0019999999999999", "u1,../../0019"), r"image '\.\./\.\./0019' in row 1 is in none of"),
-        (lambda folder: (folder / "test.csv").unlink(), r"there is no file .*test\.csv"),
-        (lambda folder: (folder / "train.csv").unlink(), "has neither train.csv nor federated_train.csv"),
+        (lambda folder: (folder / "test.csv").unlink(), r"can't read .*test\.csv: No such file"),
+        (lambda folder: (folder / "train.csv").unlink(), "lacks train.csv or federated_train.csv"),
     ],
 )
 def test_bad_splits(spoil, message, tmp_path):

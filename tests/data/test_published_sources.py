@@ -98,7 +98,7 @@ def test_emnist_that_is_wrong(tmp_path):
         load_source("mnist", str(tmp_path), variant="digits")
     x, y = np.zeros((5, 28, 28), np.uint8), np.array([0, 1, 2, 47, 3], np.uint8)
     written_idx(tmp_path, "balanced", "train", x, y)
-    with pytest.raises(UserError, match=r"lacks emnist-balanced-test-images-idx3-ubyte.gz"):
+    with pytest.raises(UserError, match=r"lacks emnist-balanced-test-images-idx3-ubyte"):
         load_source("emnist", str(tmp_path))
     with pytest.raises(
         UserError, match=r"emnist-byclass-train-.*there is emnist-balanced-train-images.*see data.variant"
@@ -146,7 +146,7 @@ def of_femnist(pixel: float, label: float) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "is damaged or no json"),
+        (b"{", "is damaged or no json file"),
         (b"[]", "lacks user_data: it is no file of LEAF"),
         (b'{"user_data": {"a": {"x": [[1]], "y": []}}}', "user 'a' must have lists x and y of equal lengths"),
         (b'{"user_data": {"a": {"x": [[1]], "y": [2]}}}', "user 'a' must have images of 784 numbers from 0 to 1"),
@@ -220,7 +220,7 @@ def test_features_of_har(tmp_path):
     assert source.y_train.tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
     assert source.client_names == ("subject 1", "subject 3")
     assert source.client_train.tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
-    with pytest.raises(UserError, match=r"lacks train/Inertial Signals/body_acc_x_train.txt; data.variant=features"):
+    with pytest.raises(UserError, match=r"lacks train/Inertial Signals/body_acc_x_train.txt .*; data.variant=features"):
         load_source("har", str(tmp_path), variant="signals")
     file = tmp_path / "UCI HAR Dataset" / "train" / "X_train.txt"
     file.write_text(file.read_text().replace("e", "?", 1))
@@ -239,7 +239,7 @@ def test_signals_of_har(tmp_path):
             np.savetxt(tmp_path / part / "Inertial Signals" / f"{name}_{part}.txt", rng.normal(size=(8, 128)))
     assert load_source("har", str(tmp_path), variant="signals").x_train.shape == (8, 9, 128)
     np.savetxt(tmp_path / "train" / "Inertial Signals" / "body_gyro_y_train.txt", rng.normal(size=(7, 128)))
-    with pytest.raises(UserError, match=r"7 windows in Inertial Signals/body_gyro_y_train.txt, 8 activities"):
+    with pytest.raises(UserError, match=r"7 rows in Inertial Signals/body_gyro_y_train.txt, 8 activities"):
         load_source("har", str(tmp_path), variant="signals")
 
 
@@ -248,7 +248,9 @@ def test_what_is_there_in_part_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDRAY_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     har(tmp_path / "UCI HAR Dataset")
-    message = r"lacks train/Inertial Signals/body_acc_x_train.txt; data.variant=features needs other files; get .* http"
+    message = (
+        r"lacks train/Inertial Signals/body_acc_x_train.txt .*; data.variant=features needs other files.; get .* http"
+    )
     with pytest.raises(UserError, match=message):
         load_source("har", variant="signals")
 
@@ -354,7 +356,7 @@ def test_omniglot_by_drawer(tmp_path):
     assert source.x_train[0, 0, 0, 0] == 255, "ink is bright"
     assert load_source("omniglot", str(tmp_path), image_size=20).x_train.shape[2:] == (20, 20)
     (folder / "0001_03.png").write_bytes(b"nothing")
-    with pytest.raises(UserError, match=r"0001_03.png can't be read as an image"):
+    with pytest.raises(UserError, match=r"0001_03.png is not an image that Pillow knows"):
         load_source("omniglot", str(tmp_path))
 
 
@@ -367,7 +369,7 @@ def test_fire(tmp_path):
     assert source.class_names == ("fire", "nofire")
     assert source.x_train.first.shape == (1, 3, 64, 64)
     assert (len(source.y_train), len(source.y_test)) == (10, 2)
-    with pytest.raises(UserError, match="has no folders fire and nofire"):
+    with pytest.raises(UserError, match="lacks fire"):
         load_source("fire", str(tmp_path / "fire"))
 
 

@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedray.data.sources.find import find_files
+from fedray.data.sources.find import Layout, find_files, reading
 from fedray.data.sources.images import SUFFIXES, ImageFiles
 from fedray.data.sources.source import Source
 from fedray.data.storage.lazy import LazyItems
 from fedray.errors import UserError, near_miss
-from fedray.util.files import in_home
 
 TRAIN = ("train.csv", "federated_train.csv")
 
@@ -28,77 +27,62 @@ ENDINGS = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
 SCALE, SHIFT = (1 / (255 * np.array([0.229, 0.224, 0.225])), -np.array([0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225])
 """The normalisation of ImageNet's photographs, which models with pretrained weights expect."""
 
-
 SPARSE, SPARSE_MORE = 10, 1000
 """A class is taken for a mistake if its number is at least :data:`SPARSE` times the classes that occur, and
 :data:`SPARSE_MORE`. A part of a split has classes that do not occur."""
 
 
-class Counts(NamedTuple):
-    """What a split consists of."""
+class Published(NamedTuple):
+    """A published split: the address of its photographs, and the counts of its list of training images, which is at
+    :data:`LISTS`."""
 
+    photographs: str
     users: int
     images: int
     classes: int
 
 
-class Published(NamedTuple):
-    """A published split: its counts, and the address of its photographs. Both splits have their lists at
-    :data:`LISTS`."""
-
-    counts: Counts
-    photographs: str
-
-
 LISTS = "https://github.com/google-research/google-research/tree/master/federated_vision_datasets"
-GLDV2 = Published(Counts(1262, 164172, 2028), "https://github.com/cvdfoundation/google-landmark")
-INATURALIST = Published(Counts(9275, 120300, 1203), "https://github.com/visipedia/inat_comp/tree/master/2017")
+GLDV2 = Published("https://github.com/cvdfoundation/google-landmark", 1262, 164172, 2028)
+INATURALIST = Published("https://github.com/visipedia/inat_comp/tree/master/2017", 9275, 120300, 1203)
 
 
 def federated_csv(root: str | None, image_size: int | None) -> Source:
-    """Loads a split of the user's own. Raises :class:`UserError` for a file, column or image that is missing, for an
-    image that is listed twice, and for a class that is no number from 0."""
+    """Loads a split of the user's. Raises :class:`UserError` for a file, column or image that is missing, for an image
+    that is listed twice, and for a class that is no number from 0."""
     if root is None:
         raise UserError("data.source=federated_csv needs data.root: the folder with train.csv, test.csv and the images")
-    return _load("federated_csv", in_home(root), image_size, None)
+    return _load("federated_csv", root, image_size)
 
 
 def gldv2(root: str | None, image_size: int | None) -> Source:
     """Loads Google Landmarks v2, federated as Landmarks-User-160k (Hsu, Qi, Brown 2020): 1,262 users."""
-    return _published("gldv2", root, image_size, GLDV2)
+    return _load("gldv2", root, image_size, GLDV2)
 
 
 def inaturalist(root: str | None, image_size: int | None) -> Source:
     """Loads iNaturalist 2017, federated as iNaturalist-User-120k (Hsu, Qi, Brown 2020): 9,275 users."""
-    return _published("inaturalist", root, image_size, INATURALIST)
+    return _load("inaturalist", root, image_size, INATURALIST)
 
 
-def _published(name: str, root: str | None, image_size: int | None, published: Published) -> Source:
-    def look(place: Path) -> Path:
-        for folder in (place / name, place):
-            if any((folder / file).is_file() for file in TRAIN):
-                return folder
-        raise UserError(f"data.root={place} has neither {' nor '.join(TRAIN)} (nor are they in {name})")
-
-    folder = find_files(
-        name, root, look, download=None, wanted=f"{TRAIN[1]}, test.csv and the images of the folder train",
-        address=f"{LISTS} and {published.photographs}",
+def _load(name: str, root: str | None, image_size: int | None, published: Published | None = None) -> Source:
+    folder, ((found,),) = find_files(
+        name, root, [Layout((name, ".") if published else (".",), (file,)) for file in TRAIN],
+        f"{TRAIN[1]}, test.csv and the images of the folder train",
+        f"{LISTS} and {published.photographs if published else ''}",
     )  # fmt: skip
-    return _load(name, folder, image_size, published.counts)
-
-
-def _load(name: str, folder: Path, image_size: int | None, published: Counts | None) -> Source:
     if image_size is None:
         raise UserError(f"data.source={name} needs data.image_size: the pixels to which photographs are scaled")
-    found = next((folder / file for file in TRAIN if (folder / file).is_file()), None)
-    if found is None:
-        raise UserError(f"data.root={folder} has neither {' nor '.join(TRAIN)}")
     train, test = _table(found, ("user_id", "image_id", "class")), _table(folder / "test.csv", ("image_id", "class"))
-    classes = None if published is None else published.classes
     for path, table in ((found, train), (folder / "test.csv", test)):
-        _check_classes(path, table, classes, train["class"].nunique())
+        _check_classes(path, table, None if published is None else published.classes, train["class"].nunique())
     if published is not None:
-        _check_counts(name, found, train, published)
+        counts = {"users": train["user_id"].nunique(), "images": len(train), "classes": train["class"].nunique()}
+        for what, here in counts.items():
+            if here != (there := getattr(published, what)):
+                raise UserError(
+                    f"{found} has {here:,} {what}, but {name} has {there:,}; data.source=federated_csv takes any counts"
+                )
     labels, tests = (table["class"].to_numpy(np.int64) for table in (train, test))
     images = _images(found, train, folder, image_size)
     return Source(
@@ -118,12 +102,8 @@ def _load(name: str, folder: Path, image_size: int | None, published: Counts | N
 
 def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     """Reads a csv file. Ids are texts, and classes whole numbers from 0."""
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read as csv: {error}") from None
+    with reading(path, "csv file", ValueError):
+        table: pd.DataFrame = pd.read_csv(path, dtype=str, keep_default_na=False)
     for column in columns:
         if column not in table:
             raise UserError(f"{path} has no column {column!r}{near_miss(column, map(str, table.columns))}")
@@ -153,15 +133,6 @@ def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurri
     if table["class"][row] >= beyond:
         why = f"{occurring:,} classes occur: number them from 0" if classes is None else f"{classes:,} are published"
         raise UserError(f"{path}: class {table['class'][row]} in row {row} is out of range, as {why}")
-
-
-def _check_counts(name: str, path: Path, train: pd.DataFrame, published: Counts) -> None:
-    found = Counts(train["user_id"].nunique(), len(train), train["class"].nunique())
-    for what, here, there in zip(Counts._fields, found, published, strict=True):
-        if here != there:
-            raise UserError(
-                f"{path} has {here:,} {what}, but {name} has {there:,}; data.source=federated_csv takes any counts"
-            )
 
 
 def _images(path: Path, table: pd.DataFrame, folder: Path, size: int) -> ImageFiles:

@@ -6,14 +6,35 @@ import contextlib
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
 from fedray.errors import UserError, first_sentence
 from fedray.util.files import in_home, move_whole
 
-Files = TypeVar("Files")
+
+class Layout(NamedTuple):
+    """One way in which a data set is laid out: all ``files`` in one of ``folders``.
+
+    Both are paths below the folder in which the user keeps the data set. Files are patterns such as ``*.txt``, and may
+    end with ``.gz`` too. Files that match ``related`` show that there is another part of the data set.
+    """
+
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+    related: str = ""
+
+
+class Found(NamedTuple):
+    """The folder of a layout that was found, and the paths that match each of its files."""
+
+    folder: Path
+    files: tuple[list[Path], ...]
+
+    @property
+    def paths(self) -> list[Path]:
+        return [path for paths in self.files for path in paths]
 
 
 class PartlyThere(UserError):
@@ -40,72 +61,111 @@ def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
     return str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
+@contextlib.contextmanager
+def reading(path: Path, what: str, *damage: type[Exception]) -> Iterator[None]:
+    """A context in which ``path`` is read, which should be ``what``; errors of the types ``damage`` mean that it is
+    not. They become errors of the user, as errors of the system do."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise UserError(f"can't read {path}: {error.strerror}") from None
+        if not isinstance(error, damage):
+            raise
+        raise UserError(f"{path} is damaged or no {what} ({first_sentence(error)}); get the file again") from None
+
+
 def find_files(
     name: str,
     root: str | None,
-    look: Callable[[Path], Files],
-    download: Callable[[Path], None] | None,
+    layouts: Sequence[Layout],
     wanted: str,
     address: str,
-    system: Iterable[str] = (),
-) -> Files:
-    """Returns what ``look`` returns for the first folder that has the files of the data set ``name``.
+    download: Callable[[Path], object] | None = None,
+    system: Sequence[str] = (),
+    hint: str = "",
+) -> Found:
+    """Returns the files of the data set ``name``, in the first of some folders that has all files of a layout.
 
     If ``root`` is not None, only that folder is searched. Otherwise $FEDRAY_DATA, the folders ``system`` and the user's
-    cache are, and then the files are downloaded into the cache by ``download``, which is None where the publisher does
-    not offer them to programs. ``look`` is called with a folder, and raises :class:`UserError` if the folder lacks some
-    of the files; :class:`PartlyThere` if it has others.
+    cache are searched, and then the files are downloaded into the cache. ``download`` puts them into the folder with
+    which it is called; it is None where the publisher does not offer them to programs.
 
-    Raises :class:`UserError` if the files are nowhere; the message says which files are ``wanted``, and the ``address``
-    at which their publisher offers them.
+    Raises :class:`UserError` if the files are nowhere. The message says which files are ``wanted``, and the ``address``
+    at which their publisher offers them; ``hint`` is shown where some of the files are there.
     """
     if root is not None:
         place = in_home(root)
         if not place.is_dir():
             raise UserError(f"data.root={place} is not a folder")
-        return look(place)
+        return _look(place, layouts, hint)
     cache = cache_folder()
-    places = [in_home(place) for place in (os.environ.get("FEDRAY_DATA"), *system) if place]
+    places = [*(in_home(place) for place in (os.environ.get("FEDRAY_DATA"), *system) if place), cache]
     partly: PartlyThere | None = None
-    for place in [*places, cache]:
+    for place in places:
         try:
-            return look(place)
+            return _look(place, layouts, hint)
         except PartlyThere as error:
             partly = partly or error
         except UserError:
             continue
-    searched = ", ".join(map(str, [*places, cache]))
+    searched = ", ".join(map(str, places))
     advice = f"get {wanted} from {address}, put it into a folder, and give that as data.root or $FEDRAY_DATA"
     if partly is not None:
         raise UserError(f"{partly}; {advice}")
     if download is None:
         raise UserError(f"{name} is not in {searched}: {advice}")
     try:
-        download(cache)
+        _download_into(cache, layouts, download)
     except Exception as error:  # torchvision raises RuntimeError, URLError, OSError, ...
         raise UserError(
             f"{name} is not in {searched} and could not be downloaded ({first_sentence(error)}): {advice}"
         ) from None
-    return look(cache)
+    return _look(cache, layouts, hint)
 
 
-def download_into(cache: Path, folder: str, fetch: Callable[[Path], Iterable[Path]]) -> None:
-    """Downloads files, or folders of files, with ``fetch`` into a scratch folder, and then moves them to
-    ``cache/folder``.
+def _look(place: Path, layouts: Sequence[Layout], hint: str = "") -> Found:
+    """Returns the first layout of which all files are in ``place``."""
+    found = [
+        (layout, Found(place / folder, tuple(_matching(place / folder, file) for file in layout.files)))
+        for layout in layouts
+        for folder in layout.folders
+    ]
+    layout, best = max(found, key=lambda each: sum(map(bool, each[1].files)))
+    if all(best.files):
+        return best
+    lacking = next(file for file, paths in zip(layout.files, best.files, strict=True) if not paths)
+    if best.paths:
+        raise PartlyThere(f"data.root={place} lacks {lacking} (its companions are in {best.folder}{hint})")
+    for layout, (folder, _) in found:
+        if layout.related and (related := sorted(path.name for path in folder.glob(layout.related))):
+            raise PartlyThere(f"data.root={place} lacks {lacking} (there is {', '.join(related)}{hint})")
+    firsts = " or ".join(dict.fromkeys(layout.files[0] for layout in layouts))
+    folders = dict.fromkeys(folder for layout in layouts for folder in layout.folders if folder != ".")
+    elsewhere = f" (nor is it in {' or '.join(folders)})" if folders else ""
+    raise UserError(f"data.root={place} lacks {firsts}{elsewhere}")
 
-    There they are always whole, even if the download is cut short. ``fetch`` is called with the scratch folder, and
-    returns the paths.
-    """
+
+def _matching(folder: Path, file: str) -> list[Path]:
+    return sorted(folder.glob(f"{file}.gz")) or sorted(folder.glob(file))
+
+
+def _download_into(cache: Path, layouts: Sequence[Layout], download: Callable[[Path], object]) -> None:
+    """Downloads files into a scratch folder, and moves those of a layout to the cache, where they are always whole,
+    even if the download is cut short."""
     cache.mkdir(parents=True, exist_ok=True)
     before = socket.getdefaulttimeout()
     # torchvision sets no time limit, and would wait for ever behind a firewall that answers nothing
     socket.setdefaulttimeout(30)
     try:
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            fetched = fetch(Path(scratch))
-            target = cache / folder
+            download(Path(scratch))
+            folder = _look(Path(scratch), layouts).folder
+            target = cache / folder.relative_to(scratch)
             target.mkdir(parents=True, exist_ok=True)
-            for path in fetched:
+            for path in folder.iterdir():
                 # a folder can't be replaced as a file can; whoever was quicker has put it there
                 if not (path.is_dir() and (target / path.name).is_dir()):
                     move_whole(path, target / path.name)

@@ -20,7 +20,7 @@ from fedray.data.sources.class_folders import (
     part_of,
 )
 from fedray.data.sources.columns import HELD_OUT
-from fedray.data.sources.find import find_files
+from fedray.data.sources.find import Layout, find_files
 from fedray.data.sources.images import ImageFiles
 from fedray.data.sources.source import Source
 from fedray.data.storage.lazy import LazyItems
@@ -107,14 +107,8 @@ def fire(root: str | None, image_size: int | None) -> Source:
     """Loads the two classes ``fire`` and ``nofire``, as :func:`image_folder` does, at 64 pixels unless ``image_size``
     says otherwise."""
 
-    def look(place: Path) -> Path:
-        for folder in (place / "fire", place):
-            if (folder / "fire").is_dir() and (folder / "nofire").is_dir():
-                return folder
-        raise UserError(f"data.root={place} has no folders fire and nofire")
-
-    folder = find_files(
-        "fire", root, look, None, wanted="the folders fire and nofire with photographs",
-        address="https://github.com/cair/Fire-Detection-Image-Dataset",
+    found = find_files(
+        "fire", root, [Layout(("fire", "."), ("fire", "nofire"))], "the folders fire and nofire with photographs",
+        "https://github.com/cair/Fire-Detection-Image-Dataset",
     )  # fmt: skip
-    return replace(image_folder(str(folder), image_size or 64), name="fire")
+    return replace(image_folder(str(found.folder), image_size or 64), name="fire")

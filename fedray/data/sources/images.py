@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedray.errors import UserError, first_sentence
 
@@ -67,7 +67,7 @@ class ImageFiles:
         largest: dict[Path, int] = {}
         for i in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
             path = self.root / str(self.paths[i])
-            with _opened(path, str(path)) as image:
+            with opened_image(path, str(path)) as image:
                 if _is_deep(image):
                     largest[path] = int(np.asarray(image).max())
         if not largest:
@@ -102,7 +102,7 @@ def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarr
     :class:`UserError` as :func:`read_image` does; for a TIFF file of several pages; and for pixels of 32 bits that are
     not 0, 1, ..., 255, of which nobody knows which number is white.
     """
-    with _opened(file, name) as image:
+    with opened_image(file, name) as image:
         if size is not None:
             # a JPEG is decoded at a half, a quarter or an eighth of its size if that is enough
             image.draft("RGB", (size, size))
@@ -113,7 +113,7 @@ def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarr
 
 
 @contextlib.contextmanager
-def _opened(file: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
+def opened_image(file: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
     """A context with an opened image, in which Pillow's errors become errors of the user."""
     try:
         with warnings.catch_warnings():
@@ -124,7 +124,7 @@ def _opened(file: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
         raise
     except FileNotFoundError:
         raise UserError(f"there is no file {name}") from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise UserError(f"{name} is not an image that Pillow knows") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UserError(f"{name} can't be read as an image: {first_sentence(error)}") from None

@@ -1,4 +1,4 @@
-"""The json files of LEAF, in which samples lie by user.
+"""Samples that lie by user, as in the json files of LEAF, of which each user becomes a client.
 
 S. Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018. A file holds ``users``, ``num_samples`` and
 ``user_data``, which maps each user to ``x`` and ``y``. Files lie in ``train`` and ``test``, or all in ``all_data``.
@@ -7,16 +7,14 @@ S. Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018. A file holds `
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedray.data.sources.find import file_stamp
-from fedray.errors import UserError, first_sentence
-
-LEAF = "https://github.com/TalwalkarLab/leaf"
+from fedray.data.sources.find import Layout, file_stamp, find_files, reading
+from fedray.errors import UserError
 
 HELD_OUT = 5
 """Without files of tests, the last of so many parts of each user's samples are tests."""
@@ -25,65 +23,52 @@ Encode = Callable[[list[Any], list[Any], str], tuple[np.ndarray, np.ndarray]]
 """A function that makes arrays ``[n, ...]`` of a user's x and y; its third argument begins messages."""
 
 
-class LeafSets(NamedTuple):
-    """Inputs, targets and users ``[n]`` of the training and the test samples, the stamps of the files, and lines for
-    the user."""
-
-    train: tuple[np.ndarray, np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray, np.ndarray]
-    files: tuple[Any, ...]
-    notes: tuple[str, ...]
+def last_fifth(samples: Any) -> tuple[Any, Any]:
+    """Returns the samples of a user to train on, and the last fifth of them, to test on."""
+    first = len(samples) - len(samples) // HELD_OUT
+    return samples[:first], samples[first:]
 
 
-def leaf_files(place: Path) -> dict[str, list[Path]]:
-    """Returns the json files below ``place`` or ``place/data``, by the folder they lie in: ``train`` and ``test``, or
-    else ``all_data``.
+def fields_by_user(
+    train: Mapping[Any, tuple[np.ndarray, np.ndarray]], test: Mapping[Any, tuple[np.ndarray, np.ndarray]]
+) -> dict[str, Any]:
+    """Returns inputs, targets and clients of both sets as fields of a Source, from those of each user."""
+    fields: dict[str, Any] = {}
+    for part, users in (("train", train), ("test", test)):
+        fields[f"x_{part}"], fields[f"y_{part}"] = map(np.concatenate, zip(*users.values(), strict=True))
+        names = np.array(list(users), dtype=object if any(isinstance(user, str) for user in users) else np.int64)
+        fields[f"client_{part}"] = np.repeat(names, [len(y) for _, y in users.values()])
+    return fields
 
-    Raises :class:`UserError` if there are none.
+
+def read_leaf(name: str, root: str | None, encode: Encode, more: str = "") -> dict[str, Any]:
+    """Returns the fields of a Source from the json files of LEAF's data set ``name``. Users are in the order of their
+    names.
+
+    Raises :class:`UserError`, which names file and user, for what is missing (there ``more`` is shown) or damaged.
     """
-    for folder in (place, place / "data"):
-        found = {part: sorted((folder / part).glob("*.json")) for part in ("train", "test", "all_data")}
-        if found["train"] and found["test"]:
-            return {part: found[part] for part in ("train", "test")}
-        if found["all_data"]:
-            return {"all_data": found["all_data"]}
-    raise UserError(f"data.root={place} has no json files in train and test, nor in all_data")
-
-
-def read_leaf(files: dict[str, list[Path]], encode: Encode) -> LeafSets:
-    """Reads the json files that :func:`leaf_files` found. Users are in the order of their names.
-
-    Raises :class:`UserError`, which names file and user, for whatever is damaged.
-    """
-    stamps = tuple(file_stamp(path) for paths in files.values() for path in paths)
-    read = {part: _read(paths, encode) for part, paths in files.items()}
-    if "all_data" not in read:
-        return LeafSets(_joined(read["train"]), _joined(read["test"]), stamps, ())
-    train, test = {}, {}
-    for user, (x, y) in read["all_data"].items():
-        first = len(y) - len(y) // HELD_OUT
-        train[user], test[user] = (x[:first], y[:first]), (x[first:], y[first:])
-    if not any(len(y) for _, y in test.values()):
-        raise UserError(f"no user has {HELD_OUT} samples, so that none is a test sample")
-    note = "warning: LEAF's files are not divided into train and test: the last fifth of each user's samples are tests"
-    return LeafSets(_joined(train), _joined(test), stamps, (note,))
-
-
-def _joined(users: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    x, y = (np.concatenate([arrays[k] for arrays in users.values()]) for k in (0, 1))
-    names = np.array(list(users), dtype=object)
-    return x, y, np.repeat(names, [len(arrays[1]) for arrays in users.values()])
+    folders = (name, f"{name}/data", ".", "data")
+    layouts = [Layout(folders, ("train/*.json", "test/*.json")), Layout(folders, ("all_data/*.json",))]
+    wanted = f"the json files that LEAF's data/{name}/preprocess.sh writes (folder data with train and test){more}"
+    found = find_files(name, root, layouts, wanted, "https://github.com/TalwalkarLab/leaf")
+    notes: tuple[str, ...] = ()
+    files = tuple(map(file_stamp, found.paths))
+    read = [_read(paths, encode) for paths in found.files]
+    if len(read) == 1:
+        halves = {user: (last_fifth(x), last_fifth(y)) for user, (x, y) in read[0].items()}
+        read = [{user: (x[k], y[k]) for user, (x, y) in halves.items()} for k in (0, 1)]
+        notes = ("warning: LEAF's files are not divided into train and test: the last fifth of each user's samples are "
+                 "tests",)  # fmt: skip
+        if not any(len(y) for _, y in read[1].values()):
+            raise UserError(f"no user has {HELD_OUT} samples, so that none is a test sample")
+    return {**fields_by_user(*read), "files": files, "notes": notes}
 
 
 def _read(paths: list[Path], encode: Encode) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for path in paths:
-        try:
+        with reading(path, "json file", ValueError, RecursionError):
             content = json.loads(path.read_bytes())
-        except OSError as error:
-            raise UserError(f"can't read {path}: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is damaged or no json ({first_sentence(error)}); get the file again") from None
         if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
             raise UserError(f"{path} lacks user_data: it is no file of LEAF")
         for user, samples in content["user_data"].items():

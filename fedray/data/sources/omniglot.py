@@ -14,12 +14,12 @@ from PIL import Image
 
 from fedray.data.normalization import of_choice
 from fedray.data.sources.columns import HELD_OUT
-from fedray.data.sources.find import download_into, file_stamp, find_files
+from fedray.data.sources.find import Layout, file_stamp, find_files
+from fedray.data.sources.images import opened_image
 from fedray.data.sources.source import Source
-from fedray.errors import UserError, first_sentence
+from fedray.errors import UserError
 
 DRAWING = re.compile(r"\d+_(\d+)\.png")
-FOLDERS = ("omniglot-py", "omniglot", ".")
 
 
 def omniglot(root: str | None, image_size: int | None) -> Source:
@@ -30,13 +30,11 @@ def omniglot(root: str | None, image_size: int | None) -> Source:
     or damaged.
     """
     paths = find_files(
-        "omniglot",
-        root,
-        look=_look,
-        download=_download,
-        wanted="the unpacked folder images_background of images_background.zip (or images_background_small1)",
-        address="https://github.com/brendenlake/omniglot",
-    )
+        "omniglot", root, [Layout(("omniglot-py", "omniglot", "."), ("images_*/*/character*/*.png",))],
+        "the unpacked folder images_background of images_background.zip (or images_background_small1)",
+        "https://github.com/brendenlake/omniglot", _download,
+    ).paths  # fmt: skip
+    files = tuple(map(file_stamp, paths))
     size = image_size or 28
     names = [(path.parts[-4], path.parts[-3], path.parts[-2], _drawer(path)) for path in paths]
     classes = sorted({name[:3] for name in names})
@@ -52,28 +50,15 @@ def omniglot(root: str | None, image_size: int | None) -> Source:
         "omniglot", x[train], y[train], x[~train], y[~train], len(classes), client_train=who[train],
         class_names=tuple(map("/".join, classes)),
         client_names=tuple(f"{folder}/{alphabet} {drawer}" for folder, alphabet, drawer in people),
-        files=tuple(map(file_stamp, paths)), **of_choice("standard", "omniglot", x[train]),
+        files=files, **of_choice("standard", "omniglot", x[train]),
     )  # fmt: skip
 
 
-def _look(place: Path) -> list[Path]:
-    for folder in FOLDERS:
-        if found := sorted((place / folder).glob("images_*/*/character*/*.png")):
-            return found
-    raise UserError(f"data.root={place} has no images_*/ALPHABET/characterNN/*.png (nor are they in omniglot-py)")
+def _download(folder: Path) -> None:
+    from torchvision.datasets import Omniglot
 
-
-def _download(cache: Path) -> None:
-    """Downloads the two published sets through torchvision, which also checks their checksums."""
-
-    def fetch(scratch: Path) -> list[Path]:
-        from torchvision.datasets import Omniglot
-
-        for background in (True, False):
-            Omniglot(str(scratch), background=background, download=True)
-        return [path for path in (scratch / "omniglot-py").glob("images_*") if path.is_dir()]
-
-    download_into(cache, "omniglot-py", fetch)
+    for background in (True, False):
+        Omniglot(str(folder), background=background, download=True)
 
 
 def _drawer(path: Path) -> int:
@@ -84,8 +69,5 @@ def _drawer(path: Path) -> int:
 
 
 def _read(path: Path, size: int) -> np.ndarray:
-    try:
-        with Image.open(path) as image:
-            return 255 - np.asarray(image.convert("L").resize((size, size), Image.Resampling.BILINEAR))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"{path} can't be read as an image: {first_sentence(error)}") from None
+    with opened_image(path, str(path)) as image:
+        return 255 - np.asarray(image.convert("L").resize((size, size), Image.Resampling.BILINEAR))

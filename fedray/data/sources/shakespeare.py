@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedray.data.sources.find import file_stamp, find_files
-from fedray.data.sources.leaf import HELD_OUT, LEAF, leaf_files, read_leaf
+from fedray.data.sources.find import Layout, file_stamp, find_files, reading
+from fedray.data.sources.leaf import fields_by_user, last_fifth, read_leaf
 from fedray.data.sources.source import Source
 from fedray.errors import UserError
 
@@ -42,52 +42,33 @@ def shakespeare(root: str | None, variant: str) -> Source:
     files that are missing or damaged.
     """
     if variant == "leaf":
-        return _leaf(root)
-    look = {"plays": _look_for_plays, "tiny": _look_for_tiny}[variant]
-    wanted, address = {
-        "plays": ("a folder shakespeare with plays (*.txt)", "https://www.gutenberg.org"),
-        "tiny": ("tinyshakespeare's input.txt", "https://github.com/karpathy/char-rnn"),
-    }[variant]
-    paths = find_files("shakespeare", root, look=look, download=None, wanted=wanted, address=address)
+        fields = read_leaf("shakespeare", root, _encode, "; data.variant=plays and tiny read texts")
+    else:
+        fields = _of_texts(root, *TEXTS[variant])
+    return Source("shakespeare", classes=len(CHARACTERS), class_names=tuple(CHARACTERS), **fields)
+
+
+def _of_texts(
+    root: str | None, layout: Layout, wanted: str, address: str, speeches: Callable[[Path], Iterator[tuple[str, str]]]
+) -> dict[str, Any]:
+    """Returns the fields of a Source from texts, of which ``speeches`` yields what is said, each with its role."""
+    paths = find_files("shakespeare", root, [layout], wanted, address).paths
     said: dict[str, list[str]] = {}
     for path in paths:
-        speeches = _of_play(path) if variant == "plays" else _of_tiny(path)
-        for role, speech in speeches:
+        for role, speech in speeches(path):
             said.setdefault(role, []).append(speech)
     roles = sorted(said)
-    if not roles:
-        raise UserError(f"{paths[0].parent} has no speeches")
-    parts: dict[str, list[tuple[np.ndarray, np.ndarray, int]]] = {"train": [], "test": []}
+    parts: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
     for number, role in enumerate(roles):
-        codes = _codes("\n".join(said[role]))
-        first = len(codes) - len(codes) // HELD_OUT
-        for part, piece in (("train", codes[:first]), ("test", codes[first:])):
-            if len(piece) > LENGTH:
-                windows = np.lib.stride_tricks.sliding_window_view(piece, LENGTH + 1)
-                parts[part].append((windows[:, :-1], windows[:, -1], number))
-    arrays = {}
-    for part, pieces in parts.items():
-        if not pieces:
-            raise UserError(f"{paths[0].parent} has no role that says more than {LENGTH} characters ({part})")
-        x, y = (np.concatenate([piece[k] for piece in pieces]) for k in (0, 1))
-        arrays[part] = x, y.astype(np.int64), np.repeat([n for *_, n in pieces], [len(p[1]) for p in pieces])
-    (x, y, who), (x_test, y_test, who_test) = arrays["train"], arrays["test"]
-    return Source(
-        "shakespeare", x, y, x_test, y_test, len(CHARACTERS), client_train=who, client_test=who_test,
-        client_names=tuple(roles), class_names=tuple(CHARACTERS), files=tuple(map(file_stamp, paths)),
-    )  # fmt: skip
-
-
-def _leaf(root: str | None) -> Source:
-    def look(place: Path) -> dict[str, list[Path]]:
-        return leaf_files(place / "shakespeare" if (place / "shakespeare" / "data").is_dir() else place)
-
-    wanted = "the json files that LEAF's data/shakespeare/preprocess.sh writes (data.variant=plays and tiny read texts)"
-    train, test, files, notes = read_leaf(find_files("shakespeare", root, look, None, wanted, LEAF), _encode)
-    return Source(
-        "shakespeare", train[0], train[1], test[0], test[1], len(CHARACTERS), client_train=train[2],
-        client_test=test[2], class_names=tuple(CHARACTERS), files=files, notes=notes,
-    )  # fmt: skip
+        for part, codes in zip(parts, last_fifth(_codes("\n".join(said[role]))), strict=True):
+            if len(codes) > LENGTH:
+                windows = np.lib.stride_tricks.sliding_window_view(codes, LENGTH + 1)
+                part[number] = windows[:, :-1], windows[:, -1].astype(np.int64)
+    if not all(parts):
+        raise UserError(
+            f"{paths[0].parent} has no role that says more than {LENGTH} characters, also in its last fifth"
+        )
+    return {**fields_by_user(*parts), "client_names": tuple(roles), "files": tuple(map(file_stamp, paths))}
 
 
 def _encode(x: list[Any], y: list[Any], where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -102,25 +83,9 @@ def _codes(text: str) -> np.ndarray:
     return CODES[np.minimum(np.frombuffer(text.encode("utf-32-le"), "<u4"), len(CODES) - 1)]
 
 
-def _look_for_plays(place: Path) -> list[Path]:
-    for folder in (place / "shakespeare", place):
-        if found := sorted(folder.glob("*.txt")):
-            return found
-    raise UserError(f"data.root={place} has no plays (*.txt)")
-
-
-def _look_for_tiny(place: Path) -> list[Path]:
-    for folder in (place / "tinyshakespeare", place):
-        if (folder / "input.txt").is_file():
-            return [folder / "input.txt"]
-    raise UserError(f"data.root={place} lacks input.txt (nor is it in tinyshakespeare)")
-
-
 def _text(path: Path) -> list[str]:
-    try:
+    with reading(path, "text in UTF-8", UnicodeDecodeError):
         return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _of_play(path: Path) -> Iterator[tuple[str, str]]:
@@ -148,3 +113,16 @@ def _of_tiny(path: Path) -> Iterator[tuple[str, str]]:
         name, colon, words = speech.strip("\n").partition(":\n")
         if colon and words:
             yield name, words
+
+
+TEXTS = {
+    "plays": (
+        Layout(("shakespeare", "."), ("*.txt",)), "a folder shakespeare with plays (*.txt)",
+        "https://www.gutenberg.org", _of_play,
+    ),
+    "tiny": (
+        Layout(("tinyshakespeare", "."), ("input.txt",)), "tinyshakespeare's input.txt",
+        "https://github.com/karpathy/char-rnn", _of_tiny,
+    ),
+}  # fmt: skip
+"""For each variant of texts its files, what they are, their address, and what yields the speeches in one."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedray.data.sources.find import find_files
+from fedray.data.sources.find import Layout, find_files, reading
 from fedray.data.sources.images import ImageFiles
 from fedray.data.sources.source import Source
 from fedray.data.storage.lazy import LazyItems
@@ -23,13 +23,9 @@ def tiny_imagenet(root: str | None, image_size: int | None) -> Source:
     Raises :class:`UserError` for files that are missing or disagree.
     """
     place = find_files(
-        "tiny_imagenet",
-        root,
-        look=_look,
-        download=None,
-        wanted=f"the unpacked folder {FOLDER} of {FOLDER}.zip",
-        address="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    )
+        "tiny_imagenet", root, [Layout((FOLDER, "."), ("wnids.txt",))],
+        f"the unpacked folder {FOLDER} of {FOLDER}.zip", "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    ).folder  # fmt: skip
     classes = _lines(place / "wnids.txt")
     if len(set(classes)) != len(classes) or not classes:
         raise UserError(f"{place / 'wnids.txt'} must name each class once")
@@ -54,18 +50,9 @@ def tiny_imagenet(root: str | None, image_size: int | None) -> Source:
     )
 
 
-def _look(place: Path) -> Path:
-    for folder in (place / FOLDER, place):
-        if (folder / "wnids.txt").is_file():
-            return folder
-    raise UserError(f"data.root={place} lacks wnids.txt (nor is it in {FOLDER})")
-
-
 def _lines(path: Path) -> list[str]:
-    try:
+    with reading(path, "list in UTF-8", UnicodeDecodeError):
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _images(place: Path, name: str) -> list[str]:
