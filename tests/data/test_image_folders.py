@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from fedray import UserError, simulate
-from fedray.data.sources.class_folders import class_folders
 from fedray.data.sources.federated_csv import federated_csv
-from fedray.data.sources.image_folder import image_folder
+from fedray.data.sources.image_folder import class_folders, image_folder
 from fedray.data.sources.images import SUFFIXES, decode_image, read_image
 from fedray.data.sources.source import Source
 

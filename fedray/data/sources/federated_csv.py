@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 
 from fedray.data.sources.find import Layout, find_files, reading
-from fedray.data.sources.images import SUFFIXES, ImageFiles
+from fedray.data.sources.images import SUFFIXES, image_set
 from fedray.data.sources.source import Source
-from fedray.data.storage.lazy import LazyItems
 from fedray.errors import UserError, near_miss
 
 TRAIN = ("train.csv", "federated_train.csv")
@@ -83,21 +82,13 @@ def _load(name: str, root: str | None, image_size: int | None, published: Publis
                 raise UserError(
                     f"{found} has {here:,} {what}, but {name} has {there:,}; data.source=federated_csv takes any counts"
                 )
-    labels, tests = (table["class"].to_numpy(np.int64) for table in (train, test))
-    images = _images(found, train, folder, image_size)
+    x, y = image_set(folder, _labelled(found, train, folder), image_size, str(found))
+    x_test, y_test = image_set(folder, _labelled(folder / "test.csv", test, folder), image_size, f"{folder}/test.csv")
     return Source(
-        name,
-        LazyItems(images, str(found)),
-        labels,
-        LazyItems(_images(folder / "test.csv", test, folder, image_size), str(folder / "test.csv")),
-        tests,
-        classes=1 + int(max(labels.max(), tests.max())),
-        scale=SCALE.astype(np.float32),
-        shift=SHIFT.astype(np.float32),
-        client_train=train["user_id"].to_numpy(object),
-        client_test=test["user_id"].to_numpy(object) if "user_id" in test else None,
-        notes=images.notes(),
-    )
+        name, x, y, x_test, y_test, 1 + int(max(y.max(), y_test.max())), SCALE.astype(np.float32),
+        SHIFT.astype(np.float32), client_train=train["user_id"].to_numpy(object),
+        client_test=test["user_id"].to_numpy(object) if "user_id" in test else None, notes=x.dataset.notes(),
+    )  # fmt: skip
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
@@ -135,8 +126,8 @@ def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurri
         raise UserError(f"{path}: class {table['class'][row]} in row {row} is out of range, as {why}")
 
 
-def _images(path: Path, table: pd.DataFrame, folder: Path, size: int) -> ImageFiles:
-    """Returns the images of a table, in its order."""
+def _labelled(path: Path, table: pd.DataFrame, folder: Path) -> list[tuple[str, int]]:
+    """Returns paths and classes of the images of a table, in its order."""
     places = [_place(folder, name) for name in table["image_id"]]
     missing = [row for row, place in enumerate(places) if place is None]
     if missing:
@@ -145,7 +136,7 @@ def _images(path: Path, table: pd.DataFrame, folder: Path, size: int) -> ImageFi
             f"{path}: image {image!r} in row {missing[0]} is in none of {folder}/train, {folder}/test, as "
             f"{'/'.join(image[:3])}/{image}.jpg or {image}.jpg ({len(missing)} such rows)"
         )
-    return ImageFiles(folder, [str(place) for place in places], table["class"].to_numpy(), size)
+    return list(zip(map(str, places), table["class"].tolist(), strict=True))
 
 
 def _place(folder: Path, image: str) -> str | None:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fedray.data.storage.lazy import LazyItems
 from fedray.errors import UserError, first_sentence
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".jp2", ".pbm", ".pgm", ".ppm")
@@ -83,6 +84,13 @@ class ImageFiles:
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         return read_image(self.root / str(self.paths[i]), self.size), int(self.targets[i])
+
+
+def image_set(root: Path, labelled: Sequence[tuple[str, int]], size: int, name: str) -> tuple[LazyItems, np.ndarray]:
+    """Returns inputs and labels of image files, of which ``labelled`` has the paths below ``root``, each with its
+    label. ``name`` stands for them in messages."""
+    labels = np.array([label for _, label in labelled], dtype=np.int64)
+    return LazyItems(ImageFiles(root, [path for path, _ in labelled], labels, size), name), labels
 
 
 def read_image(path: Path, size: int) -> np.ndarray:

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedray.data.sources.find import Layout, find_files, reading
-from fedray.data.sources.images import ImageFiles
+from fedray.data.sources.images import image_set
 from fedray.data.sources.source import Source
-from fedray.data.storage.lazy import LazyItems
 from fedray.errors import UserError
 
 FOLDER = "tiny-imagenet-200"
@@ -42,8 +41,9 @@ def tiny_imagenet(root: str | None, image_size: int | None) -> Source:
                 f"{place / ANNOTATIONS} has class {name!r} in line {row + 1}, which wnids.txt does not have"
             )
         test.append((f"val/images/{file}", number[name]))
-    sets = [(*_items(place, items, image_size or 64, part),) for part, items in (("train", train), ("val", test))]
-    (x, y), (x_test, y_test) = sets
+    size = image_size or 64
+    x, y = image_set(place, train, size, f"{place} (train)")
+    x_test, y_test = image_set(place, test, size, f"{place} (val)")
     names = tuple(f"{words.get(name, name).split(',')[0]} ({name})" for name in classes)
     return Source(
         "tiny_imagenet", x, y, x_test, y_test, len(classes), np.full(3, 1 / 255, np.float32), class_names=names
@@ -61,8 +61,3 @@ def _images(place: Path, name: str) -> list[str]:
     if not found:
         raise UserError(f"{folder} has no images (*.JPEG)")
     return [f"train/{name}/images/{file}" for file in found]
-
-
-def _items(place: Path, items: list[tuple[str, int]], size: int, part: str) -> tuple[LazyItems, np.ndarray]:
-    labels = np.array([k for _, k in items], dtype=np.int64)
-    return LazyItems(ImageFiles(place, [path for path, _ in items], labels, size), f"{place} ({part})"), labels
