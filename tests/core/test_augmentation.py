@@ -115,7 +115,7 @@ def test_a_source_without_such_an_option_refuses_it():
         load_source("cifar10", None, "gbhm")
     assert load_source("test_augmentation:own", "here", "unit").name == "here-unit"
     assert load_source("test_augmentation:rooted", "here").name == "here-none"
-    with pytest.raises(UserError, match="test_augmentation:rooted takes no argument normalization"):
+    with pytest.raises(UserError, match="the source test_augmentation:rooted has no 'unit'"):
         load_source("test_augmentation:rooted", "here", "unit")
     with pytest.raises(UserError, match=r"data.normalization=ghbm is for sources that know it"):
         simulate({"data.normalization": "ghbm", "engine.kind": "local"}, data=small_source())

@@ -10,6 +10,7 @@ import pytest
 
 from fedray.data.sample.make import idx_file
 from fedray.data.sources import idx
+from fedray.data.sources.columns import Columns
 from fedray.data.sources.idx import FILES, read_idx, read_pair
 from fedray.data.sources.source import SOURCES, Source, from_fields, load_source, validate
 from fedray.errors import UserError
@@ -329,6 +330,9 @@ fields = dict(x_train=np.zeros((4, 2)), y_train=np.array([0, 1, 2, 0]), x_test=n
 def plain(): return fields
 def rooted(root): return Source(root, classes=3, **fields)
 def wrong(): return 3
+def chosen(place, variant="small", image_size=8, columns=None):
+    x = np.full((4, 2), image_size, np.float32)
+    return {**fields, "name": f"{place} {variant} {columns.target}", "x_train": x}
 def misspelt(): return {**fields, "client_trian": np.zeros(4, int)}
 number = 3
 """
@@ -348,6 +352,22 @@ def test_sources_of_the_users():
     source = load_source("users_data:plain")
     assert (source.name, source.classes, source.x_train.dtype) == ("users_data:plain", 3, np.float32)
     assert load_source("users_data:rooted", "here").name == "here"
+
+
+@pytest.mark.usefixtures("users")
+def test_sources_of_the_users_take_what_those_of_fedray_take():
+    source = load_source("users_data:chosen", "here", variant="large", image_size=3, columns=Columns("price"))
+    assert (source.name, source.x_train[0, 0]) == ("here large price", 3)
+    scaled = load_source("users_data:plain", normalization="standard")
+    assert (scaled.scale.tolist(), scaled.shift.tolist()) == ([1, 1], [0, 0])
+    for setting, message in (
+        ({"variant": "large"}, "data.variant: the source users_data:plain has no variants"),
+        ({"image_size": 3}, "data.image_size: the inputs of the source users_data:plain have a fixed size"),
+        ({"columns": Columns("price")}, "data.target_column: the source users_data:plain has no columns"),
+        ({"normalization": "unit"}, r"the source users_data:plain has no 'unit' .there are: default, imagenet, stan"),
+    ):
+        with refused(message):
+            load_source("users_data:plain", **setting)
 
 
 @pytest.mark.usefixtures("users")

@@ -265,7 +265,7 @@ def test_columns_are_for_sources_that_have_some(key, tmp_path):
         simulate({**FAST, **keys})
     with pytest.raises(UserError, match=f"data.{key} is for data.source; with data=... columns are named by label_col"):
         simulate({**FAST, **keys}, data=(X, Y), test=(X, Y))
-    Path("mine.py").write_text("def load(columns): return columns")
+    Path("mine.py").write_text("def load(path): return path")
     with pytest.raises(UserError, match=f"data.{key}: the source mine.py:load has no columns"):
         simulate({**FAST, **keys, "data.source": "mine.py:load"})
 

@@ -85,11 +85,13 @@ class Columns:
             )
         return None
 
-    def find_inputs(self, there: Sequence[Any], name: str, client: str | None) -> list[Any]:
-        """Returns the columns with the inputs, where ``client`` is the one with the clients.
+    def find(self, there: Sequence[Any], name: str, needed: bool) -> tuple[str | None, list[Any]]:
+        """Returns the column with the clients, or None (see :meth:`find_client`), and those with the inputs.
 
         Raises :class:`UserError` if one is missing, is named twice, or holds something else.
         """
+        self.require(there, name, self.target, self.target_key)
+        client = self.find_client(there, name, needed)
         others = {self.target: "the targets"} | ({} if client is None else {client: "the clients"})
         if self.inputs is None:
             found = [column for column in there if column not in others]
@@ -105,7 +107,7 @@ class Columns:
         if twice:
             where = f"{name} has two columns" if self.inputs is None else "data.input_columns names twice"
             raise UserError(f"{where} {str(twice[0])!r}")
-        return found
+        return client, found
 
 
 def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, str]) -> Sequence[Any]:
@@ -137,6 +139,14 @@ def held_out(count: int, groups: Any = None) -> np.ndarray:
     return tests
 
 
-def note_on_held_out(where: Any, what: str, by_client: bool) -> str:
-    """Returns the line for the user about test samples that :func:`held_out` has chosen."""
-    return f"warning: {where} has no {what}: {'of each client, ' if by_client else ''}every fifth row is a test row"
+def divide(count: int, clients: Any, where: Any, lacks: str) -> tuple[np.ndarray, str]:
+    """Returns which of ``count`` rows are test rows (:func:`held_out`), and the line for the user about it.
+
+    ``clients`` has the client of each row, or is None. ``where``, which has no ``lacks``, stands for the data in
+    messages. Raises :class:`UserError` if no row is a test row.
+    """
+    tests = held_out(count, clients)
+    if not tests.any():
+        raise UserError(f"{where} is too short: of {count} rows none is a fifth one, so that none is a test row")
+    of_each = "" if clients is None else "of each client, "
+    return tests, f"warning: {where} has no {lacks}: {of_each}every fifth row is a test row"

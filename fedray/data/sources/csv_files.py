@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedray.config import IGNORED
-from fedray.data.sources.columns import Columns, held_out, note_on_held_out
+from fedray.data.sources.columns import Columns, divide
 from fedray.data.sources.source import Source, from_fields
 from fedray.data.sources.tables import read_frame, with_columns_of
 from fedray.data.sources.targets import AUTO
@@ -53,13 +53,10 @@ def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGN
         paths = (place, place)
         table = _read(place, columns)
         client = columns.find_client(list(table.columns), str(place), needed=True)
-        tests = held_out(len(table), None if client is None else table[client])
-        if not tests.any():
-            raise UserError(
-                f"{place} is too short: of {len(table)} rows none is a fifth one, so that none is a test row"
-            )
+        owners = None if client is None else table[client]
+        tests, note = divide(len(table), owners, place, "file of tests beside it")
         train, test = (table[rows].reset_index(drop=True) for rows in (~tests, tests))
-        notes = (note_on_held_out(place, "file of tests beside it", client is not None),)
+        notes = (note,)
     train, test = _with_values(train, test, columns)
     if place.is_file() and train[columns.target].dtype.kind not in "biuf":
         # a class of few rows may have none in one of the two sets
@@ -75,9 +72,7 @@ def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGN
 def _read(path: Path, columns: Columns, has_clients: bool = True) -> pd.DataFrame:
     """Reads a csv file. Targets and clients stay texts, of which none is empty."""
     there = _header(path)
-    columns.require(there, str(path), columns.target, columns.target_key)
-    client = columns.find_client(there, str(path), has_clients)
-    inputs = columns.find_inputs(there, str(path), client)
+    client, inputs = columns.find(there, str(path), has_clients)
     if "" in inputs:
         raise UserError(
             f"{path}: column {there.index('')} has no name, as the index that pandas' to_csv writes; write it with "

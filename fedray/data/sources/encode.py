@@ -17,57 +17,23 @@ LISTED = 20
 """The number of names up to which a message lists all of them, where none is close to the unknown one."""
 
 
-def encode_labels(
-    where: str, given: Mapping[str, Any], names: Sequence[str] | None = None
+def encode(
+    where: str,
+    given: Mapping[str, Any],
+    names: Sequence[str] | None = None,
+    names_key: str = "class_names",
+    lenient: Sequence[str] = (),
 ) -> tuple[dict[str, np.ndarray], Names | None]:
-    """Returns the labels of each array of ``given`` (``y_train`` first) as int64 [n], and the names of the classes.
+    """Returns the labels of each array of ``given`` as int64 [n], and the names of the classes.
 
     Labels that are whole numbers stay what they are, and the classes have names only if ``names`` has them. Labels that
-    are names are numbered in the order of ``names``; without it, in the order of pandas' categories, else sorted. The
-    names of the first array are those of all arrays.
+    are names are numbered in the order of ``names``, which messages call ``names_key``; without it, in the order of
+    pandas' categories of the first array, else sorted. In the arrays ``lenient`` an unknown name becomes -1.
 
-    Raises :class:`UserError`, which names array and row, for a missing label, a fraction, and a name that the first
-    array does not have.
+    Raises :class:`UserError`, which names array and row, for a missing label, a fraction, and an unknown name.
     """
     first = next(iter(given))
     given = {key: array_or_categories(where, key, values) for key, values in given.items()}
-    _refuse_mixture(where, given)
-    if not are_names(given[first]):
-        return {key: whole_numbers(where, key, values) for key, values in given.items()}, _texts(names)
-    known = names_of(where, first, given[first]) if names is None else names
-    holder = first if names is None else "class_names"
-    return {key: _known_codes(where, key, values, known, holder) for key, values in given.items()}, _texts(known)
-
-
-def encode_clients(
-    where: str, train: Any, test: Any = None, names: Sequence[str] | None = None
-) -> tuple[np.ndarray, np.ndarray | None, Names | None]:
-    """Returns ``client_train`` and ``client_test`` as int64 [n], and the clients' names if they are not just numbers.
-
-    They are numbered as labels are (:func:`encode_labels`). Test samples of clients without training samples get -1.
-    """
-    train = array_or_categories(where, "client_train", train)
-    test = None if test is None else array_or_categories(where, "client_test", test)
-    _refuse_mixture(where, {"client_train": train} | ({} if test is None else {"client_test": test}))
-    if are_names(train):
-        known = names_of(where, "client_train", train) if names is None else names
-        codes = _known_codes(where, "client_train", train, known, "client_names")
-        return codes, None if test is None else codes_of(where, "client_test", test, known), _texts(known)
-    numbers = whole_numbers(where, "client_train", train)
-    if numbers.min(initial=0) < 0:
-        row = int(np.argmax(numbers < 0))
-        raise UserError(f"{where}: client_train has client {numbers[row]} in row {row}; clients are 0, 1, 2, ...")
-    if names is not None and len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
-        row = int(np.argmax((numbers < 0) | (numbers >= len(names))))
-        raise UserError(
-            f"{where}: client_train has client {numbers[row]} in row {row}, but client_names has {len(names)} names"
-        )
-    return numbers, None if test is None else whole_numbers(where, "client_test", test), _texts(names)
-
-
-def _refuse_mixture(where: str, given: Mapping[str, Any]) -> None:
-    """Raises :class:`UserError` if some arrays hold names and others numbers."""
-    first = next(iter(given))
     kinds = {key: "names" if are_names(values) else "numbers" for key, values in given.items()}
     for key, kind in kinds.items():
         if kind != kinds[first]:
@@ -75,20 +41,45 @@ def _refuse_mixture(where: str, given: Mapping[str, Any]) -> None:
                 f"{where}: {first} holds {kinds[first]} and {key} {kind}; they must be alike (texts, dates, true and "
                 "false, and pandas' categories are names)"
             )
+    if kinds[first] == "numbers":
+        return {key: whole_numbers(where, key, values) for key, values in given.items()}, _texts(names)
+    holder = first if names is None else names_key
+    known = [str(name) for name in (names_of(where, first, given[first]) if names is None else names)]
+    number, arrays = {name: place for place, name in enumerate(known)}, {}
+    for key, values in given.items():
+        column = _column(where, key, values)
+        _refuse_missing(where, key, column)
+        arrays[key] = np.array([number.get(str(value), -1) for value in column.tolist()], dtype=np.int64)
+        if key not in lenient and (arrays[key] < 0).any():
+            row = int(np.argmin(arrays[key]))
+            name = str(column[row])
+            hint = near_miss(name, known) if len(known) <= LISTED else ""
+            raise UserError(f"{where}: {key} has {name!r} in row {row}, which {holder} does not have{hint}")
+    return arrays, tuple(known)
 
 
-def _known_codes(where: str, key: str, values: Any, known: Sequence[Any], holder: str) -> np.ndarray:
-    codes = codes_of(where, key, values, known)
-    if (codes < 0).any():
-        row = int(np.argmin(codes))
-        name, texts = str(_column(where, key, values)[row]), [str(each) for each in known]
-        hint = near_miss(name, texts) if len(texts) <= LISTED else ""
-        raise UserError(f"{where}: {key} has {name!r} in row {row}, which {holder} does not have{hint}")
-    return codes
+def encode_clients(
+    where: str, train: Any, test: Any = None, names: Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray | None, Names | None]:
+    """Returns ``client_train`` and ``client_test`` as int64 [n], and the clients' names if they are not just numbers.
+
+    They are numbered as labels are (:func:`encode`). Test samples of clients without training samples get -1.
+    """
+    given = {"client_train": train} | ({} if test is None else {"client_test": test})
+    arrays, known = encode(where, given, names, "client_names", lenient=("client_test",))
+    numbers = arrays["client_train"]
+    largest = len(known) if known is not None else np.inf
+    wrong = (numbers < 0) | (numbers >= largest)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        why = "clients are 0, 1, 2, ..." if numbers[row] < 0 else f"but client_names has {largest} names"
+        mark = ";" if numbers[row] < 0 else ","
+        raise UserError(f"{where}: client_train has client {numbers[row]} in row {row}{mark} {why}")
+    return numbers, arrays.get("client_test"), known
 
 
 def _texts(names: Sequence[Any] | None) -> Names | None:
-    return None if names is None else tuple(str(name) for name in names)
+    return None if names is None else tuple(map(str, names))
 
 
 def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
@@ -128,17 +119,6 @@ def names_of(where: str, key: str, values: Any) -> list[Any]:
     _refuse_missing(where, key, column)
     different = set(column.tolist())
     return [False, True] if different <= {False, True} else sorted(different)
-
-
-def codes_of(where: str, key: str, values: Any, known: Sequence[Any]) -> np.ndarray:
-    """Returns the position of each of ``values`` in ``known``, int64 [n]; -1 for a value that is not there.
-
-    Values are compared as texts.
-    """
-    column = _column(where, key, values)
-    _refuse_missing(where, key, column)
-    place = {str(name): position for position, name in enumerate(known)}
-    return np.array([place.get(str(value), -1) for value in column.tolist()], dtype=np.int64)
 
 
 def _categories(values: Any) -> Any:

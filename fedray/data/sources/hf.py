@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from fedray.config import IGNORED
-from fedray.data.sources.columns import Columns, held_out, note_on_held_out
+from fedray.data.sources.columns import Columns, divide
 from fedray.data.sources.find import cache_folder, file_stamp
 from fedray.data.sources.hf_items import INSTALL, clients_of, fields_of
 from fedray.data.sources.source import Source, from_fields
@@ -186,8 +186,7 @@ def _divided(sets: dict[str, Any], root: str, columns: Columns) -> tuple[dict[st
         return {TRAIN: train, "test": sets[test]}, notes, ""
     there = list(train.column_names)
     client = columns.find_client(there, root, needed=True)
-    tests = held_out(len(train), None if client is None else clients_of(train, client, root))
-    if not tests.any():
-        raise UserError(f"{root} is too short: of {len(train)} rows none is a fifth one, so that none is a test row")
-    parts = {TRAIN: train.select(np.flatnonzero(~tests)), "test": train.select(np.flatnonzero(tests))}
-    return parts, (note_on_held_out(root, "test set", client is not None),), hashlib.sha256(tests.tobytes()).hexdigest()
+    owners = None if client is None else clients_of(train, client, root)
+    rows, note = divide(len(train), owners, root, "test set")
+    parts = {TRAIN: train.select(np.flatnonzero(~rows)), "test": train.select(np.flatnonzero(rows))}
+    return parts, (note,), hashlib.sha256(rows.tobytes()).hexdigest()

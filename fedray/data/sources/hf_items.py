@@ -80,16 +80,14 @@ def fields_of(
     for part, dataset in sets.items():
         name = shown[part]
         there = list(dataset.column_names)
-        columns.require(there, name, columns.target, columns.target_key)
+        client, found = columns.find(there, name, part == "train")
         if not len(dataset):
             raise UserError(f"{name} has no rows")
         if dataset.format["type"] == "custom":
             raise UserError(f"{name} has a transform of its own (set_transform): use data.transform, or map()")
-        client = columns.find_client(there, name, part == "train")
         given[f"y_{part}"] = read_column(dataset, columns.target, name)
         if client is not None:
             given[f"client_{part}"] = clients_of(dataset, client, name)
-        found = columns.find_inputs(there, name, client)
         inputs = in_order_of(inputs, found, (shown["train"], name)) if inputs else found
         _refuse_texts(dataset, inputs, name, columns)
         items = Rows(dataset, inputs, image_size, name, None if stamps is None else [part, *stamps])

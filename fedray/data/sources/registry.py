@@ -15,33 +15,32 @@ FREE_FOR_RESEARCH = "no formal licence; free for research"
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """A source that comes with fedray.
+    """A source: its function, and what is known of it.
 
-    ``loader`` is its function as ``module:function``, which is imported when it is used. ``about`` says what the data
-    are: samples, shape, classes and clients. ``tested`` says with which files fedray's tests load it. ``variants`` are
-    the values of ``data.variant`` and ``normalizations`` those of ``data.normalization`` that it takes, each with a
-    line about it; the first variant is the one that is taken unless another one is asked for.
+    ``loader`` is the function as ``module:function`` or ``file.py:function``, which is imported when it is used.
+    ``about`` says what the data are: samples, shape, classes and clients. ``tested`` says with which files fedray's
+    tests load it. ``variants`` are the values of ``data.variant`` and ``normalizations`` those of
+    ``data.normalization`` that it takes, each with a line about it; the first variant is the one that is taken unless
+    another one is asked for. The function itself checks what it takes where these are empty.
     """
 
     loader: str
-    about: str
-    licence: str
-    tested: str
+    about: str = ""
+    licence: str = ""
+    tested: str = ""
     normalizations: Mapping[str, str] = field(default_factory=lambda: OF_TOKENS)
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def variant(self, name: str, asked: str | None) -> str | None:
-        """Returns the variant that ``asked`` (``data.variant``) stands for; None for a source without variants.
+        """Returns the variant that ``asked`` (``data.variant``) stands for. ``name`` is the source's.
 
-        ``name`` is the source's. Raises :class:`UserError` for an unknown one.
+        Raises :class:`UserError` for one that the source does not have.
         """
-        if asked is None:
-            return next(iter(self.variants), None)
-        if not self.variants:
-            raise UserError(f"data.variant: the source {name} has no variants")
-        if asked not in self.variants:
+        if asked is not None and self.variants and asked not in self.variants:
             raise UserError(f"data.variant: the source {name} has no {asked!r}{near_miss(asked, self.variants)}")
-        return asked
+        if asked is not None and not self.variants and name in SOURCES:
+            raise UserError(f"data.variant: the source {name} has no variants")
+        return asked or next(iter(self.variants), None)
 
     def check_normalization(self, name: str, asked: str) -> None:
         """Raises :class:`UserError` if the source, whose name is ``name``, does not take ``data.normalization``."""
@@ -207,21 +206,24 @@ SOURCES = {
 }
 
 
+def entry_of(name: str) -> SourceEntry:
+    """Returns what is known of a source: one that comes with fedray, or a function of the user's.
+
+    Raises :class:`UserError` if there is no such source. Nothing is imported or read.
+    """
+    if name in SOURCES:
+        return SOURCES[name]
+    if not is_own(name):
+        hint = near_miss(name, SOURCES)
+        raise UserError(f"data.source: there is no source {name!r}{hint}; a function of yours is given as {FORMS}")
+    check_own(name, "data.source")
+    return SourceEntry(name, normalizations=OF_TABLES)
+
+
 def check_source(data: DataConfig) -> None:
     """Raises :class:`UserError` if there is no such source, or it has no such variant or normalization. Nothing is
     imported or read."""
-    entry = SOURCES.get(data.source)
-    if entry is not None:
-        entry.variant(data.source, data.variant)
+    entry = entry_of(data.source)
+    entry.variant(data.source, data.variant)
+    if data.source in SOURCES:
         entry.check_normalization(data.source, data.normalization)
-    elif is_own(data.source):
-        check_own(data.source, "data.source")
-    else:
-        raise no_source(data.source)
-
-
-def no_source(name: str) -> UserError:
-    """Returns the error about a source that there is not."""
-    return UserError(
-        f"data.source: there is no source {name!r}{near_miss(name, SOURCES)}; your own is given as {FORMS}"
-    )

@@ -16,10 +16,10 @@ from fedray.data.sources.columns import Columns
 from fedray.data.sources.encode import encode_clients
 from fedray.data.sources.features import alike, count_samples, form_of, read_features
 from fedray.data.sources.registry import SOURCES as SOURCES
-from fedray.data.sources.registry import no_source
+from fedray.data.sources.registry import entry_of
 from fedray.data.sources.targets import AUTO, read_targets
 from fedray.errors import UserError, near_miss
-from fedray.usercode.importing import as_user_error, import_object, is_own
+from fedray.usercode.importing import as_user_error, import_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,37 +85,59 @@ def load_source(
     access: str = AUTO,
     variant: str | None = None,
 ) -> Source:
-    """Loads and checks the source ``name``: one of :data:`SOURCES`, or the user's own function.
+    """Loads and checks the source ``name``, whose function is called with those of the other arguments that it names.
 
-    The user's function is named as ``file.py:function`` or ``module:function``. It is called with ``root`` if it takes
-    an argument, and with ``normalization`` if it has an argument of that name, which it needs to take other values than
-    "default". It returns a :class:`Source` or a dict of its fields, in which ``classes`` may be missing and is then the
-    largest label + 1. ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``, ``image_size`` and
-    ``access`` are ``data.image_size`` and ``data.access``, ``columns`` are those that the user named, and
-    ``variant`` is ``data.variant``.
+    Args:
+        name: one of :data:`SOURCES`, or a function of the user's as ``file.py:function`` or ``module:function``. It
+            returns a :class:`Source` or a dict of its fields, in which ``name`` and ``classes`` may be missing.
+        root: ``data.root``. A user's function may give this argument any name.
+        normalization: ``data.normalization``. A function that does not take it gets its inputs scaled by fedray.
+        kind, ignored: ``task.kind`` and ``task.ignore_index``.
+        image_size, access, variant: the keys of these names in the section ``data``.
+        columns: the columns that the user named.
 
-    Raises :class:`UserError` for unknown names, failing imports and bad data, and for columns of a source that has
-    none.
+    Raises:
+        UserError: there is no such source, it can't be imported, it raises, its data are wrong, or something is set
+            that it does not take.
+
+    Example:
+        >>> load_source("sample").x_train.shape
+        (10000, 1, 28, 28)
     """
-    if name in SOURCES:
-        loader = import_object(SOURCES[name].loader, "data.source")
-    elif is_own(name):
-        loader = import_object(name, "data.source")
-        if not callable(loader):
-            raise UserError(f"data.source={name} is not a function but {type(loader).__name__}")
-    else:
-        raise no_source(name)
+    entry = entry_of(name)
+    loader = import_object(entry.loader, "data.source")
+    if not callable(loader):
+        raise UserError(f"data.source={name} is not a function but {type(loader).__name__}")
+    parameters = list(inspect.signature(loader).parameters)
+    columns = columns or Columns()
+    offered = {
+        "root": root, "normalization": normalization, "kind": kind, "ignored": ignored, "image_size": image_size,
+        "columns": columns, "access": access, "variant": entry.variant(name, variant),
+    }  # fmt: skip
+    if name in SOURCES or "normalization" not in parameters:
+        entry.check_normalization(name, normalization)
+    if "columns" not in parameters and columns.keys_set:
+        raise UserError(f"{columns.keys_set[0]}: the source {name} has no columns to choose; data.source=csv and hf do")
+    if "image_size" not in parameters and image_size is not None:
+        raise UserError(f"data.image_size: the inputs of the source {name} have a fixed size")
+    if "variant" not in parameters and variant is not None:
+        raise UserError(f"data.variant: the source {name} has no variants")
+    arguments = {key: offered[key] for key in parameters if key in offered}
+    if name not in SOURCES and "root" not in parameters:
+        arguments |= {key: root for key in parameters[:1] if key not in offered}
     with as_user_error(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
-        own = {"kind": kind, "ignored": ignored, "image_size": image_size, "access": access}
-        own |= {"columns": columns or Columns(), "variant": variant}
-        loaded = _call(name, loader, root, normalization, own)
-    if isinstance(loaded, Source):
-        # a user's function may have changed what it read from files
-        return validate(loaded if name in SOURCES else replace(loaded, files=()), None, kind, ignored)
+        loaded = loader(**arguments)
     if isinstance(loaded, Mapping):
-        return from_fields(name, loaded, None, kind, ignored)
-    kind = type(loaded).__name__
-    raise UserError(f"data.source {name} must return a Source or a dict of its fields, not {kind}")
+        source = from_fields(name, loaded, None, kind, ignored)
+    elif isinstance(loaded, Source):
+        # a user's function may have changed what it read from files
+        source = validate(loaded if name in SOURCES else replace(loaded, files=()), None, kind, ignored)
+    else:
+        what = type(loaded).__name__
+        raise UserError(f"data.source {name} must return a Source or a dict of its fields, not {what}")
+    if "normalization" in parameters:
+        return source
+    return replace(source, **of_choice(normalization, source.name, source.x_train))
 
 
 def source_of(data: DataConfig, task: TaskConfig) -> Source:
@@ -124,31 +146,6 @@ def source_of(data: DataConfig, task: TaskConfig) -> Source:
         data.source, data.root, data.normalization, task.kind, task.ignore_index, data.image_size, Columns.of(data),
         data.access, data.variant,
     )  # fmt: skip
-
-
-def _call(name: str, loader: Any, root: str | None, normalization: str, own: Mapping[str, Any]) -> Any:
-    """Calls a loader with ``root`` and ``normalization`` as far as it takes them, and returns what it returns. fedray's
-    own loaders may also take what is in ``own``."""
-    taken = set(inspect.signature(loader).parameters)
-    entry = SOURCES.get(name)
-    if entry is not None:
-        own = {**own, "variant": entry.variant(name, own["variant"])}
-    elif own["variant"] is not None:
-        raise UserError(f"data.variant is for sources that come with fedray, not for {name}")
-    if entry is not None:
-        entry.check_normalization(name, normalization)
-    if entry is None and normalization != DEFAULT and "normalization" not in taken:
-        raise UserError(f"data.normalization={normalization}: the source {name} takes no argument normalization")
-    if (entry is None or "columns" not in taken) and (keys := own["columns"].keys_set):
-        raise UserError(f"{keys[0]}: the source {name} has no columns to choose; data.source=csv and hf have")
-    if (entry is None or "image_size" not in taken) and own["image_size"] is not None:
-        raise UserError(f"data.image_size: the inputs of the source {name} have a size of their own")
-    places = (root,) if taken - {"normalization"} else ()
-    named = {"normalization": normalization, **(own if entry is not None else {})}
-    loaded = loader(*places, **{key: value for key, value in named.items() if key in taken})
-    if entry is None or "normalization" in taken:
-        return loaded
-    return replace(loaded, **of_choice(normalization, loaded.name, loaded.x_train))
 
 
 def from_fields(

@@ -17,10 +17,8 @@ def read_frame(frame: pd.DataFrame, name: str, columns: Columns, has_clients: bo
     ``name`` stands for the table in messages. ``has_clients`` says that a column of clients which the user named must
     be there. Raises :class:`UserError`, which names the column, if one is missing, is there twice, or is not numeric.
     """
-    there = list(frame.columns)
-    columns.require(there, name, columns.target, columns.target_key)
-    client = columns.find_client(there, name, has_clients)
-    features = frame[columns.find_inputs(there, name, client)]
+    client, inputs = columns.find(list(frame.columns), name, has_clients)
+    features = frame[inputs]
     for column in features.columns:
         _require_numbers(features[column], name)
     x = features.to_numpy(np.float32, na_value=np.nan)

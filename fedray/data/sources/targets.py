@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedray.config import IGNORED
-from fedray.data.sources.encode import are_names, array_or_categories, encode_labels, whole_numbers
+from fedray.data.sources.encode import are_names, array_or_categories, encode, whole_numbers
 from fedray.errors import UserError
 
 AUTO = "auto"
@@ -60,7 +60,7 @@ def read_targets(
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, (int, np.integer)) or classes < 1):
         raise UserError(f"{where}: classes must be a whole number of at least 1, not {classes!r}")
     if kind == "classification":
-        arrays, names = encode_labels(where, given, names)
+        arrays, names = encode(where, given, names)
         if asked == AUTO and classes is None and not notes:
             notes += _note_on_many(first, arrays[first], names is None)
         if names is None and classes is None:
