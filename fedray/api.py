@@ -222,10 +222,10 @@ def own_objects(
 
     source = None
     if data is not None:
-        from fedray.data.sources.own import own_source
+        from fedray.data.sources.user_data import user_source
 
         task = settings.task
-        source = own_source(
+        source = user_source(
             data, test, client_column, label_column, settings.data.normalization, task.kind, task.ignore_index,
             settings.data.access, settings.data.image_size,
         )  # fmt: skip

@@ -13,8 +13,8 @@ import numpy as np
 from fedray.config import DataConfig
 from fedray.core.seeds import Purpose, stream
 from fedray.core.structure import map_leaves
-from fedray.data.partitions.deal import Split, by_owner, indices_and_offsets
 from fedray.data.partitions.partition import kind_of, partition
+from fedray.data.partitions.splits import Split, by_owner, indices_and_offsets
 from fedray.data.sources.source import Source
 from fedray.data.storage.lazy import LazyItems
 from fedray.errors import UserError
@@ -48,8 +48,8 @@ class FederatedData:
     """All samples, and which client holds which of them. A client takes no more memory than its samples' indices.
 
     * ``x``, ``y``, ``x_test``, ``y_test``, ``scale``, ``shift``, ``classes``, ``task``: as in
-      :class:`~fedray.data.sources.source.Source`, of all training and test samples. A source's own public set is at the
-      end of ``x`` and ``y``.
+      :class:`~fedray.data.sources.source.Source`, of all training and test samples. A source's public set is at the end
+      of ``x`` and ``y``.
     * ``indices`` and ``offsets``: client i holds the samples ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted).
     * ``public``, ``validation``: indices into x of samples that no client holds. ``train_subset``: indices of the
       samples on which train_accuracy is evaluated.
@@ -85,8 +85,8 @@ class FederatedData:
         return map_leaves(lambda x: tuple(x.shape[1:]), self.x.first if isinstance(self.x, LazyItems) else self.x)
 
     @property
-    def own_classes(self) -> list[type]:
-        """The classes of data sets that are read item by item, which may be the user's own."""
+    def user_classes(self) -> list[type]:
+        """The classes of data sets that are read item by item, which may be user-defined."""
         return [cls for x in (self.x, self.x_test) if isinstance(x, LazyItems) for cls in x.classes]
 
     @property
@@ -96,7 +96,7 @@ class FederatedData:
 
     @cached_property
     def labels(self) -> Labels:
-        """The classes by which samples are dealt out to clients."""
+        """The classes by which samples are partitioned."""
         return Labels.of(self.task, self.y, self.y_test, self.classes)
 
     @property
@@ -173,14 +173,14 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     """Spreads ``source`` over the clients as ``data`` says, with all random draws from ``seed``.
 
     The public set, of ``public_samples`` samples, and the validation set are i.i.d. draws that are taken out of the
-    training set before it is partitioned. Where a source has a public set of its own, that is used instead: all of it
+    training set before it is partitioned. Where the source comes with a public set, that is used instead: all of it
     if ``data.public_samples`` is ``auto``, else a draw of the size that is asked for.
 
     Raises :class:`UserError` if the data can't give what ``data`` asks for.
     """
     x, y, total = source.x_train, source.y_train, len(source.y_train)
-    own = source.x_public is not None and public_samples > 0
-    taken = (0 if own else public_samples) + data.validation_samples
+    has_public = source.x_public is not None and public_samples > 0
+    taken = (0 if has_public else public_samples) + data.validation_samples
     if taken >= total:
         raise UserError(
             f"data.public_samples={taken - data.validation_samples} and data.validation_samples="
@@ -189,11 +189,11 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     # the two sets are taken from the two ends of one order: each stays the same when the other's size changes
     order = stream(seed, Purpose.PUBLIC).permutation(total)
     validation = np.sort(order[total - data.validation_samples :])
-    if own:
+    if has_public:
         assert source.x_public is not None
         assert source.y_public is not None
-        public = total + _own_public(source, data, seed)
-        x = map_leaves(lambda own, more: np.concatenate([own, more]), x, source.x_public)
+        public = total + _public_of_source(source, data, seed)
+        x = map_leaves(lambda *parts: np.concatenate(parts), x, source.x_public)
         y = np.concatenate([y, source.y_public])
     else:
         public = np.sort(order[:public_samples])
@@ -222,14 +222,14 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
         task=source.kind,
     )
     if owners is not None and kind_of(data, True, has_classes) == "natural":
-        return _with_own_clients(federated, source, owners, places)
+        return _with_natural_clients(federated, source, owners, places)
     return federated
 
 
-def _with_own_clients(
+def _with_natural_clients(
     federated: FederatedData, source: Source, owners: np.ndarray, places: np.ndarray
 ) -> FederatedData:
-    """Returns ``federated`` with the numbers, names and test samples that the data's own clients have.
+    """Returns ``federated`` with the numbers, names and test samples of the clients that come with the data.
 
     ``owners`` are the clients of the samples that were partitioned, and ``places`` are the positions among them of the
     samples that the clients hold.
@@ -265,7 +265,7 @@ def _note_on_lost_clients(before: int, left: int) -> tuple[str, ...]:
     return (f"{lost} went to the public set (data.public_samples) or the validation set (data.validation_samples)",)
 
 
-def _own_public(source: Source, data: DataConfig, seed: int) -> np.ndarray:
+def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray:
     there = len(source.y_public) if source.y_public is not None else 0
     if data.public_samples == "auto":
         return np.arange(there)
@@ -280,11 +280,11 @@ def _split_by_client(owners: np.ndarray, ids: np.ndarray) -> Split:
     return by_owner(np.where(ids[place] == owners, place, -1), len(ids))
 
 
-def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
-    """Returns ``data`` with its public samples dealt out to the clients.
+def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
+    """Returns ``data`` with its public samples partitioned among the clients.
 
     With them, an algorithm without a public set trains on as many labelled samples as one whose server has a public
-    set. They are dealt in random order to the clients that hold samples, in parts whose sizes differ by one at most,
+    set. They go in random order to the clients that hold samples, in parts whose sizes differ by one at most,
     and come on top of what these clients hold.
     """
     holders = np.flatnonzero(data.sizes())
@@ -293,7 +293,7 @@ def with_public_dealt(data: FederatedData, seed: int) -> FederatedData:
     indices, offsets = indices_and_offsets(
         [np.sort(np.concatenate([data.client(i), parts.get(i, _no_indices())])) for i in range(data.clients)]
     )
-    note = f"the public set of {len(data.public)} samples is dealt out to the {len(holders)} clients that have samples"
+    note = f"the {len(data.public)} public samples are partitioned among the {len(holders)} clients that have samples"
     return replace(data, indices=indices, offsets=offsets, public=_no_indices(), notes=(*data.notes, note))
 
 

@@ -16,20 +16,20 @@ DEFAULT = "default"
 
 OF_TOKENS = {DEFAULT: "tokens stay as they are"}
 
-OF_PIXELS = {DEFAULT: "mean and deviation of its own training samples", "unit": "pixels are divided by 255"}
+OF_PIXELS = {DEFAULT: "mean and standard deviation of its training samples", "unit": "pixels are divided by 255"}
 
 OF_IMAGES = {
     DEFAULT: "pixels are divided by 255",
-    "imagenet": "mean and deviation of ImageNet, which pretrained models expect",
+    "imagenet": "mean and standard deviation of ImageNet, which pretrained models expect",
 }
 
 OF_TABLES = {
     DEFAULT: "inputs stay as they are; bytes are divided by 255",
-    "standard": "mean and deviation of each column or channel of the training samples",
+    "standard": "mean and standard deviation of each column or channel of the training samples",
     "imagenet": OF_IMAGES["imagenet"],
 }
 
-IMAGENET_MEAN, IMAGENET_DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+IMAGENET_MEAN, IMAGENET_STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 """Of pixels divided by 255, in the order red, green, blue, as torchvision has them."""
 
 ROWS = 4096
@@ -59,7 +59,7 @@ def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
         raise UserError(
             f"{where}: scale and shift must have the same parts as the inputs; None keeps an input as it is"
         )
-    return _fields(x, lambda leaf, *given: _checked_pair(where, leaf, *given), *parts)
+    return _fields(x, lambda leaf, *pair: _checked_pair(where, leaf, *pair), *parts)
 
 
 def of_bytes(x: Any) -> dict[str, Any]:
@@ -97,22 +97,22 @@ def _fields(x: Any, pair_of: Callable[..., _Pair], *others: Any) -> dict[str, An
 def _checked_pair(where: str, x: np.ndarray, scale: Any, shift: Any) -> _Pair:
     if scale is None and shift is None:
         return _Pair()
-    given = {}
+    found = {}
     for key, value, default in (("scale", scale, 1), ("shift", shift, 0)):
         array = _all(x, default) if value is None else np.asarray(value)
         if array.shape != (x.shape[1],) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
             raise UserError(f"{where}: {key} must be {x.shape[1]} finite numbers, one per channel (axis 1 of x)")
-        given[key] = array.astype(np.float32)
-    return _Pair(**given)
+        found[key] = array.astype(np.float32)
+    return _Pair(**found)
 
 
 def _standard(x: np.ndarray) -> _Pair:
-    """Subtracts the mean and divides by the deviation; a column that is constant becomes 0."""
+    """Subtracts the mean and divides by the standard deviation; a column that is constant becomes 0."""
     if x.dtype not in (np.float32, np.uint8):
         return _Pair()
     mean = _mean(x, lambda part: part)
-    deviation = np.sqrt(_mean(x, lambda part: (part - mean[:, None]) ** 2))
-    return _pair(mean, np.where(deviation > 0, deviation, 1))
+    std = np.sqrt(_mean(x, lambda part: (part - mean[:, None]) ** 2))
+    return _pair(mean, np.where(std > 0, std, 1))
 
 
 def _mean(x: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -131,11 +131,11 @@ def _unit(x: np.ndarray) -> _Pair:
 def _imagenet(x: np.ndarray) -> _Pair:
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[1] != 3:
         return _Pair()
-    return _pair(255 * IMAGENET_MEAN, 255 * IMAGENET_DEVIATION)
+    return _pair(255 * IMAGENET_MEAN, 255 * IMAGENET_STD)
 
 
-def _pair(mean: np.ndarray, deviation: np.ndarray) -> _Pair:
-    return _Pair((1 / deviation).astype(np.float32), (-mean / deviation).astype(np.float32))
+def _pair(mean: np.ndarray, std: np.ndarray) -> _Pair:
+    return _Pair((1 / std).astype(np.float32), (-mean / std).astype(np.float32))
 
 
 def _all(x: np.ndarray, value: float) -> np.ndarray:

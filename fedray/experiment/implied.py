@@ -11,7 +11,7 @@ from fedray.algorithms import Algorithm
 from fedray.config import Config
 from fedray.core.local_training import LocalTraining
 from fedray.data.federated import FederatedData
-from fedray.data.partitions.partition import implied_options
+from fedray.data.partitions.partition import resolved_defaults
 from fedray.data.sources.source import Source
 
 
@@ -23,7 +23,7 @@ def implied_values(
     These are options of a partition of the ``kind``, and the algorithm's hyper-parameters; ``cohort`` of ``clients``
     clients take part in a round.
     """
-    options = implied_options(kind)
+    options = resolved_defaults(kind)
     hyper = algorithm.implied(cohort, clients, training.local_steps)
     return {f"data.partition.{name}": value for name, value in options.items()} | {
         f"algorithm.{name}": value for name, value in hyper.items()

@@ -19,7 +19,7 @@ from fedray.core.rounding import whole
 from fedray.core.structure import leaves
 from fedray.core.task import Task
 from fedray.core.torch_state import neutral
-from fedray.data.federated import FederatedData, federate, with_public_dealt, with_train_subset
+from fedray.data.federated import FederatedData, federate, with_public_at_clients, with_train_subset
 from fedray.data.partitions.partition import kind_of
 from fedray.data.partitions.test_shares import draw_eval_clients, with_test_shares
 from fedray.data.sources.columns import Columns
@@ -248,7 +248,7 @@ def _spread(config: Config, algorithm: Algorithm, source: Source) -> tuple[Feder
     seed = _data_seed(config)
     data = federate(source, config.data, seed, _public_samples(config, algorithm, source))
     if config.data.public_to == "clients":
-        data = with_public_dealt(data, seed)
+        data = with_public_at_clients(data, seed)
     data, notes = _with_test_shares(config, algorithm, data, seed)
     if config.run.eval_train_samples:
         data = with_train_subset(data, config.run.eval_train_samples, seed)

@@ -121,14 +121,14 @@ def load_own(
 
     Raises :class:`UserError` if ``test`` comes without ``data``, or if the data can't be loaded.
     """
-    from fedray.data.sources.own import own_source
     from fedray.data.sources.source import source_of
+    from fedray.data.sources.user_data import user_source
     from fedray.experiment.experiment import Own
 
     config = load(spec.base)
     of_task = config.task.kind, config.task.ignore_index
     if data is not None:
-        source = own_source(
+        source = user_source(
             data, test, client_column, label_column, config.data.normalization, *of_task, config.data.access,
             config.data.image_size,
         )  # fmt: skip

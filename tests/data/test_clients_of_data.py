@@ -14,8 +14,8 @@ from fedray.config import load
 from fedray.data.federated import federate
 from fedray.data.partitions import plot
 from fedray.data.partitions.holdings import Holdings
-from fedray.data.sources.own import own_source
 from fedray.data.sources.source import Source, from_fields, load_source
+from fedray.data.sources.user_data import user_source
 from fedray.experiment.experiment import Own
 from fedray.experiment.resolve import resolve
 
@@ -65,7 +65,7 @@ def test_what_is_not_used_is_said(tmp_path):
 
 
 def test_a_resolved_config_means_the_same(tmp_path):
-    source = own_source((X, Y, STATIONS), (XT, YT))
+    source = user_source((X, Y, STATIONS), (XT, YT))
     first, data = resolve(load(FAST), Own(source))
     again, same = resolve(load(first.config.model_dump()), Own(source))
     assert again.config == first.config
@@ -80,12 +80,12 @@ def frame(x, y, **more):
 def test_a_mistyped_client_column_is_named():
     test = frame(XT, YT)
     with pytest.raises(UserError, match=r"data has no column 'clint' .client_column. .did you mean 'client'"):
-        own_source(frame(X, Y, client=STATIONS), test, client_column="clint")
+        user_source(frame(X, Y, client=STATIONS), test, client_column="clint")
     for near in ("Client", "client_id", "clients"):
         with pytest.raises(UserError, match=f"no column 'client', but '{near}': give client_column='{near}'"):
-            own_source(frame(X, Y, **{near: np.arange(60) % 4}), test)
-        assert own_source(frame(X, Y, **{near: STATIONS}), test, client_column=near).client_names == tuple("abef")
-    assert own_source(frame(X, Y, patient=0), frame(XT, YT, patient=0)).client_train is None
+            user_source(frame(X, Y, **{near: np.arange(60) % 4}), test)
+        assert user_source(frame(X, Y, **{near: STATIONS}), test, client_column=near).client_names == tuple("abef")
+    assert user_source(frame(X, Y, patient=0), frame(XT, YT, patient=0)).client_train is None
 
 
 def test_test_samples_of_unknown_clients_are_counted(tmp_path):
@@ -97,9 +97,9 @@ def test_clients_keep_their_names_in_every_form(tmp_path):
     given = {"x_train": X, "y_train": Y, "x_test": XT, "y_test": YT, "client_train": STATIONS}
     np.savez(tmp_path / "mine.npz", **given)
     sources = [
-        own_source((X, Y, STATIONS), (XT, YT)),
-        own_source((X, Y, pd.Series(STATIONS, dtype="category")), (XT, YT)),
-        own_source(frame(X, Y, client=STATIONS), frame(XT, YT)),
+        user_source((X, Y, STATIONS), (XT, YT)),
+        user_source((X, Y, pd.Series(STATIONS, dtype="category")), (XT, YT)),
+        user_source(frame(X, Y, client=STATIONS), frame(XT, YT)),
         from_fields("mine", given),
         load_source("npz", str(tmp_path / "mine.npz")),
     ]
@@ -121,7 +121,7 @@ def test_numbers_of_clients_are_their_names_unless_they_count_from_zero():
 
 def test_a_client_that_is_missing_or_has_no_name_is_named():
     with pytest.raises(UserError, match="client_train has nothing in row 3"):
-        own_source((X, Y, np.where(np.arange(60) == 3, None, STATIONS)), (XT, YT))
+        user_source((X, Y, np.where(np.arange(60) == 3, None, STATIONS)), (XT, YT))
     fields = {"x_train": X, "y_train": Y, "x_test": XT, "y_test": YT}
     with pytest.raises(UserError, match="client_train has client 2 in row 2, but client_names has 2 names"):
         from_fields("mine", {**fields, "client_train": np.arange(60) % 4, "client_names": ["a", "b"]})
@@ -155,20 +155,20 @@ def test_clients_keep_their_names_where_they_are_scored(tmp_path):
 
 
 def test_a_client_below_zero_is_refused_in_training():
-    from fedray.data.sources.own import own_source
+    from fedray.data.sources.user_data import user_source
 
     x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
     with pytest.raises(UserError, match="client_train has client -1 in row 2; clients are 0, 1, 2"):
-        own_source((x, y, np.array([0, 1, -1, 1])), (x, y))
+        user_source((x, y, np.array([0, 1, -1, 1])), (x, y))
 
 
 def test_clients_that_lose_all_their_samples_are_counted():
     from fedray.config import load
     from fedray.data.federated import federate
-    from fedray.data.sources.own import own_source
+    from fedray.data.sources.user_data import user_source
 
     x, y = np.zeros((8, 2), np.float32), np.arange(8) % 2
-    source = own_source((x, y, np.arange(8)), (x, y))
+    source = user_source((x, y, np.arange(8)), (x, y))
     data = federate(source, load({"data.validation_samples": 3}).data, 0, 0)
     assert data.clients == 5
     assert any(note.startswith("warning: 3 of the data's 8 clients have no samples left") for note in data.notes)

@@ -38,8 +38,8 @@ from torch import Tensor, nn
 from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data.sources.hf_items import Rows
-from fedray.data.sources.own import own_source
 from fedray.data.sources.source import source_of
+from fedray.data.sources.user_data import user_source
 from fedray.data.storage.lazy import LazyItems
 from fedray.experiment.resolve import resolve_data
 
@@ -327,16 +327,16 @@ def test_another_image_makes_another_run():
 def test_much_is_read_when_it_is_used(monkeypatch):
     root = saved(divided(numbers()))
     assert isinstance(read(root).x_train, np.ndarray)
-    monkeypatch.setattr("fedray.data.storage.machine.memory_of_machine", lambda: 1000)
+    monkeypatch.setattr("fedray.data.storage.lazy.memory_of_machine", lambda: 1000)
     assert isinstance(read(root).x_train, LazyItems)
 
 
 def test_datasets_that_are_handed_over():
     sets = divided({**{name: values for name, values in numbers(label=Y.tolist()).items() if name != "target"}})
-    source = own_source(sets["train"], sets["test"])
+    source = user_source(sets["train"], sets["test"])
     assert np.array_equal(source.x_train, X[:ROWS])
     chosen = sets["train"].select(range(0, ROWS, 2)).shuffle(seed=0)
-    assert np.array_equal(own_source(chosen, sets["test"]).x_train, chosen.to_pandas()[list("abcd")].to_numpy("f4"))
+    assert np.array_equal(user_source(chosen, sets["test"]).x_train, chosen.to_pandas()[list("abcd")].to_numpy("f4"))
     for data, test, message in (
         (sets, None, r"data=... is a DatasetDict; hand over data=d\['train'\], test=d\['test'\]"),
         (sets["train"].to_iterable_dataset(), sets["test"], "data=... is a IterableDataset; hand over a Dataset that"),
@@ -349,7 +349,7 @@ def test_datasets_that_are_handed_over():
         ),
     ):
         with pytest.raises(UserError, match=message):
-            own_source(data, test if test is not None else sets["test"])
+            user_source(data, test if test is not None else sets["test"])
 
 
 def test_the_library_says_nothing_and_stays_as_it_is(capfd):

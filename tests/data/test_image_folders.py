@@ -260,9 +260,13 @@ def test_all_sources_of_pictures_decode_alike(tmp_path):
     table = datasets.Dataset.from_dict(
         rows, datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     )
-    from fedray.data.sources.own import own_source
+    from fedray.data.sources.user_data import user_source
 
-    for source in (read(tmp_path / "folders"), federated_csv(str(tmp_path / "csv"), 16), own_source(table, table)):
+    for source in (
+        read(tmp_path / "folders"),
+        federated_csv(str(tmp_path / "csv"), 16),
+        user_source(table, table),
+    ):
         assert (source.x_train.chosen(np.array([0]))[0] == GREY).all()
 
 

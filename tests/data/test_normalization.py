@@ -14,8 +14,8 @@ from torchvision.transforms.v2.functional import normalize
 from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data.normalization import ROWS, checked, of_choice
-from fedray.data.sources.own import own_source
 from fedray.data.sources.source import load_source
+from fedray.data.sources.user_data import user_source
 from fedray.experiment.resolve import resolve_data
 
 rng = np.random.default_rng(3)
@@ -40,7 +40,7 @@ def test_standard_is_mean_and_deviation_of_each_channel(shape, dtype):
 def test_only_training_samples_count_and_constant_columns_become_zero():
     x = rng.normal(50, 10, (100, 2)).astype(np.float32)
     x[:, 1] = 7.0
-    source = own_source((x, x[:, 0]), (x + 1000, x[:, 0]), normalization="standard", kind="regression")
+    source = user_source((x, x[:, 0]), (x + 1000, x[:, 0]), normalization="standard", kind="regression")
     np.testing.assert_allclose(source.scale, [1 / x[:, 0].std(dtype=np.float64), 1], rtol=1e-6)
     assert not scaled(x, source.scale, source.shift)[:, 1].any()
 
@@ -115,7 +115,7 @@ def test_the_choice_is_part_of_the_data(tmp_path, monkeypatch):
 def test_what_does_not_apply_is_refused(choice, x, message):
     y = np.arange(20) % 2
     with pytest.raises(UserError, match=message):
-        own_source((x, y), (x, y), normalization=choice)
+        user_source((x, y), (x, y), normalization=choice)
 
 
 def test_what_is_read_when_used_has_no_mean(tmp_path):
@@ -127,7 +127,7 @@ def test_what_is_read_when_used_has_no_mean(tmp_path):
             return torch.full((3,), float(i)), i % 2
 
     with pytest.raises(UserError, match=r"data.normalization=standard needs inputs in memory"):
-        own_source(Items(), Items(), normalization="standard", access="lazy")
+        user_source(Items(), Items(), normalization="standard", access="lazy")
     with pytest.raises(UserError, match=r"data.normalization: the source image_folder has no 'standard'"):
         load_source("image_folder", str(tmp_path), "standard", image_size=8)
 

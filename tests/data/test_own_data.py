@@ -11,8 +11,8 @@ import torch
 
 from fedray import UserError, simulate
 from fedray.data import Source
-from fedray.data.sources.own import own_source
 from fedray.data.sources.source import from_fields, load_source, validate
+from fedray.data.sources.user_data import user_source
 from fedray.tuning.driver import load_own
 from fedray.tuning.spec import read_sweeps
 
@@ -56,9 +56,9 @@ def forms(y, y_test):
 
 
 def both_ways(y, y_test, kind="auto"):
-    """Each form through own_source, then the arrays as a source of the user's and as a file."""
+    """Each form through user_source, then the arrays as a source of the user's and as a file."""
     for data, test in forms(y, y_test).values():
-        yield lambda data=data, test=test: own_source(data, test, kind=kind)
+        yield lambda data=data, test=test: user_source(data, test, kind=kind)
     fields = {"x_train": X, "y_train": y, "x_test": XT, "y_test": y_test}
     yield lambda: from_fields("mine", fields, kind=kind)
 
@@ -138,28 +138,28 @@ def test_rows_of_unequal_length_are_named():
     message = r"{}row 7 of {} has shape \[1\], the first one \[2\]; all must be equally large"
     for y in (RAGGED, objects, pd.Series(RAGGED)):
         with pytest.raises(UserError, match=message.format("data: ", "y_train")):
-            own_source((X, y), (XT, YT))
+            user_source((X, y), (XT, YT))
         with pytest.raises(UserError, match=message.format("data: ", "client_train")):
-            own_source((X, Y, y), (XT, YT))
+            user_source((X, Y, y), (XT, YT))
     with pytest.raises(UserError, match=message.format("data: ", "y_train")):
-        own_source(frame(X, RAGGED), frame(XT, YT))
+        user_source(frame(X, RAGGED), frame(XT, YT))
     with pytest.raises(UserError, match=message.format("mine: ", "y_train")):
         from_fields("mine", {"x_train": X, "y_train": RAGGED, "x_test": XT, "y_test": YT})
     data = Items(lambda i: (X[i], np.array(RAGGED[i])))
     data.targets = RAGGED
     with pytest.raises(UserError, match=message.format("data: ", "targets")):
-        own_source(data, (XT, YT), access="lazy")
+        user_source(data, (XT, YT), access="lazy")
 
 
 def test_targets_that_are_no_array_are_named():
     with pytest.raises(UserError, match=r"data: y_train can't be read as an array: RuntimeError: .*requires grad"):
-        own_source((X, torch.zeros(60, requires_grad=True)), (XT, YT))
+        user_source((X, torch.zeros(60, requires_grad=True)), (XT, YT))
 
 
 def test_rows_that_are_lists_are_targets_of_several_numbers():
     y = [[i / 2, 1.0] for i in range(60)]
     for given in (frame(X, y), (X, pd.Series(y))):
-        source = own_source(given, (XT, y[:12]) if isinstance(given, tuple) else frame(XT, y[:12]))
+        source = user_source(given, (XT, y[:12]) if isinstance(given, tuple) else frame(XT, y[:12]))
         assert (source.task, source.y_train.tolist()) == ("regression", y)
 
 
@@ -196,11 +196,11 @@ def test_categories_have_the_order_that_pandas_has():
     sizes = pd.CategoricalDtype(["small", "middle", "large", "huge"], ordered=True)
     y, y_test = (pd.Series(np.array(["small", "large", "middle"])[labels], dtype=sizes) for labels in (Y, YT))
     for data, test in (((X, y), (XT, y_test)), (frame(X, y), frame(XT, y_test))):
-        source = own_source(data, test)
+        source = user_source(data, test)
         assert (source.classes, source.class_names) == (4, ("small", "middle", "large", "huge"))
         assert source.y_train[:3].tolist() == [0, 2, 1]
     with pytest.raises(UserError, match="y_train has nothing in row 3"):
-        own_source((X, y.where(np.arange(60) != 3)), (XT, y_test))
+        user_source((X, y.where(np.arange(60) != 3)), (XT, y_test))
 
 
 def test_names_given_with_numbers_are_kept():
@@ -226,7 +226,7 @@ def test_names_are_in_the_summary_and_bits_are_those_of_numbers():
 
 def test_mixed_labels_are_named():
     with pytest.raises(UserError, match="y_train holds numbers and other things, as 'x' in row 1"):
-        own_source((X[:3], np.array([0, "x", 1], dtype=object)), (XT, YT))
+        user_source((X[:3], np.array([0, "x", 1], dtype=object)), (XT, YT))
 
 
 def faulty(i):
@@ -249,12 +249,12 @@ BAD_ITEMS = {
 @pytest.mark.parametrize(("item", "message"), BAD_ITEMS.values(), ids=BAD_ITEMS.keys())
 def test_an_item_that_is_wrong_is_named(item, message):
     with pytest.raises(UserError, match=message):
-        own_source(Items(item), (XT, YT))
+        user_source(Items(item), (XT, YT))
 
 
 def test_samples_of_unequal_size_are_named():
     with pytest.raises(UserError, match=r"data: row 7 of x_train has shape \[3\], the first one \[5\]"):
-        own_source(([x[:3] if i == 7 else x for i, x in enumerate(X)], Y), (XT, YT))
+        user_source(([x[:3] if i == 7 else x for i, x in enumerate(X)], Y), (XT, YT))
 
 
 def images(i):
@@ -288,46 +288,46 @@ def test_random_transforms_are_refused_and_the_users_generators_left_alone(item)
     expected = drawn()
     seed()
     with pytest.raises(UserError, match=r"differs when it is read again, as with random transforms.*data.augment or"):
-        own_source(Items(item), (XT, YT), access="memory")
+        user_source(Items(item), (XT, YT), access="memory")
     with pytest.raises(UserError, match=r"the target of item 0 of data differs when it is read again"):
-        own_source(RANDOM_LABEL, (XT, YT))
+        user_source(RANDOM_LABEL, (XT, YT))
     assert drawn() == expected
 
 
 def test_a_dataset_is_read_once_and_a_bounded_number_of_items_again():
     read = []
-    own_source(Items(lambda i: (read.append(i), (X[i % 60], i % 3))[1], 500), (XT, YT))
+    user_source(Items(lambda i: (read.append(i), (X[i % 60], i % 3))[1], 500), (XT, YT))
     assert read[-500:] == list(range(500))
     assert len(read) == 500 + 4 * 16 + 1
 
 
 def test_columns_are_told_by_name():
     there, wanted = frame(XT, YT)[["label", *"edcba"]], frame(XT, YT)
-    assert np.array_equal(own_source(frame(X, Y), there).x_test, own_source(frame(X, Y), wanted).x_test)
+    assert np.array_equal(user_source(frame(X, Y), there).x_test, user_source(frame(X, Y), wanted).x_test)
     with pytest.raises(UserError, match="test has column 'f', which data does not have"):
-        own_source(frame(X, Y), wanted.assign(f=0))
+        user_source(frame(X, Y), wanted.assign(f=0))
     with pytest.raises(UserError, match=r"data has no column 'lable' .label_column. .did you mean 'label'"):
-        own_source(frame(X, Y), wanted, label_column="lable")
+        user_source(frame(X, Y), wanted, label_column="lable")
     with pytest.raises(UserError, match="client_column and label_column name columns of a DataFrame"):
-        own_source((X, Y), (XT, YT), client_column="station")
+        user_source((X, Y), (XT, YT), client_column="station")
 
 
 def test_columns_of_frames_of_features_are_told_by_name_too():
     x, x_test = (frame(each, 0).drop(columns="label") for each in (X, XT))
-    source = own_source((x, Y), (x_test[list("edcba")], YT))
+    source = user_source((x, Y), (x_test[list("edcba")], YT))
     assert np.array_equal(source.x_test, XT)
     with pytest.raises(UserError, match="test lacks column 'c', which data has"):
-        own_source((x, Y), (x_test.drop(columns="c"), YT))
+        user_source((x, Y), (x_test.drop(columns="c"), YT))
 
 
 def test_categories_that_read_alike_are_refused():
     labels = pd.Categorical([1, "1", 2] * 20, categories=[1, "1", 2])
     with pytest.raises(UserError, match="y_train has 2 categories that are '1' when written as text"):
-        own_source((X, labels), (XT, labels[:12]))
+        user_source((X, labels), (XT, labels[:12]))
 
 
 def test_arrays_may_be_tuples():
-    source = own_source(tuple(zip(*zip(X, Y, strict=True), strict=True)), (XT, YT))
+    source = user_source(tuple(zip(*zip(X, Y, strict=True), strict=True)), (XT, YT))
     assert np.array_equal(source.x_train, X)
     assert np.array_equal(source.y_train, Y)
 
@@ -345,19 +345,19 @@ def test_sweeps_read_data_alike():
 def test_bytes_are_scaled_however_they_are_given(tmp_path):
     """An image of bytes is the same whether it is in a file or in an array."""
     from fedray.data.sources.npz import npz
-    from fedray.data.sources.own import own_source
+    from fedray.data.sources.user_data import user_source
 
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (20, 1, 4, 4), dtype=np.uint8), np.arange(20) % 2
     np.savez(tmp_path / "images.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    of_file, of_arrays = npz(str(tmp_path / "images.npz")), own_source((x, y), (x, y))
+    of_file, of_arrays = npz(str(tmp_path / "images.npz")), user_source((x, y), (x, y))
     assert of_file.scale == of_arrays.scale == np.float32(1 / 255)
 
 
 def test_a_list_of_a_few_items_is_a_data_set():
-    from fedray.data.sources.own import own_source
+    from fedray.data.sources.user_data import user_source
 
     items = [(np.full(3, k, np.float32), k % 2) for k in range(3)]
-    source = own_source(items, items[:2])
+    source = user_source(items, items[:2])
     assert source.y_train.tolist() == [0, 1, 0]
     assert source.x_test.shape == (2, 3)

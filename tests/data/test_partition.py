@@ -11,9 +11,9 @@ from partition_checks import balanced, check_split, clients, config, histogram, 
 
 from fedray.config import DataConfig
 from fedray.data.federated import federate
-from fedray.data.partitions.deal import largest_remainder
 from fedray.data.partitions.partition import PARTITIONERS, partition
 from fedray.data.partitions.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
+from fedray.data.partitions.splits import largest_remainder
 from fedray.errors import UserError
 
 

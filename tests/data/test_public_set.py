@@ -1,4 +1,4 @@
-"""The public set may be dealt out to the clients, so that methods with and without it see the same labelled samples."""
+"""The public set may go to the clients, so that methods with and without it see the same labelled samples."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from fedray import UserError, simulate
 from fedray.cli.main import main
 from fedray.config import load
 from fedray.data.sources.columns import held_out
-from fedray.data.sources.own import own_source
 from fedray.data.sources.source import Source, source_of
+from fedray.data.sources.user_data import user_source
 
 rng = np.random.default_rng(3)
 ROWS = 80
@@ -274,4 +274,4 @@ def test_a_gap_in_a_dataframe_names_its_column():
     table = frame().rename(columns={"target": "label"})
     table.loc[3, "b"] = np.nan
     with pytest.raises(UserError, match=r"data: column 'b' has nothing in row 3 \(1 such rows\)"):
-        own_source(table, table)
+        user_source(table, table)

@@ -86,7 +86,7 @@ def test_targets_that_do_not_fit_their_task(y: Any, kind: str, message: str) -> 
         read_targets("it", {"y_train": y}, kind)
 
 
-def test_targets_of_unequal_shapes_and_known_classes() -> None:
+def test_targets_of_unequal_shapes_and_knuser_classes() -> None:
     with pytest.raises(UserError, match=r"targets of y_test have shape \[2\], those of y_train \[3\]"):
         read_targets("it", {"y_train": np.ones((4, 3)) / 2, "y_test": np.ones((4, 2)) / 2})
     assert read_targets("it", {"y_train": np.array([[1, 2], [0, -7]])}, "tokens", 9, None, -7).classes == 9
@@ -132,7 +132,7 @@ def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
             1,
             {},
             {"data__partition__kind": "dirichlet"},
-            "dirichlet deals by classes, and the targets are none",
+            "dirichlet goes by classes, and the targets are none",
         ),
         (1, {}, {"task__kind": "classification"}, "y_train must hold whole numbers"),
         (1, {}, {"task__kind": "regresion"}, "task.kind"),

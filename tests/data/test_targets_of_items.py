@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from fedray import UserError, evaluate, simulate
 from fedray.core.structure import leaves
-from fedray.data.sources.own import own_source
+from fedray.data.sources.user_data import user_source
 from fedray.data.sources.wrapped import classes_of
 
 COUNT, WRONG = 600, 231
@@ -102,7 +102,7 @@ class Kept(Listed):
 
 
 def test_what_is_mapped_or_evaluated_is_compared_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedray.data.sources.own.is_much", lambda size: True)
+    monkeypatch.setattr("fedray.data.sources.user_data.is_much", lambda size: True)
     message = rf"item {WRONG} of data has the target 1, but data.targets lists 0"
     with pytest.raises(UserError, match=message):
         run(tmp_path, Kept(WRONG), Kept(), data__access="mapped")
@@ -123,7 +123,7 @@ def test_noise_in_many_items_is_trained_on_when_nothing_lists_other_targets(tmp_
 
     lazy, memory = (run(tmp_path, Noisy(), Listed(), data__access=kind, run__name=kind) for kind in ("lazy", "memory"))
     assert lazy.summary["model_sha256"] == memory.summary["model_sha256"]
-    assert own_source(Noisy(), Listed(), access="lazy").y_train[:3].tolist() == [2, 1, 0]
+    assert user_source(Noisy(), Listed(), access="lazy").y_train[:3].tolist() == [2, 1, 0]
 
 
 FORMS: dict[str, Callable[[np.ndarray], Any]] = {
@@ -154,7 +154,7 @@ def counted(read: list[int]) -> Listed:
 def test_data_sets_within_others_list_their_targets(wrap):
     """So that no epoch is needed to know them."""
     read: list[int] = []
-    source = own_source(wrap(counted(read)), Listed(), access="lazy")
+    source = user_source(wrap(counted(read)), Listed(), access="lazy")
     assert source.y_train.tolist() == (np.arange(COUNT) % 3).tolist()
     assert len(read) < 100
 
@@ -170,7 +170,7 @@ class Methods(Listed):
 
 @pytest.mark.parametrize("wrap", [lambda it: it, lambda it: Subset(it, range(COUNT)), lambda it: ConcatDataset([it])])
 def test_what_is_called_labels_may_be_something_else(wrap):
-    source = own_source(wrap(Methods()), Listed(), access="lazy")
+    source = user_source(wrap(Methods()), Listed(), access="lazy")
     assert source.y_train.tolist() == (np.arange(COUNT) % 3).tolist()
 
 
@@ -183,12 +183,12 @@ def with_clients(clients: list[str]) -> Listed:
 def test_clients_of_data_sets_within_others():
     """A Subset has no attribute ``clients``: its clients were lost."""
     whole, last = ["ann", "bob", "ann", "eve"] * 5, ["eve", "eve"]
-    part = own_source(Subset(with_clients(whole), [1, 3, 5]), Listed())
+    part = user_source(Subset(with_clients(whole), [1, 3, 5]), Listed())
     assert (part.client_names, part.client_train.tolist()) == (("bob", "eve"), [0, 1, 0])
-    both = own_source(ConcatDataset([with_clients(whole), with_clients(last)]), Listed())
+    both = user_source(ConcatDataset([with_clients(whole), with_clients(last)]), Listed())
     assert (both.client_names, np.bincount(both.client_train).tolist()) == (("ann", "bob", "eve"), [10, 5, 7])
     with pytest.raises(UserError, match="some of the data sets that are joined in data have clients, and others have"):
-        own_source(ConcatDataset([with_clients(whole), Listed(count=3)]), Listed())
+        user_source(ConcatDataset([with_clients(whole), Listed(count=3)]), Listed())
 
 
 def parts(sizes: tuple[int, ...] = (20, 10, 30)) -> list[Any]:
@@ -206,7 +206,7 @@ def test_a_list_of_data_sets_is_one_for_each_client(access, sizes, tmp_path):
     assert result.clients["samples"].tolist() == list(sizes)
     if len(sizes) > 1:
         x, y = (torch.stack([torch.as_tensor(item[k]) for part in parts(sizes) for item in part]) for k in (0, 1))
-        owners, test = np.repeat(np.arange(len(sizes)), sizes), own_source(Listed(count=30), Listed(count=3))
+        owners, test = np.repeat(np.arange(len(sizes)), sizes), user_source(Listed(count=30), Listed(count=3))
         arrays = simulate(
             {**SETTINGS, "data.partition.kind": "auto", "run.output": str(tmp_path), "run.name": "arrays"},
             data=(x, y, owners), test=(test.x_train, test.y_train),
@@ -215,7 +215,7 @@ def test_a_list_of_data_sets_is_one_for_each_client(access, sizes, tmp_path):
 
 
 def test_each_client_may_have_its_own_tests():
-    source = own_source(parts(), tuple(parts((6, 4, 50))))
+    source = user_source(parts(), tuple(parts((6, 4, 50))))
     assert np.bincount(source.client_train).tolist() == [20, 10, 30]
     assert np.bincount(source.client_test).tolist() == [6, 4, 50]
 
@@ -262,13 +262,13 @@ FRAME = pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
 )
 def test_lists_that_are_refused(data, message):
     with pytest.raises(UserError, match=message) as refused:
-        own_source(data(), parts()[:2])
+        user_source(data(), parts()[:2])
     assert "\n" not in str(refused.value)
 
 
 def test_a_train_and_a_test_set_in_one_list_are_not_taken_for_two_clients():
     with pytest.raises(UserError, match=re.escape("data=... needs test=... in the same form")):
-        own_source([Listed(), Listed()], None)
+        user_source([Listed(), Listed()], None)
 
 
 X, Y = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32), np.arange(60) % 3
@@ -296,7 +296,10 @@ def test_a_list_of_pairs_of_arrays_is_one_for_each_client(form, bounds):
     """They were taken for as many samples of a tokens task."""
     make = PAIR_FORMS[form]
     for test in (make(XT, YT), pairs(*(bound // 5 for bound in bounds), form=make)):
-        source, whole = own_source(pairs(*bounds, form=make), test), own_source(make(X, Y), make(XT, YT))
+        source, whole = (
+            user_source(pairs(*bounds, form=make), test),
+            user_source(make(X, Y), make(XT, YT)),
+        )
         assert (source.task, source.class_names, len(source.y_test)) == (whole.task, whole.class_names, 12)
         assert source.client_train.tolist() == np.repeat(range(len(bounds)), np.diff((0, *bounds))).tolist()
         assert [a.tolist() for a in leaves((source.x_train, source.y_train))] == [
@@ -314,7 +317,7 @@ def test_samples_with_as_many_targets_as_rows_stay_samples(shape, y):
     data, y = samples(30, shape, y), np.asarray(y)
     stacked = np.ones((6, *shape), np.float32), np.stack([y] * 6).squeeze()
     for test in (samples(6, shape, y), stacked):
-        source = own_source(data, test)
+        source = user_source(data, test)
         assert (source.x_train.shape, source.x_test.shape) == ((30, *shape), (6, *shape))
         assert source.client_train is None
 
@@ -336,5 +339,5 @@ def test_samples_with_as_many_targets_as_rows_stay_samples(shape, y):
 )  # fmt: skip
 def test_pairs_of_arrays_that_are_refused(data, test, message):
     with pytest.raises(UserError, match=message) as refused:
-        own_source(data, test)
+        user_source(data, test)
     assert "\n" not in str(refused.value)

@@ -14,8 +14,8 @@ from torchvision.models import get_model, get_model_weights
 
 from fedray import UserError, simulate
 from fedray.config import load
-from fedray.data.sources.own import own_source
 from fedray.data.sources.source import Source
+from fedray.data.sources.user_data import user_source
 from fedray.experiment.experiment import Own
 from fedray.experiment.making import load_weights
 from fedray.experiment.resolve import resolve
@@ -201,7 +201,7 @@ def data(shape: tuple[int, ...] = (3, 16, 16), classes: int = 4) -> dict[str, An
 def images(side: int = 32) -> Source:
     given = data((3, side, side))
     (x, y, client), (x_test, y_test) = given["data"], given["test"]
-    return own_source((x, y, client), (x_test, y_test))
+    return user_source((x, y, client), (x_test, y_test))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedray.config import ALPHA, MIN_SAMPLES
-from fedray.data.partitions.deal import Split, by_owner, class_pools, deal
 from fedray.data.partitions.skew import Note, equal_share, ignore_note, overlap_share
+from fedray.data.partitions.splits import Split, by_owner, class_pools, partition_by_counts
 from fedray.errors import UserError
 
 MAX_DRAWS = 1000
@@ -41,9 +41,9 @@ def dirichlet(
     * Neither ``capped`` nor ``rebalanced``: as in pFedMo and FL-bench.
     * ``capped``, as in MOON and NIID-Bench: the classes are cut one after another, and a client that has n/N samples
       gets none of the later classes.
-    * ``rebalanced``, as in GHBM's code: of :data:`BALANCE_DRAWS` capped draws the one with the least deviation of sizes
-      is taken. Clients with more than floor(n/N) samples then return random ones, which those with fewer get, so that
-      all clients have equally many.
+    * ``rebalanced``, as in GHBM's code: of :data:`BALANCE_DRAWS` capped draws the one is taken whose sizes have the
+      least standard deviation. Clients with more than floor(n/N) samples then return random ones, which go to those
+      with fewer, so that all clients have equally many.
 
     The first two are drawn again until every client has ``min_samples``, at most :data:`MAX_DRAWS` times.
     Raises :class:`UserError` if that is not enough.
@@ -52,7 +52,7 @@ def dirichlet(
     if rebalanced:
         draws = (_counts(supply, clients, alpha, True, rng) for _ in range(BALANCE_DRAWS))
         counts = min(draws, key=lambda counts: counts.sum(axis=1).std())
-        return _rebalance(deal(labels, counts, rng), len(labels), rng, warn)
+        return _rebalance(partition_by_counts(labels, counts, rng), len(labels), rng, warn)
     if clients * min_samples > len(labels):
         raise UserError(
             f"dirichlet: {len(labels)} samples can't give data.clients={clients} at least {min_samples} each: lower "
@@ -63,7 +63,7 @@ def dirichlet(
         counts = _counts(supply, clients, alpha, capped, rng)
         best = max(best, int(counts.sum(axis=1).min()))
         if best >= min_samples:
-            return deal(labels, counts, rng)
+            return partition_by_counts(labels, counts, rng)
     few = f"fewer than {min_samples} samples (at best the smallest had {best})"
     lack = "no samples" if min_samples == 1 else few
     raise UserError(
@@ -130,8 +130,8 @@ def dirichlet_fixed(
     """Draws shares of the classes q_i ~ Dir(alpha * prior) for each client i, which takes equally many samples by them.
 
     The method is that of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
-    gives Dir(alpha 1_C), as in FedDyn's and Plato's code. Samples are dealt one to each client in turn, the clients in
-    random order. Where the class that a client draws has run out, it draws another one by q_i, or uniformly if q_i is 0
+    gives Dir(alpha 1_C), as in FedDyn's and Plato's code. Samples go one to each client in turn, the clients in random
+    order. Where the class that a client draws has run out, it draws another one by q_i, or uniformly if q_i is 0
     for all classes that are left (FedDyn's repository redraws for ever there).
 
     With ``overlap``, as in Plato and hence in FedTrip, every client draws from the whole set without replacement, a
@@ -145,11 +145,11 @@ def dirichlet_fixed(
         pools = class_pools(labels, classes)
         return [_draw_weighted(pools, shares, n, rng) for shares in q]
     n = equal_share(len(labels), clients, samples_per_client)
-    # samples are dealt one after another: `client[s]` gets the s-th of them, which is of class `chosen[s]`
+    # one sample after another: `client[s]` gets the s-th of them, which is of class `chosen[s]`
     client = rng.permuted(np.tile(np.arange(clients), (n, 1)), axis=1).ravel()
     chosen = _choose(q, client, np.bincount(labels, minlength=classes), rng)
     counts = np.bincount(client * classes + chosen, minlength=clients * classes).reshape(clients, classes)
-    return deal(labels, counts, rng)
+    return partition_by_counts(labels, counts, rng)
 
 
 def _profiles(
@@ -176,8 +176,8 @@ def _profiles(
 
 
 def _choose(q: np.ndarray, client: np.ndarray, supply: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the class of each sample that is dealt, drawn by the shares q of its ``client`` among the classes that
-    are left.
+    """Returns the class of each sample that is given out, drawn by the shares q of its ``client`` among the classes
+    that are left.
 
     The result has the distribution of drawing one sample after another, but all are drawn at once. Then the class that
     runs out first is struck out, the samples that it lacks are drawn again from the other classes, and so on.
@@ -185,7 +185,7 @@ def _choose(q: np.ndarray, client: np.ndarray, supply: np.ndarray, rng: np.rando
     left = supply > 0
     chosen = _draw(q, left, client, rng)
     while len(over := np.flatnonzero(np.bincount(chosen, minlength=len(supply)) > supply)):
-        # the samples by class, and within a class in the order in which they are dealt
+        # the samples by class, and within a class in the order in which they are given out
         order = np.argsort(chosen, kind="stable")
         starts = np.searchsorted(chosen, over, sorter=order)
         first = np.argmin(order[starts + supply[over]])

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedray.config import MIN_SAMPLES, DataConfig, PartitionConfig
-from fedray.data.partitions.deal import Split, number_of_samples
 from fedray.data.partitions.dirichlet import dirichlet, dirichlet_fixed
 from fedray.data.partitions.skew import iid, label_skew, natural, orthogonal, quantity_skew, shards
+from fedray.data.partitions.splits import Split, number_of_samples
 from fedray.errors import UserError, near_miss
 from fedray.warning import as_warning
 
@@ -19,7 +19,7 @@ from fedray.warning import as_warning
 class Partitioner(NamedTuple):
     """A kind of partition: its function, and a line about it. Its options are the function's keyword arguments.
 
-    ``by_class`` says that it deals by the samples' classes, which not every task has.
+    ``by_class`` says that it goes by the samples' classes, which not every task has.
     """
 
     split: Callable[..., Split]
@@ -50,7 +50,7 @@ PARTITIONERS = {
     ),
     "shards": Partitioner(shards, "sorted by label, cut into shards, shards_per_client each (McMahan et al. 2017)"),
     "orthogonal": Partitioner(orthogonal, "clusters of clients with classes of their own (FedTrip)"),
-    "natural": Partitioner(natural, "the data's own clients, as the source says; data.clients is ignored", False),
+    "natural": Partitioner(natural, "the clients that come with the data; data.clients is ignored", False),
 }
 AUTO = "auto"
 """The kind that stands for ``natural``, ``dirichlet`` or ``iid``, whichever fits the data (:func:`kind_of`)."""
@@ -72,24 +72,24 @@ def partition(
 ) -> tuple[Split, tuple[str, ...]]:
     """Returns the split that ``data`` asks for of samples with ``labels`` int64 [n], and lines for the user about it.
 
-    ``owners`` int64 [n] are the data's own clients; None if the data have none. ``has_classes`` says whether the task
-    has classes; otherwise all labels are the same.
+    ``owners`` int64 [n] are the clients that come with the data; None if there are none. ``has_classes`` says whether
+    the task has classes; otherwise all labels are the same.
 
-    Raises :class:`UserError` for an unknown kind, for options that the kind does not take, for a kind that deals by
+    Raises :class:`UserError` for an unknown kind, for options that the kind does not take, for a kind that goes by
     classes where there are none, and for clients with fewer than ``min_samples`` samples.
     """
     kind = kind_of(data, owners is not None, has_classes)
     chosen = PARTITIONERS[kind]
     if chosen.by_class and not has_classes:
         takers = ", ".join(name for name, entry in PARTITIONERS.items() if not entry.by_class)
-        raise UserError(f"data.partition.kind={kind} deals by classes, and the targets are none: use {takers}")
+        raise UserError(f"data.partition.kind={kind} goes by classes, and the targets are none: use {takers}")
     notes: list[str] = []
     if owners is not None and kind != "natural":
         notes.append(
             f"warning: the data say whose each sample is, but data.partition.kind={kind} does not use that; natural "
             "does"
         )
-    offered = {**_given(data, kind), "classes": classes, "owners": owners, "note": notes.append}
+    offered = {**_options_set(data, kind), "classes": classes, "owners": owners, "note": notes.append}
     offered["warn"] = lambda line: notes.append(as_warning(line))
     arguments = {name: value for name, value in offered.items() if name in chosen.arguments}
     split = chosen.split(labels, data.clients, rng, **arguments)
@@ -104,7 +104,7 @@ def partition(
 def kind_of(data: DataConfig, has_owners: bool, has_classes: bool) -> str:
     """Returns the kind of partition that ``data`` asks for.
 
-    ``auto`` is natural if the data have their own clients, else dirichlet if samples have classes, else iid.
+    ``auto`` is natural if clients come with the data, else dirichlet if samples have classes, else iid.
     """
     kind = data.partition.kind
     if kind == AUTO:
@@ -115,30 +115,30 @@ def kind_of(data: DataConfig, has_owners: bool, has_classes: bool) -> str:
     return kind
 
 
-def _given(data: DataConfig, kind: str) -> dict[str, Any]:
+def _options_set(data: DataConfig, kind: str) -> dict[str, Any]:
     """Returns the options that differ from their defaults. Raises :class:`UserError` for one that ``kind`` does not
     take.
 
     An option that is set to its default is left out, because a resolved configuration has all defaults in it and must
     still be accepted.
     """
-    given = {}
+    found = {}
     for name in _OPTIONS:
         section = data if name == "samples_per_client" else data.partition
         value = getattr(section, name)
         if value == type(section).model_fields[name].default:
             continue
-        given[name] = value
+        found[name] = value
         if _key(name) not in PARTITIONERS[kind].options:
             takers = ", ".join(other for other, entry in PARTITIONERS.items() if name in entry.arguments)
             chosen = " (auto: the data have clients of their own)" if data.partition.kind == AUTO else ""
             raise UserError(
                 f"data.{_key(name)} does not apply to data.partition.kind={kind}{chosen}; it does to {takers}"
             )
-    return given
+    return found
 
 
-def implied_options(kind: str) -> dict[str, Any]:
+def resolved_defaults(kind: str) -> dict[str, Any]:
     """Returns the values, by name, that options of ``kind`` have where they are null in a :class:`PartitionConfig`."""
     parameters = inspect.signature(PARTITIONERS[kind].split).parameters
     unset = [name for name, field in PartitionConfig.model_fields.items() if field.default is None]

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedray.config import CLUSTERS, MIN_SAMPLES
-from fedray.data.partitions.deal import Split, by_owner, class_pools, deal, draw_each, largest_remainder
+from fedray.data.partitions.splits import (
+    Split,
+    by_owner,
+    class_pools,
+    draw_each,
+    largest_remainder,
+    partition_by_counts,
+)
 from fedray.errors import UserError
 
 Note = Callable[[str], None]
@@ -84,7 +91,7 @@ def label_skew(
     on_empty: str = "shrink",
     warn: Note = ignore_note,
 ) -> Split:
-    """Deals each client equally many samples of each of x classes (pFedMo's x-class non-i.i.d. data).
+    """Gives each client equally many samples of each of x classes (pFedMo's x-class non-i.i.d. data).
 
     ``assign`` says how the classes of a client are chosen: ``random`` draws them uniformly, as pFedMo's paper says;
     ``balanced`` gives client i class i mod classes and draws the others, as NIID-Bench does. ``on_empty`` says what
@@ -116,7 +123,7 @@ def label_skew(
         c = int(short[np.argmin(supply[short] / holders[short])])
         if on_empty == "fill":
             _fill_up(counts, held, supply, n)
-            return deal(labels, counts, rng)
+            return partition_by_counts(labels, counts, rng)
         shrunk = int(supply[c] // holders[c]) * x
         reason = f"class {c} has {supply[c]} samples for the {holders[c]} clients that hold it"
         if on_empty == "error" or not shrunk:
@@ -126,7 +133,7 @@ def label_skew(
             )
         warn(f"label_skew: {reason}; every client has {shrunk} samples instead of {n}")
         counts = _even_counts(held, shrunk, classes)
-    return deal(labels, counts, rng)
+    return partition_by_counts(labels, counts, rng)
 
 
 def _even_counts(held: np.ndarray, n: int, classes: int) -> np.ndarray:
@@ -171,7 +178,7 @@ def quantity_skew(
     sizes: Sequence[int] | None = None,
     warn: Note = ignore_note,
 ) -> Split:
-    """Deals client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
+    """Gives client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
 
     If there are not so many samples, all sizes are scaled down in proportion.
     """
@@ -195,7 +202,7 @@ def quantity_skew(
         spare = counts.sum(axis=0) < supply
         counts[i, c] -= 1
         counts[i, np.argmax(np.where(spare, quotas[i] - counts[i], -np.inf))] += 1
-    return deal(labels, counts, rng)
+    return partition_by_counts(labels, counts, rng)
 
 
 def _first_numbers(numbers: np.ndarray) -> str:
@@ -213,7 +220,7 @@ def shards(
     samples_per_client: int | None = None,
     warn: Note = ignore_note,
 ) -> Split:
-    """Sorts the samples by label, cuts them into equal shards and deals these out at random.
+    """Sorts the samples by label, cuts them into equal shards and gives these to clients at random.
 
     The method is that of McMahan et al. (2017), and GHBM's alpha = 0. Samples within a class are shuffled first.
     Samples that are left over are not used.
@@ -226,11 +233,11 @@ def shards(
         )
     order = np.concatenate([rng.permutation(pool) for pool in class_pools(labels, classes)])
     pieces = order[: len(order) // size * size].reshape(-1, size)
-    dealt = pieces[rng.permutation(len(pieces))[: clients * shards_per_client]].reshape(clients, -1)
-    unused = len(labels) - dealt.size
+    chosen = pieces[rng.permutation(len(pieces))[: clients * shards_per_client]].reshape(clients, -1)
+    unused = len(labels) - chosen.size
     if unused:
         warn(f"shards: {unused} of {len(labels)} samples are not used")
-    return list(np.sort(dealt, axis=1))
+    return list(np.sort(chosen, axis=1))
 
 
 def orthogonal(
@@ -244,7 +251,7 @@ def orthogonal(
     overlap: bool = False,
     warn: Note = ignore_note,
 ) -> Split:
-    """Puts client i into cluster i mod ``clusters``, where each cluster has classes of its own (FedTrip, Plato).
+    """Puts client i into cluster i mod ``clusters``, where no two clusters share a class (FedTrip, Plato).
 
     The classes of a cluster are a contiguous block. Each client draws its samples uniformly from those of its cluster,
     and all clients draw equally many. With ``overlap`` (as in Plato) clients may hold the same sample; without it, no
@@ -291,7 +298,7 @@ def natural(
     note: Note = ignore_note,
     warn: Note = ignore_note,
 ) -> Split:
-    """Deals the samples to the data's own clients ``owners``, int64 [n], in the order of their ids.
+    """Partitions the samples by the clients that come with the data, ``owners`` int64 [n], in the order of their ids.
 
     ``clients`` is not used. Clients with fewer than ``min_samples`` samples are left out. Of the others ``max_clients``
     are drawn, and of each client's samples ``max_samples``, if there are more and these are given.

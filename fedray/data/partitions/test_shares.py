@@ -1,4 +1,4 @@
-"""Gives each client its own share of the test set, and draws the clients that ``run.eval_clients`` asks for."""
+"""Gives each client a share of the test set, and draws the clients that ``run.eval_clients`` asks for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedray.core.seeds import Purpose, stream
 from fedray.data.federated import FederatedData
-from fedray.data.partitions.deal import Split, by_owner, class_pools, indices_and_offsets, largest_remainder
+from fedray.data.partitions.splits import Split, by_owner, class_pools, indices_and_offsets, largest_remainder
 from fedray.errors import UserError
 
 
@@ -27,9 +27,9 @@ def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> Federate
     Raises :class:`UserError` if a client can't have ``least`` test samples.
     """
     if data.test_indices is not None:
-        _check_given(data, least)
+        _check_shares(data, least)
         return data
-    split = _deal_by_class(data, seed)
+    split = _partition_by_class(data, seed)
     pools = class_pools(data.labels.test, data.labels.classes)
     for client in np.flatnonzero(data.sizes()).tolist():
         if len(split[client]) < least:
@@ -38,7 +38,7 @@ def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> Federate
     return replace(data, test_indices=indices, test_offsets=offsets)
 
 
-def _check_given(data: FederatedData, least: int) -> None:
+def _check_shares(data: FederatedData, least: int) -> None:
     sizes = {client: len(data.client_test(client)) for client in np.flatnonzero(data.sizes()).tolist()}
     client = min(sizes, key=lambda client: sizes[client])
     if sizes[client] < least:
@@ -48,8 +48,8 @@ def _check_given(data: FederatedData, least: int) -> None:
         )
 
 
-def _deal_by_class(data: FederatedData, seed: int) -> Split:
-    """Deals the test samples of each class to the clients in proportion to their training samples of it."""
+def _partition_by_class(data: FederatedData, seed: int) -> Split:
+    """Partitions the test samples of each class among the clients in proportion to their training samples of it."""
     rng = stream(seed, Purpose.PARTITION, 1)
     clients = data.clients
     holder = np.repeat(np.arange(clients), data.sizes())

@@ -19,7 +19,7 @@ CLIENT = "client"
 """The column that holds the clients, unless the user names another one."""
 
 HELD_OUT = 5
-"""Where data have no test samples of their own, one of so many samples of each group is one."""
+"""Where data come without test samples, one of so many samples of each group is one."""
 
 LISTED = 20
 """The number of columns up to which a message lists all of them, where none is close to the unknown one."""
@@ -111,7 +111,7 @@ class Columns:
 
 
 def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, str]) -> Sequence[Any]:
-    """Returns the columns of inputs ``wanted``, which a training set has, for a test set whose own are ``there``.
+    """Returns the columns of inputs ``wanted``, which a training set has, for a test set whose columns are ``there``.
 
     Their order is the training set's, because a model knows its inputs by their order. ``names`` stand for the two sets
     in messages. Raises :class:`UserError` if one of the two has a column that the other has not.

@@ -1,4 +1,4 @@
-"""The source ``csv``: tables of the user's own in csv files, with a column of targets and perhaps one of clients."""
+"""The source ``csv``: the user's tables in csv files, with a column of targets and perhaps one of clients."""
 
 from __future__ import annotations
 

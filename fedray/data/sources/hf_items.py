@@ -27,9 +27,8 @@ from fedray.data.sources.columns import Columns, in_order_of
 from fedray.data.sources.find import file_stamp
 from fedray.data.sources.images import decode_image
 from fedray.data.sources.targets import AUTO
-from fedray.data.storage.lazy import LazyItems
-from fedray.data.storage.machine import is_much
-from fedray.data.storage.remembered import remembered
+from fedray.data.storage.contents import remembered
+from fedray.data.storage.lazy import LazyItems, is_much
 from fedray.errors import UserError, first_sentence
 
 INSTALL = "pip install 'fedray[hf]'"

@@ -45,9 +45,9 @@ class ClassFolders(NamedTuple):
 
 
 def image_folder(root: str | None, image_size: int | None) -> Source:
-    """Loads the user's own images. Classes are numbered in the order of their names.
+    """Loads the user's images. Classes are numbered in the order of their names.
 
-    Images directly in ``root/CLASS``, or without a folder of tests, have no division of their own: of each class, every
+    Images directly in ``root/CLASS``, or without a folder of tests, are not divided: of each class, every
     fifth in the order of names is a test image. Raises :class:`UserError` if there are no such folders, a class has no
     images or is itself divided into train and test, or a test class has no training images.
     """

@@ -1,4 +1,4 @@
-"""The source ``npz``: the user's own arrays in one file that numpy.savez wrote."""
+"""The source ``npz``: the user's arrays in one file that numpy.savez wrote."""
 
 from __future__ import annotations
 

@@ -91,14 +91,14 @@ SOURCES = {
         "CIFAR-10: 50,000 + 10,000 colour photographs [3, 32, 32], 10 classes (Krizhevsky 2009)",
         FREE_FOR_RESEARCH,
         "the published images, in the binary layout",
-        {**OF_PIXELS, "ghbm": "the deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables"},
+        {**OF_PIXELS, "ghbm": "the standard deviations 0.2023, 0.1994, 0.2010 of GHBM's code, for its tables"},
     ),
     "cifar100": SourceEntry(
         "fedray.data.sources.cifar:cifar100",
         "CIFAR-100: 50,000 + 10,000 colour photographs [3, 32, 32], 100 classes (Krizhevsky 2009)",
         FREE_FOR_RESEARCH,
         "6,000 of the images, in the published layouts",
-        {**OF_PIXELS, "ghbm": "CIFAR-10's mean and the deviations 0.2023, 0.1994, 0.2010, as in GHBM's code"},
+        {**OF_PIXELS, "ghbm": "CIFAR-10's mean and the standard deviations 0.2023, 0.1994, 0.2010, as in GHBM's code"},
         {"fine": "the 100 classes", "coarse": "their 20 groups of five"},
     ),
     "tiny_imagenet": SourceEntry(

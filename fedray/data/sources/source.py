@@ -1,4 +1,4 @@
-"""A data set before it is spread over clients, and the checks of a user's own data."""
+"""A data set before it is spread over clients, and the checks of user-defined data."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Source:
       are in other tasks. ``task`` is the kind of task; ``auto`` lets it follow from the targets.
     * ``classes``: the number of classes of a sample or token; in other tasks the numbers in a target.
     * ``scale``, ``shift`` float32 [channels], or None: a model's input is float32(x) * scale + shift along axis 1,
-      which for images is (x/255 - mean) / deviation. For a tuple or dict of inputs they are such a structure too.
+      which for images is (x/255 - mean) / std. For a tuple or dict of inputs they are such a structure too.
     * ``client_*`` int64 [n]: the client that a sample belongs to, for the partition ``natural``; -1 in the test set
       means nobody.
-    * ``x_public``, ``y_public``: a public set of the source's own.
+    * ``x_public``, ``y_public``: a public set that comes with the source.
     * ``class_names`` in the order of the labels, and ``client_names`` in the order of the clients' numbers; None where
       there are only numbers.
     * ``files``: for a source that comes with fedray, :func:`fedray.data.sources.find.file_stamp` of each file that it
@@ -69,7 +69,7 @@ class Source:
 
     @property
     def public_by_default(self) -> int:
-        """The number of public samples that ``auto`` stands for: the source's own, or a tenth of the training
+        """The number of public samples that ``auto`` stands for: that of the source, or a tenth of the training
         samples."""
         return len(self.y_train) // 10 if self.y_public is None else len(self.y_public)
 

@@ -61,9 +61,9 @@ def list_of(dataset: Any, attribute: str, name: str) -> Any:
     ``name`` stands for the Dataset in messages. Raises :class:`UserError` if some of the data sets that are joined in
     it list the attribute ``clients``, and others do not.
     """
-    own = getattr(dataset, attribute, None)
-    if own is not None:
-        return own
+    listed = getattr(dataset, attribute, None)
+    if listed is not None:
+        return listed
     parts = _parts(dataset)
     found = [list_of(part, attribute, name) for part in parts]
     if not parts or any(each is None for each in found):
@@ -87,9 +87,9 @@ def mark_of(dataset: Any, methods: Sequence[str]) -> str | None:
     """Returns the text by which a Dataset tells that its items have changed: what the first of ``methods`` that it has
     returns, or else those of all data sets within it; None if there are none."""
     for name in methods:
-        own = getattr(dataset, name, None)
-        if callable(own):
-            return str(own())
+        method = getattr(dataset, name, None)
+        if callable(method):
+            return str(method())
     marks = [mark_of(part, methods) for part in _parts(dataset)]
     if not marks or None in marks:
         return None

@@ -11,8 +11,7 @@ import numpy as np
 
 from fedray.core.structure import leaves, map_leaves
 from fedray.data.federated import FederatedData
-from fedray.data.storage.lazy import LazyItems
-from fedray.data.storage.machine import memory_of_machine
+from fedray.data.storage.lazy import LazyItems, memory_of_machine
 from fedray.data.storage.mapped import is_mapped
 from fedray.data.storage.mapping import folder_of, map_arrays
 from fedray.errors import UserError

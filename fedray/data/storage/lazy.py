@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +24,21 @@ HASHED = 64
 
 TARGETS = ("targets", "labels")
 """The attributes in which a Dataset may list the targets of all items, as those of torchvision do."""
+
+
+MUCH = 0.25
+"""The part of the machine's memory beyond which samples are read one by one under ``data.access: auto``."""
+
+
+def memory_of_machine() -> int:
+    """Returns the bytes of memory of this machine, whether they are free or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def is_much(size: float) -> bool:
+    """Returns whether samples of ``size`` bytes are left where they are, and read one by one, unless the user wants
+    them elsewhere."""
+    return size > MUCH * memory_of_machine()
 
 
 class Indexed(Protocol):
@@ -84,7 +100,7 @@ class LazyItems:
         x = self._stacked([sample])
         if outline(x) != outline(self.first):
             raise UserError(f"item {i} of {self.name} is {outline(x)}, the first one {outline(self.first)}")
-        for leaf, first in zip(leaves(x), leaves(map_leaves(lambda _, own: own, x, self.first)), strict=True):
+        for leaf, first in zip(leaves(x), leaves(map_leaves(lambda _, first: first, x, self.first)), strict=True):
             if leaf.shape != first.shape or leaf.dtype != first.dtype:
                 raise UserError(
                     f"item {i} of {self.name} has shape {list(leaf.shape[1:])} ({leaf.dtype}), the first one "
@@ -127,7 +143,7 @@ class LazyItems:
     def stamp(self) -> str:
         """Returns a digest that differs if any item may have changed, for copies that are kept.
 
-        It is what the data set's own method ``stamp`` returns, or else ``digest``. Raises :class:`UserError` if it has
+        It is what the data set's method ``stamp`` returns, or else ``digest``. Raises :class:`UserError` if it has
         neither of them.
         """
         found = mark_of(self.dataset, ("stamp", "digest"))
@@ -140,7 +156,7 @@ class LazyItems:
         )
 
     def digest(self) -> str:
-        """Returns a digest of the code of the data set, its length, some of its items, and of what its own method
+        """Returns a digest of the code of the data set, its length, some of its items, and of what its method
         ``digest``, if it has one, returns.
 
         To read all items would take as long as an epoch.

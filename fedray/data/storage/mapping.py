@@ -12,7 +12,7 @@ import queue
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ def _fill_all(lazy: Mapping[str, LazyItems], staging: Path, progress: Progress, 
 def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Filling, set[int]]:
     """Returns the filling of ``files``, and the chunks that they have already.
 
-    ``journal`` lists these, below a line with their size. Unless it is there, the files are made anew.
+    ``journal`` lists these, below a line with their size. Unless it is there, the files are made again.
     """
     size = max(1, CHUNK_BYTES // items.bytes_each)
     heading = f"{size} {len(items)}"
@@ -198,36 +198,21 @@ def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Fill
 
 def _read_by(readers: Sequence[Reader], filling: Filling, chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Has ``readers`` read chunks, and yields each with the number of its items. An error of one ends all."""
-    left: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for chunk in chunks:
-        left.put(chunk)
-    found: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
-    over = threading.Event()
+    free: queue.SimpleQueue[Reader] = queue.SimpleQueue()
+    for reader in readers:
+        free.put(reader)
 
-    def work(reader: Reader) -> None:
+    def read(chunk: int) -> tuple[int, int]:
+        reader = free.get()
         try:
-            while not over.is_set():
-                chunk = left.get_nowait()
-                found.put((chunk, filling.write(chunk, reader(filling, chunk))))
-        except queue.Empty:
-            pass
-        except BaseException:
-            over.set()
-            raise
+            return chunk, filling.write(chunk, reader(filling, chunk))
         finally:
-            found.put(None)
+            free.put(reader)
 
     with ThreadPoolExecutor(len(readers)) as threads:
-        working = [threads.submit(work, reader) for reader in readers]
+        reading = [threads.submit(read, chunk) for chunk in chunks]
         try:
-            ended = 0
-            while ended < len(readers):
-                one = found.get()
-                if one is None:
-                    ended += 1
-                else:
-                    yield one
-            for each in working:
-                each.result()
+            for each in as_completed(reading):
+                yield each.result()
         finally:
-            over.set()
+            threads.shutdown(cancel_futures=True)

@@ -138,7 +138,7 @@ class RayEngine:
         experiment = _with_run_settings(self.experiment, output)
         started_here = self.start.ready()
         check_resources(experiment, 1, started_here)
-        own = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *self.data.own_classes]
+        own = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *self.data.user_classes]
         own += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
         ship_own_code(own)
         stored = store(self.data)

@@ -1,4 +1,4 @@
-"""Functions that several partitioners use: they deal out samples by counts, round shares, and draw with overlap."""
+"""What several partitioners need: they partition samples by counts, round shares, and draw with overlap."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def by_owner(owner: np.ndarray, clients: int) -> Split:
     return [order[start:end] for start, end in pairwise(ends)]
 
 
-def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Split:
-    """Deals random samples to the clients, and returns for each client the sorted indices of its samples.
+def partition_by_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Split:
+    """Partitions samples at random, and returns for each client the sorted indices of its samples.
 
     Client i gets ``counts[i, c]`` samples of class c, of which no two clients get the same. ``labels`` is int64 [n],
     and ``counts`` int64 [clients, classes]. No column of ``counts`` may sum to more than there are samples of the

@@ -19,15 +19,14 @@ from fedray.data.sources.source import Source, from_fields, validate
 from fedray.data.sources.tables import read_frame, with_columns_of
 from fedray.data.sources.targets import AUTO
 from fedray.data.sources.wrapped import list_of
-from fedray.data.storage.lazy import LazyItems, random_item, read_item, stack_targets, targets_of
-from fedray.data.storage.machine import is_much
+from fedray.data.storage.lazy import LazyItems, is_much, random_item, read_item, stack_targets, targets_of
 from fedray.errors import UserError
 
 LABEL = "label"
 """The column that holds the labels, unless the user names another one."""
 
 
-def own_source(
+def user_source(
     data: Any,
     test: Any,
     client_column: str | None = None,
