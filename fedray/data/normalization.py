@@ -121,7 +121,8 @@ def _mean(x: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.nda
     for start in range(0, len(x), ROWS):
         part = x[start : start + ROWS].astype(np.float64)
         total += function(part.reshape(*part.shape[:2], -1)).sum(axis=(0, 2))
-    return total * x.shape[1] / x.size
+    mean: np.ndarray = total * x.shape[1] / x.size
+    return mean
 
 
 def _unit(x: np.ndarray) -> _Pair:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedray.data.sources.find import cache_folder
+from fedray.data.storage.cache import cache_folder
 from fedray.engine.process import describe
 from fedray.errors import UserError, first_sentence
 from fedray.gradients.compiled import GIVEN_FOLDER

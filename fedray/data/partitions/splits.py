@@ -47,7 +47,8 @@ def largest_remainder(quotas: np.ndarray, totals: np.ndarray | int) -> np.ndarra
     floors = np.floor(quotas).astype(np.int64)
     order = np.argsort(floors - quotas, axis=-1, kind="stable")
     rank = np.argsort(order, axis=-1)
-    return floors + (rank < np.expand_dims(totals - floors.sum(axis=-1), -1))
+    rounded: np.ndarray = floors + (rank < np.expand_dims(totals - floors.sum(axis=-1), -1))
+    return rounded
 
 
 def draw_each(pool: np.ndarray, clients: int, samples: int, rng: np.random.Generator) -> Split:

@@ -20,7 +20,7 @@ PER_CLASS = {"train": 1000, "t10k": 200}
 
 
 def main(root: str) -> None:
-    paths = dict(zip(FILES, find("fashion_mnist", root), strict=True))
+    paths = dict(zip(FILES, find("fashion_mnist", root).paths, strict=True))
     rng = np.random.Generator(np.random.Philox(SEED))
     for images, labels in (FILES[:2], FILES[2:]):
         x, y = read_idx(paths[images]), read_idx(paths[labels])

@@ -39,7 +39,7 @@ def column_array(column: pa.ChunkedArray | pa.Array, name: str, first: int = 0) 
     text_or_date = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_date(kind)
     if not (whole or pa.types.is_floating(kind) or text_or_date or pa.types.is_timestamp(kind)):
         raise UserError(f"{name} holds {kind}; fedray reads numbers, texts, dates, images, and sequences of numbers")
-    values = array.to_numpy(zero_copy_only=False).reshape(shape)
+    values: np.ndarray = array.to_numpy(zero_copy_only=False).reshape(shape)
     if values.dtype.kind == "f" and np.isnan(values).any():
         rows = np.isnan(values).reshape(shape[0], -1).any(axis=1)
         raise UserError(f"{name} has NaN in row {first + int(rows.argmax())} ({int(rows.sum())} such rows)")
@@ -47,7 +47,7 @@ def column_array(column: pa.ChunkedArray | pa.Array, name: str, first: int = 0) 
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _refuse_missing(array: Any, name: str, first: int, per_row: int) -> None:

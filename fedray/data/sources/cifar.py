@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedray.data.sources.find import Layout, file_stamp, find_files, reading
+from fedray.data.sources.find import Layout, find_files, reading
 from fedray.data.sources.source import Source
 from fedray.errors import UserError
 
@@ -80,18 +80,17 @@ def _load(published: Cifar, root: str | None, label: int, mean: np.ndarray, std:
         datasets.utils.download_and_extract_archive(kind.url, str(folder), filename=kind.filename, md5=kind.tgz_md5)
 
     binary = Layout((published.binary, "."), tuple(f"{part}.bin" for part in published.parts))
-    paths = find_files(
+    found = find_files(
         published.name, root, [binary, Layout((published.python, "."), published.parts)],
         f"the files {binary.files[0]}, ..., {binary.files[-1]} (or those of the python version)",
         "https://www.cs.toronto.edu/~kriz/cifar.html", download,
-    ).paths  # fmt: skip
-    files = tuple(map(file_stamp, paths))
-    *train, (x_test, y_test) = (read_batch(published, path) for path in paths)
+    )  # fmt: skip
+    *train, (x_test, y_test) = (read_batch(published, path) for path in found.paths)
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
     scale, shift = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
     classes = published.classes[label]
     return Source(
-        published.name, x_train, y_train[:, label], x_test, y_test[:, label], classes, scale, shift, files=files
+        published.name, x_train, y_train[:, label], x_test, y_test[:, label], classes, scale, shift, files=found.stamps
     )
 
 

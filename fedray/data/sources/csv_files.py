@@ -92,7 +92,8 @@ def _read(path: Path, columns: Columns, has_clients: bool = True) -> pd.DataFram
             raise UserError(
                 f"{path}: column {column!r} has nothing in row {int(empty.argmax())} ({int(empty.sum())} such rows)"
             )
-    return table[[*inputs, *others]].astype(dict.fromkeys(others, object))
+    chosen: pd.DataFrame = table[[*inputs, *others]].astype(dict.fromkeys(others, object))
+    return chosen
 
 
 def _header(path: Path) -> list[str]:
@@ -110,7 +111,7 @@ def _header(path: Path) -> list[str]:
 
 def _parse(path: Path, **options: Any) -> pd.DataFrame:
     try:
-        return pd.read_csv(path, encoding="utf-8-sig", **options)
+        found: pd.DataFrame = pd.read_csv(path, encoding="utf-8-sig", **options)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except pd.errors.EmptyDataError:
@@ -118,6 +119,7 @@ def _parse(path: Path, **options: Any) -> pd.DataFrame:
     except (OSError, ValueError, EOFError) as error:
         reason = ValueError(str(error).replace("Error tokenizing data. C error: ", ""))
         raise UserError(f"{path} can't be read as csv: {first_sentence(reason)}") from None
+    return found
 
 
 def _with_values(train: pd.DataFrame, test: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, pd.DataFrame]:

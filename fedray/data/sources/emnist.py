@@ -13,7 +13,7 @@ import numpy as np
 
 from fedray.data.normalization import of_choice
 from fedray.data.sources.columns import held_out
-from fedray.data.sources.find import Layout, file_stamp, find_files
+from fedray.data.sources.find import Layout, find_files
 from fedray.data.sources.idx import read_pair
 from fedray.data.sources.leaf import read_leaf
 from fedray.data.sources.source import Source
@@ -53,12 +53,11 @@ def _published(root: str | None, split: str, only_tests: bool, classes: int) -> 
     kinds = ("images-idx3", "labels-idx1")
     files = tuple(f"emnist-{split}-{part}-{kind}-ubyte" for part in parts for kind in kinds)
     layout = Layout(FOLDERS, files, related="emnist-*images*")
-    paths = find_files(
+    found = find_files(
         "emnist", root, [layout], f"{files[0]}.gz and its companions",
         "https://www.nist.gov/itl/products-and-services/emnist-dataset", download, hint=": see data.variant",
-    ).paths  # fmt: skip
-    stamps = tuple(map(file_stamp, paths))
-    sets = [read_pair(*pair, classes=classes) for pair in zip(paths[::2], paths[1::2], strict=True)]
+    )  # fmt: skip
+    sets = [read_pair(*pair, classes=classes) for pair in zip(found.paths[::2], found.paths[1::2], strict=True)]
     if only_tests:
         ((x, y),) = sets
         tests = held_out(len(y), y)
@@ -66,7 +65,7 @@ def _published(root: str | None, split: str, only_tests: bool, classes: int) -> 
     (x, y), (x_test, y_test) = sets
     notes = ("of each class, every fifth image is a test image",) if only_tests else ()
     upright = {"x_train": x.swapaxes(2, 3), "x_test": x_test.swapaxes(2, 3)}
-    return {**upright, "y_train": y, "y_test": y_test, "notes": notes, "files": stamps}
+    return {**upright, "y_train": y, "y_test": y_test, "notes": notes, "files": found.stamps}
 
 
 def _encode(x: list[Any], y: list[Any], where: str) -> tuple[np.ndarray, np.ndarray]:

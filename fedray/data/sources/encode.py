@@ -145,14 +145,16 @@ def are_names(values: Any) -> bool:
 
 
 def _column(where: str, key: str, values: Any) -> np.ndarray:
-    values = np.asarray(values)
-    if values.ndim != 1:
+    column: np.ndarray = np.asarray(values)
+    if column.ndim != 1:
         raise UserError(
-            f"{where}: {key} must hold one number or name per sample (shape [n]), not shape {list(values.shape)}"
+            f"{where}: {key} must hold one number or name per sample (shape [n]), not shape {list(column.shape)}"
         )
-    if values.dtype.kind == "S":
-        return np.char.decode(values, "utf-8", "replace")
-    return np.datetime_as_string(values) if values.dtype.kind == "M" else values
+    if column.dtype.kind == "S":
+        column = np.char.decode(column, "utf-8", "replace")
+    elif column.dtype.kind == "M":
+        column = np.datetime_as_string(column)
+    return column
 
 
 def _refuse_missing(where: str, key: str, values: np.ndarray) -> None:

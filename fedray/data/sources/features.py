@@ -71,10 +71,11 @@ def as_array(where: str, name: str, values: Any) -> np.ndarray:
     with as_user_error(f"{where}: {name} can't be read as an array"):
         try:
             found = np.asarray(values)
+            unequal = found.dtype == object and found.ndim == 1 and len(found) > 0 and np.ndim(found[0]) > 0
         except ValueError:  # rows of unequal shapes
-            return stack_samples(f"{where}: row", name, values)
-        if found.dtype == object and found.ndim == 1 and len(found) and np.ndim(found[0]):
-            return stack_samples(f"{where}: row", name, found)
+            unequal = True
+        if unequal:
+            found = stack_samples(f"{where}: row", name, values)
     return found
 
 

@@ -65,7 +65,7 @@ def inaturalist(root: str | None, image_size: int | None) -> Source:
 
 
 def _load(name: str, root: str | None, image_size: int | None, published: Published | None = None) -> Source:
-    folder, ((found,),) = find_files(
+    folder, ((found,),), _ = find_files(
         name, root, [Layout((name, ".") if published else (".",), (file,)) for file in TRAIN],
         f"{TRAIN[1]}, test.csv and the images of the folder train",
         f"{LISTS} and {published.photographs if published else ''}",
@@ -82,12 +82,14 @@ def _load(name: str, root: str | None, image_size: int | None, published: Publis
                 raise UserError(
                     f"{found} has {here:,} {what}, but {name} has {there:,}; data.source=federated_csv takes any counts"
                 )
-    x, y = image_set(folder, _labelled(found, train, folder), image_size, str(found))
-    x_test, y_test = image_set(folder, _labelled(folder / "test.csv", test, folder), image_size, f"{folder}/test.csv")
+    x, y, images = image_set(folder, _labelled(found, train, folder), image_size, str(found))
+    x_test, y_test, _ = image_set(
+        folder, _labelled(folder / "test.csv", test, folder), image_size, f"{folder}/test.csv"
+    )
     return Source(
         name, x, y, x_test, y_test, 1 + int(max(y.max(), y_test.max())), SCALE.astype(np.float32),
         SHIFT.astype(np.float32), client_train=train["user_id"].to_numpy(object),
-        client_test=test["user_id"].to_numpy(object) if "user_id" in test else None, notes=x.dataset.notes(),
+        client_test=test["user_id"].to_numpy(object) if "user_id" in test else None, notes=images.notes(),
     )  # fmt: skip
 
 
@@ -113,7 +115,8 @@ def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     if not whole.all():
         row = int((~whole).argmax())
         raise UserError(f"{path}: class {table['class'][row]!r} in row {row} is no whole number from 0")
-    return table.assign(**{"class": table["class"].astype(np.int64)})
+    found: pd.DataFrame = table.assign(**{"class": table["class"].astype(np.int64)})
+    return found
 
 
 def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurring: int) -> None:

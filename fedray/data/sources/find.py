@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedray.data.storage.cache import cache_folder, file_stamp
 from fedray.errors import UserError, first_sentence
 from fedray.util.files import in_home, move_whole
 
@@ -27,10 +28,12 @@ class Layout(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The folder of a layout that was found, and the paths that match each of its files."""
+    """The folder of a layout that was found, the paths that match each of its files, and what tells whether other
+    files have taken their place since (:func:`~fedray.data.storage.cache.file_stamp`)."""
 
     folder: Path
     files: tuple[list[Path], ...]
+    stamps: tuple[tuple[str, int, int, int, int], ...] = ()
 
     @property
     def paths(self) -> list[Path]:
@@ -39,26 +42,6 @@ class Found(NamedTuple):
 
 class PartlyThere(UserError):
     """Raised for a folder that has some of a data set's files, but not all that are needed."""
-
-
-def cache_folder() -> Path:
-    """Returns the folder for files that fedray can get again: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache.
-
-    A user without a home folder has one in the folder for temporary files.
-    """
-    with contextlib.suppress(RuntimeError):
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
-    return Path(tempfile.gettempdir()) / f"fedray-cache-{os.getuid()}"
-
-
-def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
-    """Returns what tells whether another file has taken the place of a file.
-
-    That is its path, its size, the time of its content and the time of its entry (both in nanoseconds), and its inode.
-    Call this before the file is read, so that a change while it is read is noticed too.
-    """
-    found = path.stat()
-    return str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 @contextlib.contextmanager
@@ -100,13 +83,13 @@ def find_files(
         place = in_home(root)
         if not place.is_dir():
             raise UserError(f"data.root={place} is not a folder")
-        return _look(place, layouts, hint)
+        return look(place, layouts, hint)
     cache = cache_folder()
     places = [*(in_home(place) for place in (os.environ.get("FEDRAY_DATA"), *system) if place), cache]
     partly: PartlyThere | None = None
     for place in places:
         try:
-            return _look(place, layouts, hint)
+            return look(place, layouts, hint)
         except PartlyThere as error:
             partly = partly or error
         except UserError:
@@ -123,11 +106,14 @@ def find_files(
         raise UserError(
             f"{name} is not in {searched} and could not be downloaded ({first_sentence(error)}): {advice}"
         ) from None
-    return _look(cache, layouts, hint)
+    return look(cache, layouts, hint)
 
 
-def _look(place: Path, layouts: Sequence[Layout], hint: str = "") -> Found:
-    """Returns the first layout of which all files are in ``place``."""
+def look(place: Path, layouts: Sequence[Layout], hint: str = "") -> Found:
+    """Returns the files of the first layout of which all are in ``place``.
+
+    Raises :class:`UserError`, or :class:`PartlyThere` if some of them are, with ``hint``.
+    """
     found = [
         (layout, Found(place / folder, tuple(_matching(place / folder, file) for file in layout.files)))
         for layout in layouts
@@ -135,11 +121,11 @@ def _look(place: Path, layouts: Sequence[Layout], hint: str = "") -> Found:
     ]
     layout, best = max(found, key=lambda each: sum(map(bool, each[1].files)))
     if all(best.files):
-        return best
+        return best._replace(stamps=tuple(map(file_stamp, best.paths)))
     lacking = next(file for file, paths in zip(layout.files, best.files, strict=True) if not paths)
     if best.paths:
         raise PartlyThere(f"data.root={place} lacks {lacking} (its companions are in {best.folder}{hint})")
-    for layout, (folder, _) in found:
+    for layout, (folder, *_) in found:
         if layout.related and (related := sorted(path.name for path in folder.glob(layout.related))):
             raise PartlyThere(f"data.root={place} lacks {lacking} (there is {', '.join(related)}{hint})")
     firsts = " or ".join(dict.fromkeys(layout.files[0] for layout in layouts))
@@ -162,7 +148,7 @@ def _download_into(cache: Path, layouts: Sequence[Layout], download: Callable[[P
     try:
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             download(Path(scratch))
-            folder = _look(Path(scratch), layouts).folder
+            folder = look(Path(scratch), layouts).folder
             target = cache / folder.relative_to(scratch)
             target.mkdir(parents=True, exist_ok=True)
             for path in folder.iterdir():

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedray.data.sources.find import Layout, file_stamp, find_files, reading
+from fedray.data.sources.find import Layout, find_files, reading
 from fedray.data.sources.source import Source
 from fedray.errors import UserError
 
@@ -38,7 +38,6 @@ def har(root: str | None, variant: str) -> Source:
         f"{next(iter(wanted))}_train.txt)", "https://archive.ics.uci.edu/dataset/240",
         hint=f"; data.variant={other} needs other files",
     )  # fmt: skip
-    files = tuple(map(file_stamp, found.paths))
     read = []
     for part in PARTS:
         tables = [_table(found.folder / part / f"{name}_{part}.txt", width) for name, width in names.items()]
@@ -56,7 +55,7 @@ def har(root: str | None, variant: str) -> Source:
     people, client = np.unique(who, return_inverse=True)
     return Source(
         "har", x, y, x_test, y_test, len(ACTIVITIES), client_train=client, class_names=ACTIVITIES,
-        client_names=tuple(f"subject {number}" for number in people.tolist()), files=files,
+        client_names=tuple(f"subject {number}" for number in people.tolist()), files=found.stamps,
     )  # fmt: skip
 
 

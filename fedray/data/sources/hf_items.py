@@ -24,10 +24,9 @@ import pyarrow.compute as pc
 from fedray.core.structure import map_leaves
 from fedray.data.sources.arrow import column_array
 from fedray.data.sources.columns import Columns, in_order_of
-from fedray.data.sources.find import file_stamp
 from fedray.data.sources.images import decode_image
 from fedray.data.sources.targets import AUTO
-from fedray.data.storage.contents import remembered
+from fedray.data.storage.cache import file_stamp, remembered
 from fedray.data.storage.lazy import LazyItems, is_much
 from fedray.errors import UserError, first_sentence
 
@@ -109,11 +108,11 @@ def read_column(dataset: Any, column: str, name: str) -> np.ndarray:
 def clients_of(dataset: Any, column: str, name: str) -> np.ndarray:
     """Returns the column with the clients; those that are classes of Hugging Face (ClassLabel) by their names."""
     found, names = read_column(dataset, column, name), getattr(dataset.features[column], "names", None)
-    if names is None:
-        return found
-    if found.min() < 0:
-        raise UserError(f"{name}: column {column!r} has no client in row {int(found.argmin())}")
-    return np.array(names, dtype=object)[found]
+    if names is not None:
+        if found.min() < 0:
+            raise UserError(f"{name}: column {column!r} has no client in row {int(found.argmin())}")
+        found = np.array(names, dtype=object)[found]
+    return found
 
 
 def _refuse_texts(dataset: Any, inputs: Sequence[str], name: str, columns: Columns) -> None:
@@ -131,13 +130,14 @@ def _as_arrow(dataset: Any, columns: Sequence[str]) -> Any:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _files_of(images: pa.ChunkedArray) -> list[str]:
     """Returns the paths of those images of a column that are files; the bytes of the others are not read."""
     is_file = pc.is_null(pc.struct_field(images, "bytes"))
-    return pc.struct_field(images, "path").filter(is_file).drop_null().to_pylist()
+    paths: list[str] = pc.struct_field(images, "path").filter(is_file).drop_null().to_pylist()
+    return paths
 
 
 class Rows:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedray.data.sources.find import Layout, file_stamp, find_files, reading
+from fedray.data.sources.find import Found, Layout, find_files, look, reading
 from fedray.data.sources.source import Source
 from fedray.errors import UserError
 
@@ -59,11 +59,11 @@ def fashion_mnist(root: str | None) -> Source:
 def sample() -> Source:
     """Loads 1,000 + 200 images of each class of Fashion-MNIST that come with the package (see ``sample/make.py``)."""
     folder = Path(__file__).parent.parent / "sample"
-    return _load("sample", "fashion_mnist", [folder / f"{file}.gz" for file in FILES])
+    return _load("sample", "fashion_mnist", look(folder, [Layout((".",), FILES)]))
 
 
-def find(name: str, root: str | None) -> list[Path]:
-    """Returns the paths of the four files of the data set ``name``, in the order of :data:`FILES`."""
+def find(name: str, root: str | None) -> Found:
+    """Returns the four files of the data set ``name``, in the order of :data:`FILES`."""
 
     def download(folder: Path) -> None:
         from torchvision import datasets
@@ -72,16 +72,16 @@ def find(name: str, root: str | None) -> list[Path]:
 
     layout = Layout((f"{SETS[name].folder}/raw", "raw", "."), FILES)
     wanted = f"{FILES[0]}.gz and its three companions"
-    return find_files(name, root, [layout], wanted, SETS[name].address, download, SETS[name].system).paths
+    return find_files(name, root, [layout], wanted, SETS[name].address, download, SETS[name].system)
 
 
-def _load(name: str, published: str, paths: list[Path]) -> Source:
-    files = tuple(map(file_stamp, paths))
-    (x, y), (x_test, y_test) = read_pair(paths[0], paths[1]), read_pair(paths[2], paths[3])
+def _load(name: str, published: str, found: Found) -> Source:
+    images, labels, test_images, test_labels = found.paths
+    (x, y), (x_test, y_test) = read_pair(images, labels), read_pair(test_images, test_labels)
     constants = SETS[published]
     scale = np.array([1 / (255 * constants.std)], dtype=np.float32)
     shift = np.array([-constants.mean / constants.std], dtype=np.float32)
-    return Source(name, x, y, x_test, y_test, 10, scale, shift, files=files)
+    return Source(name, x, y, x_test, y_test, 10, scale, shift, files=found.stamps)
 
 
 def read_pair(images: Path, labels: Path, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -117,7 +117,7 @@ def read_idx(path: Path) -> np.ndarray:
     if content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
         start = content[:4].hex(" ") or "nothing"
         raise UserError(f"{path} is no idx file of unsigned bytes: it begins with {start}; get the file again")
-    shape = np.frombuffer(content, ">u4", content[3], offset=4).tolist()
+    shape: list[int] = np.frombuffer(content, ">u4", content[3], offset=4).tolist()
     data = content[4 + 4 * len(shape) :]
     if len(data) != math.prod(shape):
         raise UserError(f"{path} has {len(data)} bytes of data where its header {shape} promises {math.prod(shape)}")

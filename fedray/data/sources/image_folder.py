@@ -66,8 +66,8 @@ def image_folder(root: str | None, image_size: int | None) -> Source:
         if not labelled:
             raise UserError(f"{folder} has no {part} images")
         sets.append(image_set(folder, [(str(path), k) for path, k in labelled], image_size, f"{folder} ({part})"))
-    (x, y), (x_test, y_test) = sets
-    scale, notes = np.full(3, 1 / 255, np.float32), [*notes, *x.dataset.notes()]
+    (x, y, taken), (x_test, y_test, _) = sets
+    scale, notes = np.full(3, 1 / 255, np.float32), [*notes, *taken.notes()]
     return Source("image_folder", x, y, x_test, y_test, len(names), scale, class_names=names, notes=tuple(notes))
 
 

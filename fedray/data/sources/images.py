@@ -86,11 +86,14 @@ class ImageFiles:
         return read_image(self.root / str(self.paths[i]), self.size), int(self.targets[i])
 
 
-def image_set(root: Path, labelled: Sequence[tuple[str, int]], size: int, name: str) -> tuple[LazyItems, np.ndarray]:
-    """Returns inputs and labels of image files, of which ``labelled`` has the paths below ``root``, each with its
-    label. ``name`` stands for them in messages."""
+def image_set(
+    root: Path, labelled: Sequence[tuple[str, int]], size: int, name: str
+) -> tuple[LazyItems, np.ndarray, ImageFiles]:
+    """Returns inputs and labels of image files, and these, of which ``labelled`` has the paths below ``root``, each
+    with its label. ``name`` stands for them in messages."""
     labels = np.array([label for _, label in labelled], dtype=np.int64)
-    return LazyItems(ImageFiles(root, [path for path, _ in labelled], labels, size), name), labels
+    images = ImageFiles(root, [path for path, _ in labelled], labels, size)
+    return LazyItems(images, name), labels, images
 
 
 def read_image(path: Path, size: int) -> np.ndarray:

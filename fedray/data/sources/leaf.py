@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedray.data.sources.find import Layout, file_stamp, find_files, reading
+from fedray.data.sources.find import Layout, find_files, reading
 from fedray.errors import UserError
 
 HELD_OUT = 5
@@ -52,7 +52,6 @@ def read_leaf(name: str, root: str | None, encode: Encode, more: str = "") -> di
     wanted = f"the json files that LEAF's data/{name}/preprocess.sh writes (folder data with train and test){more}"
     found = find_files(name, root, layouts, wanted, "https://github.com/TalwalkarLab/leaf")
     notes: tuple[str, ...] = ()
-    files = tuple(map(file_stamp, found.paths))
     read = [_read(paths, encode) for paths in found.files]
     if len(read) == 1:
         halves = {user: (last_fifth(x), last_fifth(y)) for user, (x, y) in read[0].items()}
@@ -61,7 +60,7 @@ def read_leaf(name: str, root: str | None, encode: Encode, more: str = "") -> di
                  "tests",)  # fmt: skip
         if not any(len(y) for _, y in read[1].values()):
             raise UserError(f"no user has {HELD_OUT} samples, so that none is a test sample")
-    return {**fields_by_user(*read), "files": files, "notes": notes}
+    return {**fields_by_user(*read), "files": found.stamps, "notes": notes}
 
 
 def _read(paths: list[Path], encode: Encode) -> dict[str, tuple[np.ndarray, np.ndarray]]:

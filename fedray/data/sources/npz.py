@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedray.config import IGNORED
-from fedray.data.sources.find import file_stamp
 from fedray.data.sources.source import Source, from_fields
 from fedray.data.sources.targets import AUTO
+from fedray.data.storage.cache import file_stamp
 from fedray.errors import UserError
 from fedray.util.files import in_home
 

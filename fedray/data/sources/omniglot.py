@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedray.data.normalization import of_choice
 from fedray.data.sources.columns import HELD_OUT
-from fedray.data.sources.find import Layout, file_stamp, find_files
+from fedray.data.sources.find import Layout, find_files
 from fedray.data.sources.images import opened_image
 from fedray.data.sources.source import Source
 from fedray.errors import UserError
@@ -29,12 +29,12 @@ def omniglot(root: str | None, image_size: int | None) -> Source:
     samples alone. All folders ``images_*`` in ``root`` are read. Raises :class:`UserError` for files that are missing
     or damaged.
     """
-    paths = find_files(
+    found = find_files(
         "omniglot", root, [Layout(("omniglot-py", "omniglot", "."), ("images_*/*/character*/*.png",))],
         "the unpacked folder images_background of images_background.zip (or images_background_small1)",
         "https://github.com/brendenlake/omniglot", _download,
-    ).paths  # fmt: skip
-    files = tuple(map(file_stamp, paths))
+    )  # fmt: skip
+    paths = found.paths
     size = image_size or 28
     names = [(path.parts[-4], path.parts[-3], path.parts[-2], _drawer(path)) for path in paths]
     classes = sorted({name[:3] for name in names})
@@ -50,7 +50,7 @@ def omniglot(root: str | None, image_size: int | None) -> Source:
         "omniglot", x[train], y[train], x[~train], y[~train], len(classes), client_train=who[train],
         class_names=tuple(map("/".join, classes)),
         client_names=tuple(f"{folder}/{alphabet} {drawer}" for folder, alphabet, drawer in people),
-        files=files, **of_choice("standard", "omniglot", x[train]),
+        files=found.stamps, **of_choice("standard", "omniglot", x[train]),
     )  # fmt: skip
 
 

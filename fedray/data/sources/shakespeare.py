@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedray.data.sources.find import Layout, file_stamp, find_files, reading
+from fedray.data.sources.find import Layout, find_files, reading
 from fedray.data.sources.leaf import fields_by_user, last_fifth, read_leaf
 from fedray.data.sources.source import Source
 from fedray.errors import UserError
@@ -52,9 +52,9 @@ def _of_texts(
     root: str | None, layout: Layout, wanted: str, address: str, speeches: Callable[[Path], Iterator[tuple[str, str]]]
 ) -> dict[str, Any]:
     """Returns the fields of a Source from texts, of which ``speeches`` yields what is said, each with its role."""
-    paths = find_files("shakespeare", root, [layout], wanted, address).paths
+    found = find_files("shakespeare", root, [layout], wanted, address)
     said: dict[str, list[str]] = {}
-    for path in paths:
+    for path in found.paths:
         for role, speech in speeches(path):
             said.setdefault(role, []).append(speech)
     roles = sorted(said)
@@ -65,10 +65,8 @@ def _of_texts(
                 windows = np.lib.stride_tricks.sliding_window_view(codes, LENGTH + 1)
                 part[number] = windows[:, :-1], windows[:, -1].astype(np.int64)
     if not all(parts):
-        raise UserError(
-            f"{paths[0].parent} has no role that says more than {LENGTH} characters, also in its last fifth"
-        )
-    return {**fields_by_user(*parts), "client_names": tuple(roles), "files": tuple(map(file_stamp, paths))}
+        raise UserError(f"{found.folder} has no role that says more than {LENGTH} characters, also in its last fifth")
+    return {**fields_by_user(*parts), "client_names": tuple(roles), "files": found.stamps}
 
 
 def _encode(x: list[Any], y: list[Any], where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -80,7 +78,8 @@ def _encode(x: list[Any], y: list[Any], where: str) -> tuple[np.ndarray, np.ndar
 
 
 def _codes(text: str) -> np.ndarray:
-    return CODES[np.minimum(np.frombuffer(text.encode("utf-32-le"), "<u4"), len(CODES) - 1)]
+    codes: np.ndarray = CODES[np.minimum(np.frombuffer(text.encode("utf-32-le"), "<u4"), len(CODES) - 1)]
+    return codes
 
 
 def _text(path: Path) -> list[str]:

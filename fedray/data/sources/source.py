@@ -37,7 +37,7 @@ class Source:
     * ``x_public``, ``y_public``: a public set that comes with the source.
     * ``class_names`` in the order of the labels, and ``client_names`` in the order of the clients' numbers; None where
       there are only numbers.
-    * ``files``: for a source that comes with fedray, :func:`fedray.data.sources.find.file_stamp` of each file that it
+    * ``files``: for a source that comes with fedray, :func:`fedray.data.storage.cache.file_stamp` of each file that it
       was read from. ``notes``: lines that the user should know.
 
     A user may set labels and clients to names (texts, booleans, pandas' categories), which :func:`validate` numbers.

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fedray.config import IGNORED
-from fedray.data.sources.find import Layout, file_stamp, find_files, reading
+from fedray.data.sources.find import Layout, find_files, reading
 from fedray.data.sources.leaf import HELD_OUT, fields_by_user, last_fifth
 from fedray.data.sources.source import Source
 from fedray.errors import UserError
@@ -39,11 +39,11 @@ def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
     not count. The last fifth of each user's posts gives the test samples. Posts without an owner are left out, and so
     is code in blocks. Raises :class:`UserError` for a file that is missing or damaged.
     """
-    (path,) = find_files(
+    found = find_files(
         "stackoverflow", root, [Layout(("stackoverflow", "stackexchange", "."), ("Posts.xml",))],
         "Posts.xml of a dump of StackOverflow, unpacked", "https://archive.org/details/stackexchange",
-    ).paths  # fmt: skip
-    files = (file_stamp(path),)
+    )  # fmt: skip
+    (path,) = found.paths
     posts: dict[int, list[list[list[str]]]] = {}
     without = 0
     for owner, text in _posts(path):
@@ -66,7 +66,7 @@ def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
     names = ("(padding)", *sorted(number, key=number.__getitem__), *nothing, "(unknown)", "(begin)", "(end)")
     return Source(
         "stackoverflow", classes=WORDS + 4, task="tokens", client_names=tuple(f"user {user}" for user in users),
-        class_names=names, files=files, notes=notes, **fields_by_user(*samples),
+        class_names=names, files=found.stamps, notes=notes, **fields_by_user(*samples),
     )  # fmt: skip
 
 

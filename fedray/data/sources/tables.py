@@ -49,4 +49,6 @@ def with_columns_of(
     others = [] if columns is None else list(dict.fromkeys([columns.target, columns.client or CLIENT]))
     wanted = [column for column in data.columns if column not in others]
     there = [column for column in test.columns if column not in others]
-    return test[[*in_order_of(wanted, there, names), *(column for column in others if column in test.columns)]]
+    ordered = [*in_order_of(wanted, there, names), *(column for column in others if column in test.columns)]
+    found: pd.DataFrame = test[ordered]
+    return found

@@ -42,8 +42,8 @@ def tiny_imagenet(root: str | None, image_size: int | None) -> Source:
             )
         test.append((f"val/images/{file}", number[name]))
     size = image_size or 64
-    x, y = image_set(place, train, size, f"{place} (train)")
-    x_test, y_test = image_set(place, test, size, f"{place} (val)")
+    x, y, _ = image_set(place, train, size, f"{place} (train)")
+    x_test, y_test, _ = image_set(place, test, size, f"{place} (val)")
     names = tuple(f"{words.get(name, name).split(',')[0]} ({name})" for name in classes)
     return Source(
         "tiny_imagenet", x, y, x_test, y_test, len(classes), np.full(3, 1 / 255, np.float32), class_names=names

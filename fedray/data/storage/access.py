@@ -61,4 +61,4 @@ def with_access(
 
 
 def _is_large(arrays: list[Any]) -> bool:
-    return sum(leaf.nbytes for leaf in arrays) > LARGE * memory_of_machine()
+    return bool(sum(leaf.nbytes for leaf in arrays) > LARGE * memory_of_machine())

@@ -6,18 +6,16 @@ files, the digests are kept in a cache under the files' sizes and times, so that
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedray.core.structure import leaves, outline
 from fedray.data.federated import FederatedData, array_digest
-from fedray.data.sources.find import cache_folder
 from fedray.data.sources.source import Source
+from fedray.data.storage.cache import remembered
 from fedray.data.storage.lazy import LazyItems
-from fedray.util.files import write_whole
 
 PARTS = {
     "training data": ("x_train", "y_train"),
@@ -74,31 +72,3 @@ def _digest(*trees: Any) -> str:
             json.dumps([outlines, [array_digest(*leaves(tree)) for tree in trees]]).encode()
         ).hexdigest()
     return array_digest(*trees)
-
-
-REMEMBERED = 1000
-"""The number of digests, or groups of digests, that the cache keeps."""
-
-
-def remembered(what: Any, make: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """Returns what ``make()`` returned for the same ``what`` before, or else what it returns now.
-
-    ``what`` names all that the digests depend on, as numbers and texts; for files that is
-    :func:`fedray.data.sources.find.file_stamp`.
-    """
-    memory = cache_folder() / "contents.json"
-    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
-    try:
-        known: Any = json.loads(memory.read_text())
-    except (OSError, ValueError):
-        known = {}
-    known = known if isinstance(known, dict) else {}
-    if isinstance(known.get(key), dict):
-        return dict(known[key])
-    found = make()
-    kept = dict(list(known.items())[-REMEMBERED:])
-    # without a cache all is hashed again the next time, and nothing else is lost
-    with contextlib.suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(memory, json.dumps({**kept, key: found}))
-    return found

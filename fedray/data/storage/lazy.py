@@ -164,10 +164,9 @@ class LazyItems:
         # it imports torch, which takes seconds
         from fedray.usercode.digests import code_digest
 
-        places = np.unique(np.linspace(0, len(self) - 1, HASHED).astype(np.int64))
         known, code = mark_of(self.dataset, ("digest",)) or "", "".join(map(code_digest, self.classes))
         digest = hashlib.sha256(f"{code} {len(self)} {known}".encode())
-        for leaf in leaves(self.chosen(places)):
+        for leaf in leaves(self.chosen(np.array(_spread(len(self), HASHED)))):
             digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
@@ -199,18 +198,20 @@ def _is_of_items(listed: Any, dataset: Indexed, name: str) -> bool:
     with global_generators(0):
         return all(
             np.array_equal(np.asarray(listed[i]), read_item(dataset, name, i)[1])
-            for i in np.unique(np.linspace(0, len(dataset) - 1, READ_TWICE).astype(int)).tolist()
+            for i in _spread(len(dataset), READ_TWICE)
         )
 
 
 def stack_targets(name: str, targets: list[np.ndarray]) -> np.ndarray:
     """Returns the targets of all items. Single values, which may be names, and arrays of one value are [n]."""
+    found: np.ndarray
     if any(target.size != 1 for target in targets):
-        return stack_samples("item", f"the targets of {name}", targets)
-    if {target.dtype.kind for target in targets} in ({"f"}, {"i"}, {"u"}):
-        return np.stack([target.reshape(()) for target in targets])
-    found = np.empty(len(targets), dtype=object)
-    found[:] = [target.reshape(()).item() for target in targets]
+        found = stack_samples("item", f"the targets of {name}", targets)
+    elif {target.dtype.kind for target in targets} in ({"f"}, {"i"}, {"u"}):
+        found = np.stack([target.reshape(()) for target in targets])
+    else:
+        found = np.empty(len(targets), dtype=object)
+        found[:] = [target.reshape(()).item() for target in targets]
     return found
 
 
@@ -222,7 +223,7 @@ def random_item(dataset: Indexed, name: str) -> int | None:
     :class:`UserError` if a target is random, because targets are read only once, and if an item differs although the
     global random generators are seeded.
     """
-    for i in np.unique(np.linspace(0, len(dataset) - 1, READ_TWICE).astype(int)).tolist():
+    for i in _spread(len(dataset), READ_TWICE):
         read = []
         # other numbers for each item, because a transform may change few of them
         for seed in (*range(3 * i, 3 * i + 3), 3 * i + 2):
@@ -244,6 +245,11 @@ def random_item(dataset: Indexed, name: str) -> int | None:
         if not all(_same(a, b) for x, _ in others for a, b in zip(first, x, strict=True)):
             return i
     return None
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Returns at most ``most`` numbers below ``count``, evenly spaced."""
+    return [int(place) for place in np.unique(np.linspace(0, count - 1, most).astype(np.int64))]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

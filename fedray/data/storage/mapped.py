@@ -6,7 +6,6 @@ hashed once on each machine, and again when its size, times or inode differ.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -19,7 +18,7 @@ import numpy as np
 
 from fedray.core.structure import leaves, map_leaves
 from fedray.data.sources.features import form_of
-from fedray.data.sources.find import file_stamp
+from fedray.data.storage.cache import file_stamp, remembered
 from fedray.errors import UserError
 from fedray.util.files import sha256_of_file, write_whole
 
@@ -55,16 +54,18 @@ class MappedFile:
                 "they share"
             )
         if self.sha256 is not None:
-            _check(path, self.sha256)
+            if _sha256(path) != self.sha256:
+                raise UserError(f"{path} on {here} is not as it was made (its sha256 differs): {AGAIN}")
         elif here != self.made_on:
             raise UserError(
                 f"{path} is an array of yours that is mapped from a file of {self.made_on}, which {here} can't check: "
                 "use data.access=mapped, or memory"
             )
         try:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
+            found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is damaged ({error}): {AGAIN}") from None
+        return found
 
 
 def is_mapped(array: Any) -> bool:
@@ -117,9 +118,7 @@ def open_folder(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def describe_folder(folder: Path, names: list[str]) -> None:
     """Writes ``columns.json``, which makes the files ``names`` in ``folder`` a whole set of mapped arrays."""
-    sums = {name: sha256_of_file(folder / name) for name in names}
-    for name, sha256 in sums.items():
-        _remember(folder / name, sha256)
+    sums = {name: _sha256(folder / name) for name in names}
     write_whole(folder / COLUMNS, json.dumps({"format": FORMAT, "sha256": sums}, indent=1))
 
 
@@ -134,26 +133,8 @@ def recorded_sums(folder: Path) -> dict[str, str]:
     raise UserError(f"{folder} was made by another version of fedray: {AGAIN}")
 
 
-def _check(path: Path, sha256: str) -> None:
-    """Raises :class:`UserError` if the content of a file is not the one whose sha256 is given."""
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads(_memory(path).read_text()) == _stamp(path, sha256):
-            return
-    if sha256_of_file(path) != sha256:
-        raise UserError(f"{path} on {platform.node()} is not as it was made (its sha256 differs): {AGAIN}")
-    _remember(path, sha256)
-
-
-def _remember(path: Path, sha256: str) -> None:
-    """Remembers that a file, as it is now, was found to have this sha256 on this machine."""
-    with contextlib.suppress(OSError):  # without it the file is hashed again the next time
-        write_whole(_memory(path), json.dumps(_stamp(path, sha256)))
-
-
-def _memory(path: Path) -> Path:
-    return path.parent / f".checked-{platform.node()}-{path.name}.json"
-
-
-def _stamp(path: Path, sha256: str) -> list[Any]:
+def _sha256(path: Path) -> str:
+    """Returns the sha256 of a file, which this machine remembers until the file changes."""
     # without its path, which changes when a finished folder is renamed
-    return [sha256, *file_stamp(path)[1:]]
+    known = ["mapped", platform.node(), *file_stamp(path)[1:]]
+    return remembered(known, lambda: {"sha256": sha256_of_file(path)})["sha256"]

@@ -21,7 +21,7 @@ import numpy as np
 from filelock import FileLock
 
 from fedray.core.structure import leaves
-from fedray.data.sources.find import cache_folder
+from fedray.data.storage.cache import cache_folder
 from fedray.data.storage.lazy import LazyItems
 from fedray.data.storage.mapped import AGAIN, COLUMNS, describe_folder, file_names, open_folder
 from fedray.errors import UserError
