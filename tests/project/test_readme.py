@@ -32,7 +32,7 @@ def code_of(language: str) -> list[str]:
 
 TRIED = (
     "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
-    "np.savez", "def confidence", '"run.name": "prices"', "change = v2.Compose",
+    "np.savez", "def load(root", "SourceContract", "def confidence", '"run.name": "prices"', "change = v2.Compose",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -97,6 +97,14 @@ def test_own_file_of_data(tmp_path: Path) -> None:
     run(tmp_path, "-c", block("np.savez"))
     (command,) = [words for _, words in commands() if "data.root=mine.npz" in words]
     assert "10 clients" in run(tmp_path, *command, "engine.kind=local", "run.rounds=1")
+
+
+def test_source_of_a_user(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(block("def load(root"))
+    (tmp_path / "test_mine.py").write_text(block("SourceContract"))
+    run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
+    (command,) = [words for _, words in commands() if "data.source=mine.py:load" in words]
+    assert "3 clients" in run(tmp_path, *command, "engine.kind=local", "run.rounds=1")
 
 
 def test_own_loss_and_metrics(tmp_path: Path) -> None:
