@@ -170,13 +170,25 @@ def array_digest(*arrays: np.ndarray | None) -> str:
 
 
 def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -> FederatedData:
-    """Spreads ``source`` over the clients as ``data`` says, with all random draws from ``seed``.
+    """Spreads a source over clients.
 
-    The public set, of ``public_samples`` samples, and the validation set are i.i.d. draws that are taken out of the
-    training set before it is partitioned. Where the source comes with a public set, that is used instead: all of it
-    if ``data.public_samples`` is ``auto``, else a draw of the size that is asked for.
+    The public set and the validation set are i.i.d. draws that are taken out of the training set before it is
+    partitioned. Where the source comes with a public set, that is used instead: all of it if ``data.public_samples`` is
+    ``auto``, else a draw of the size that is asked for.
 
-    Raises :class:`UserError` if the data can't give what ``data`` asks for.
+    Args:
+        source: the samples.
+        data: the section ``data`` of a configuration, which says how they are spread.
+        seed: what all random draws follow from.
+        public_samples: the size of the public set.
+
+    Raises:
+        UserError: the data can't give what ``data`` asks for.
+
+    Example:
+        >>> from fedray.data.sources.source import load_source
+        >>> federate(load_source("sample"), DataConfig(clients=10), seed=0, public_samples=100).clients
+        10
     """
     x, y, total = source.x_train, source.y_train, len(source.y_train)
     has_public = source.x_public is not None and public_samples > 0

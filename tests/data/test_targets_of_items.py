@@ -251,7 +251,7 @@ FRAME = pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
         (lambda: [], "data is an empty data set"),
         (
             lambda: [DataLoader(part, 5) for part in parts()],
-            r"data\[0\] is a DataLoader, but fedray makes the mini-batches \(train.batch_size\): give the .dataset of",
+            r"data\[0\] is a DataLoader, but fedray makes the mini-batches \(train.batch_size\): give its .dataset",
         ),
         (lambda: DataLoader(Listed(), 5), r"data=... is a DataLoader, but fedray .*: give its .dataset"),
         (

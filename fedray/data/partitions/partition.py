@@ -17,9 +17,21 @@ from fedray.warning import as_warning
 
 
 class Partitioner(NamedTuple):
-    """A kind of partition: its function, and a line about it. Its options are the function's keyword arguments.
+    """A kind of partition, which is a function and a line about it.
 
-    ``by_class`` says that it goes by the samples' classes, which not every task has.
+    The function is called with the labels int64 [n], the number of clients and a generator, and with those of its
+    keyword arguments that apply: options, which have the names of keys in the section ``data.partition``; ``classes``,
+    their number; ``owners`` int64 [n], the clients that come with the data; ``note`` and ``warn``, which take lines for
+    the user. It returns for each client a sorted int64 array of the indices of its samples.
+
+    Args:
+        split: the function.
+        about: what it does, in a line.
+        by_class: whether it goes by the samples' classes, which not every task has.
+
+    Example:
+        >>> PARTITIONERS["iid"].split(np.zeros(4), 2, np.random.Generator(np.random.Philox(0)))
+        [array([0, 3]), array([1, 2])]
     """
 
     split: Callable[..., Split]
@@ -70,13 +82,19 @@ def partition(
     owners: np.ndarray | None = None,
     has_classes: bool = True,
 ) -> tuple[Split, tuple[str, ...]]:
-    """Returns the split that ``data`` asks for of samples with ``labels`` int64 [n], and lines for the user about it.
+    """Returns the split that ``data`` asks for, and lines for the user about it.
 
-    ``owners`` int64 [n] are the clients that come with the data; None if there are none. ``has_classes`` says whether
-    the task has classes; otherwise all labels are the same.
+    Args:
+        labels: the class of each sample, int64 [n].
+        classes: the number of classes.
+        data: the section ``data`` of a configuration.
+        rng: what the partitioner draws from.
+        owners: the clients that come with the data, int64 [n]; None if there are none.
+        has_classes: whether the task has classes; otherwise all labels are the same.
 
-    Raises :class:`UserError` for an unknown kind, for options that the kind does not take, for a kind that goes by
-    classes where there are none, and for clients with fewer than ``min_samples`` samples.
+    Raises:
+        UserError: the kind is unknown, does not take an option that is set, or goes by classes where there are none; or
+            a client has fewer than ``min_samples`` samples.
     """
     kind = kind_of(data, owners is not None, has_classes)
     chosen = PARTITIONERS[kind]

@@ -30,7 +30,7 @@ def npz(root: str | None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
     Raises :class:`UserError`, which names the file, if it can't be read or something in it is wrong.
     """
     if root is None:
-        raise UserError("data.source npz needs data.root: the path of the .npz file itself")
+        raise UserError("data.source=npz needs data.root: the path of the .npz file")
     path = in_home(root)
     files = (file_stamp(path),) if path.is_file() else ()
     given = _read(path)
@@ -39,7 +39,7 @@ def npz(root: str | None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
 
 def _read(path: Path) -> dict[str, Any]:
     if path.is_dir():
-        raise UserError(f"data.root={path} is a folder; for source npz it must be the .npz file itself")
+        raise UserError(f"data.root={path} is a folder; data.source=npz needs the .npz file")
     try:
         if not zipfile.is_zipfile(path):
             path.open("rb").close()

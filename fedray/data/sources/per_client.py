@@ -55,65 +55,59 @@ def is_arrays(data: Any) -> bool:
 
 def _check(data: Any, name: str, label_column: str) -> None:
     """Raises :class:`UserError` for lists that are none of data sets, arrays or items, and for a DataLoader."""
-    if is_loader(data):
-        raise UserError(
-            f"{name}=... is a DataLoader, but fedray makes the mini-batches (train.batch_size): give its .dataset"
-        )
-    if not _is_list(data):
-        return
-    tables = [is_table(each) for each in data]
-    if any(tables) or all(isinstance(each, pd.DataFrame) and label_column in each for each in data):
+    parts = list(data) if _is_list(data) else []
+    for shown, each in [(f"{name}=...", data), *((f"{name}[{place}]", each) for place, each in enumerate(parts))]:
+        if is_loader(each):
+            raise UserError(
+                f"{shown} is a DataLoader, but fedray makes the mini-batches (train.batch_size): give its .dataset"
+            )
+    tables = [is_table(each) for each in parts]
+    if any(tables) or (parts and all(isinstance(each, pd.DataFrame) and label_column in each for each in parts)):
         how = "datasets.concatenate_datasets" if any(tables) else "pandas.concat"
         raise UserError(
             f"{name}=... is a list of tables; join them by {how}, with a column that says whose each row is "
             "(client_column)"
         )
-    are_datasets = [is_dataset(each) for each in data]
-    for place, each in enumerate(data):
-        if is_loader(each):
-            raise UserError(
-                f"{name}[{place}] is a DataLoader, but fedray makes the mini-batches (train.batch_size): give the "
-                ".dataset of each"
-            )
+    datasets = [each for each in parts if is_dataset(each)]
+    for place, each in enumerate(parts):
         is_array = isinstance(each, (Sequence, Mapping)) or hasattr(each, "__array__")
-        if not (are_datasets[place] or is_array or each is None):
+        if not (is_array or is_dataset(each) or each is None):
             raise UserError(
                 f"{name}[{place}] is {type(each).__name__}: give arrays (x, y) or (x, y, client), a Dataset with len "
                 "and indices, or a list of either, one for each client"
             )
-    if any(are_datasets) and not all(are_datasets) and is_arrays(data):
-        kind = type(data[are_datasets.index(True)]).__name__
+    if 0 < len(datasets) < len(parts) and is_arrays(data):
         raise UserError(
-            f"{name}=... holds a data set ({kind}) among arrays; give arrays (x, y) or (x, y, client), a Dataset, or a "
-            "list of Datasets, one for each client"
+            f"{name}=... holds a data set ({type(datasets[0]).__name__}) among arrays; give arrays (x, y) or (x, y, "
+            "client), a Dataset, or a list of Datasets, one for each client"
         )
 
 
-def _is_of_clients(given: Any, name: str, data: Any, test: Any) -> bool:
-    """Returns whether ``given``, the ``name`` of ``data`` and ``test``, is a list of pairs of arrays, one for each
+def _is_of_clients(one: Any, name: str, data: Any, test: Any) -> bool:
+    """Returns whether ``one``, the ``name`` of ``data`` and ``test``, is a list of pairs of arrays, one for each
     client, and not of samples whose targets are arrays.
 
     Samples all have one shape, and the arrays of clients seldom equally many rows. If they do, the test set tells.
     """
-    if not _are_arrays_of_clients(given):
+    if not _are_arrays_of_clients(one):
         return False
     other = test if name == "data" else data
-    shapes = {_shapes(pair) for pair in given}
+    shapes = {_shapes(pair) for pair in one}
     if is_arrays(other):
         # a sample has one axis less than the array that it is in
-        return [_shape(leaf)[1:] for leaf in leaves(other[0])] != [_shape(leaf) for leaf in leaves(given[0][0])]
+        return [_shape(leaf)[1:] for leaf in leaves(other[0])] != [_shape(leaf) for leaf in leaves(one[0][0])]
     if _are_arrays_of_clients(other):
         shapes |= {_shapes(pair) for pair in other}
-        if len(shapes) == 1 and len(other) != len(given):
+        if len(shapes) == 1 and len(other) != len(one):
             return False
     if len(shapes) > 1:
         return True
-    rows = len(given[0][1])
+    rows = len(one[0][1])
     # one row is a target in an array of its own rather than all that each of the clients has
     if rows == 1:
         return False
     raise UserError(
-        f"{name}=... is a list of {len(given)} pairs of arrays of equal shapes, which are the samples (x, y) of a data "
+        f"{name}=... is a list of {len(one)} pairs of arrays of equal shapes, which are the samples (x, y) of a data "
         f"set or the data of clients with {rows} samples each: give arrays (x, y) of all samples, or (x, y, client)"
     )
 

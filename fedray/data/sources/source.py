@@ -24,24 +24,35 @@ from fedray.usercode.importing import as_user_error, import_object
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Training and test samples.
+    """Training and test samples, before they are spread over clients. User-defined sources return one, or a dict of its
+    fields.
 
-    * ``x_*``: the inputs, as an array [n, ...] or a tuple or dict of arrays. Images are [n, channels, height, width].
-    * ``y_*``: the targets. Of a classification they are int64 [n], 0..classes-1; :mod:`fedray.core.task` says what they
-      are in other tasks. ``task`` is the kind of task; ``auto`` lets it follow from the targets.
-    * ``classes``: the number of classes of a sample or token; in other tasks the numbers in a target.
-    * ``scale``, ``shift`` float32 [channels], or None: a model's input is float32(x) * scale + shift along axis 1,
-      which for images is (x/255 - mean) / std. For a tuple or dict of inputs they are such a structure too.
-    * ``client_*`` int64 [n]: the client that a sample belongs to, for the partition ``natural``; -1 in the test set
-      means nobody.
-    * ``x_public``, ``y_public``: a public set that comes with the source.
-    * ``class_names`` in the order of the labels, and ``client_names`` in the order of the clients' numbers; None where
-      there are only numbers.
-    * ``files``: for a source that comes with fedray, :func:`fedray.data.storage.cache.file_stamp` of each file that it
-      was read from. ``notes``: lines that the user should know.
-
-    A user may set labels and clients to names (texts, booleans, pandas' categories), which :func:`validate` numbers.
+    Labels and clients may be names (texts, booleans, pandas' categories) until :func:`validate` has numbered them.
     Labels that are floats must be whole.
+
+    Args:
+        name: what messages and tables call the data.
+        x_train, x_test: the inputs, an array [n, ...] or a tuple or dict of arrays. Images are [n, channels, height,
+            width]. uint8 and other whole numbers stay what they are; numbers with a fraction are float32.
+        y_train, y_test: the targets. Of a classification they are int64 [n], 0..classes-1; :mod:`fedray.core.task` says
+            what they are in other tasks.
+        classes: the number of classes of a sample or token; in other tasks the numbers in a target.
+        scale, shift: float32 [channels], or None. A model's input is float32(x) * scale + shift along axis 1, which for
+            images is (x/255 - mean) / std. For a tuple or dict of inputs they are such a structure too.
+        client_train, client_test: int64 [n], the client that a sample belongs to, for the partition ``natural``; -1 in
+            the test set means nobody.
+        x_public, y_public: a public set that comes with the source.
+        class_names: the names of the classes, in the order of the labels; None where there are only numbers.
+        client_names: the names of the clients, in the order of their numbers.
+        files: for a source that comes with fedray, :func:`~fedray.data.storage.cache.file_stamp` of each file that it
+            was read from.
+        task: the kind of task; ``auto`` lets it follow from the targets.
+        notes: lines that the user should know. Those that begin with ``warning: `` are warnings.
+
+    Example:
+        >>> x, y = np.zeros((4, 2), np.float32), np.arange(4) % 2
+        >>> Source("mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2).public_by_default
+        0
     """
 
     name: str
@@ -151,11 +162,24 @@ def source_of(data: DataConfig, task: TaskConfig) -> Source:
 def from_fields(
     name: str, given: Mapping[str, Any], where: str | None = None, kind: str = AUTO, ignored: int = IGNORED
 ) -> Source:
-    """Returns a checked :class:`Source` from a mapping of its fields, for the task ``kind`` (``task.kind``).
+    """Returns a checked :class:`Source` from a mapping of its fields.
 
-    Features of type uint8 are scaled to 0..1, because they are images as a rule, unless there is a ``scale`` or
-    ``shift``. Raises :class:`UserError` for whatever is wrong; its messages begin with ``where``, a file, or else with
-    ``name``.
+    Inputs of type uint8 are scaled to 0..1, because they are images as a rule, unless there is a ``scale`` or
+    ``shift``.
+
+    Args:
+        name: the source's name, unless ``given`` has one.
+        given: the fields; ``x_train``, ``y_train``, ``x_test`` and ``y_test`` must be there.
+        where: how messages begin: a file, or else ``name``.
+        kind, ignored: ``task.kind`` and ``task.ignore_index``.
+
+    Raises:
+        UserError: a field is unknown, missing or wrong; the message names array and row.
+
+    Example:
+        >>> x, y = np.ones((4, 2)), ["cat", "dog", "cat", "dog"]
+        >>> from_fields("mine", {"x_train": x, "y_train": y, "x_test": x, "y_test": y}).class_names
+        ('cat', 'dog')
     """
     where = where or name
     known = [field.name for field in fields(Source) if field.name not in ("files", "notes")]
@@ -180,9 +204,15 @@ def _agreed(where: str, of_data: str | None, asked: str) -> str:
 
 
 def validate(source: Source, where: str | None = None, kind: str = AUTO, ignored: int = IGNORED) -> Source:
-    """Returns ``source`` with its arrays in the dtypes that :class:`Source` promises, for the task ``kind``.
+    """Returns ``source`` with its arrays in the dtypes that :class:`Source` promises.
 
-    Raises :class:`UserError`, which names array and row, for whatever is wrong. ``where`` begins the messages.
+    Args:
+        source: the source, in which labels and clients may be names.
+        where: how messages begin; the source's name if it is None.
+        kind, ignored: ``task.kind`` and ``task.ignore_index``.
+
+    Raises:
+        UserError: something is wrong; the message names array and row.
     """
     where = where or source.name
     given = {field.name: getattr(source, field.name) for field in fields(Source)}

@@ -37,12 +37,24 @@ def user_source(
     access: str = "auto",
     image_size: int | None = None,
 ) -> Source:
-    """Returns a checked :class:`Source` of ``data`` (the training set) and ``test``, in any form that simulate() takes.
+    """Returns a checked :class:`Source` of data that a user hands over from Python.
 
-    Labels, and the clients that come with the samples (a third array, or a column), may have any names, which are
-    numbered and kept. ``kind`` and ``ignored`` are ``task.kind`` and ``task.ignore_index``, and ``access`` and
-    ``image_size`` are ``data.access`` and ``data.image_size``. Raises :class:`UserError` if something is wrong with the
-    data.
+    Labels, and the clients that come with the samples, may have any names, which are numbered and kept.
+
+    Args:
+        data, test: the training and the test set, in any of the forms that simulate() takes; ``test`` is None if
+            ``data`` is a Source.
+        client_column, label_column: columns of a DataFrame or a Hugging Face Dataset.
+        normalization, access, image_size: the keys of these names in the section ``data``.
+        kind, ignored: ``task.kind`` and ``task.ignore_index``.
+
+    Raises:
+        UserError: something is wrong with the data; the message names set, column and row where it can.
+
+    Example:
+        >>> data = [[1.5], [2.5], [3.5]], [0, 1, 0], ["ann", "ann", "bob"]
+        >>> user_source(data, test=([[1.0]], [1])).client_names
+        ('ann', 'bob')
     """
     if normalization not in OF_TABLES:
         raise UserError(
