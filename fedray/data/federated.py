@@ -14,7 +14,7 @@ from fedray.config import DataConfig
 from fedray.core.seeds import Purpose, stream
 from fedray.core.structure import map_leaves
 from fedray.data.partitions.partition import kind_of, partition
-from fedray.data.partitions.splits import Split, by_owner, indices_and_offsets
+from fedray.data.partitions.splits import by_owner, indices_and_offsets
 from fedray.data.sources.source import Source
 from fedray.data.storage.lazy import LazyItems
 from fedray.errors import UserError
@@ -247,34 +247,22 @@ def _with_natural_clients(
     samples that the clients hold.
     """
     assert source.client_train is not None
-    ids = np.unique(owners[places])
-    found = replace(federated, ids=ids, client_names=_names_of(ids, source.client_names))
-    notes = federated.notes + _note_on_lost_clients(len(np.unique(source.client_train)), len(np.unique(owners)))
+    ids, names, notes = np.unique(owners[places]), source.client_names, federated.notes
+    if names is not None or not np.array_equal(ids, np.arange(len(ids))):
+        names = tuple(str(i) if names is None else names[i] for i in ids)
+    before, left = len(np.unique(source.client_train)), len(np.unique(owners))
+    if left < before:
+        lost = f"warning: {before - left} of the data's {before} clients have no samples left: they went to the public "
+        notes += (f"{lost}set (data.public_samples) or the validation set (data.validation_samples)",)
+    found = replace(federated, ids=ids, client_names=names, notes=notes)
     if source.client_test is None:
-        return replace(found, notes=notes)
-    test = _split_by_client(source.client_test, ids)
+        return found
+    place = np.minimum(np.searchsorted(ids, source.client_test), len(ids) - 1)
+    test = by_owner(np.where(ids[place] == source.client_test, place, -1), len(ids))
+    if rest := len(source.y_test) - sum(map(len, test)):
+        notes += (f"warning: {rest} of {len(source.y_test)} test samples are those of no client that trains",)
     test_indices, test_offsets = indices_and_offsets(test)
-    notes += _note_on_tests_of_nobody(test, len(source.y_test))
     return replace(found, notes=notes, test_indices=test_indices, test_offsets=test_offsets)
-
-
-def _names_of(ids: np.ndarray, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Returns the names of the clients ``ids`` in the data, or their numbers there; None if these are just 0, 1, ..."""
-    if np.array_equal(ids, np.arange(len(ids))) and names is None:
-        return None
-    return tuple(str(i) if names is None else names[i] for i in ids)
-
-
-def _note_on_tests_of_nobody(test: Split, samples: int) -> tuple[str, ...]:
-    rest = samples - sum(map(len, test))
-    return (f"warning: {rest} of {samples} test samples are those of no client that trains",) if rest else ()
-
-
-def _note_on_lost_clients(before: int, left: int) -> tuple[str, ...]:
-    if before == left:
-        return ()
-    lost = f"warning: {before - left} of the data's {before} clients have no samples left: they"
-    return (f"{lost} went to the public set (data.public_samples) or the validation set (data.validation_samples)",)
 
 
 def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray:
@@ -284,12 +272,6 @@ def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray
     if data.public_samples > there:
         raise UserError(f"data.public_samples={data.public_samples}, but {source.name} has a public set of {there}")
     return np.sort(stream(seed, Purpose.PUBLIC, 1).permutation(there)[: data.public_samples])
-
-
-def _split_by_client(owners: np.ndarray, ids: np.ndarray) -> Split:
-    """Returns the samples of each of the clients ``ids`` (sorted). Sample j belongs to the client ``owners[j]``."""
-    place = np.minimum(np.searchsorted(ids, owners), len(ids) - 1)
-    return by_owner(np.where(ids[place] == owners, place, -1), len(ids))
 
 
 def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:

@@ -190,7 +190,8 @@ def quantity_skew(
     wanted = np.asarray(sizes, dtype=np.int64)
     if wanted.sum() > total:
         scaled = largest_remainder(wanted * (total / wanted.sum()), total)
-        warn(f"quantity_skew: sizes sum to {wanted.sum()} of {total} samples, scaled to {_first_numbers(scaled)}")
+        shown = ", ".join([*map(str, scaled[:8]), *(["..."] if len(scaled) > 8 else [])])
+        warn(f"quantity_skew: sizes sum to {wanted.sum()} of {total} samples, scaled to [{shown}]")
         wanted = scaled
     supply = np.bincount(labels, minlength=classes)
     quotas = wanted[:, None] * (supply / total)
@@ -203,11 +204,6 @@ def quantity_skew(
         counts[i, c] -= 1
         counts[i, np.argmax(np.where(spare, quotas[i] - counts[i], -np.inf))] += 1
     return partition_by_counts(labels, counts, rng)
-
-
-def _first_numbers(numbers: np.ndarray) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"[{shown}, ...]" if len(numbers) > 8 else f"[{shown}]"
 
 
 def shards(

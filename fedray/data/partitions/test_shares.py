@@ -27,7 +27,13 @@ def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> Federate
     Raises :class:`UserError` if a client can't have ``least`` test samples.
     """
     if data.test_indices is not None:
-        _check_shares(data, least)
+        sizes = {client: len(data.client_test(client)) for client in np.flatnonzero(data.sizes()).tolist()}
+        client = min(sizes, key=lambda client: sizes[client])
+        if sizes[client] < least:
+            raise UserError(
+                f"data.least_test_samples={least}, but the data say which test samples are whose, and client {client} "
+                f"has {sizes[client]}"
+            )
         return data
     split = _partition_by_class(data, seed)
     pools = class_pools(data.labels.test, data.labels.classes)
@@ -36,16 +42,6 @@ def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> Federate
             split[client] = _draw_share(data, client, pools, seed, least)
     indices, offsets = indices_and_offsets(split)
     return replace(data, test_indices=indices, test_offsets=offsets)
-
-
-def _check_shares(data: FederatedData, least: int) -> None:
-    sizes = {client: len(data.client_test(client)) for client in np.flatnonzero(data.sizes()).tolist()}
-    client = min(sizes, key=lambda client: sizes[client])
-    if sizes[client] < least:
-        raise UserError(
-            f"data.least_test_samples={least}, but the data say which test samples are whose, and client {client} has "
-            f"{sizes[client]}"
-        )
 
 
 def _partition_by_class(data: FederatedData, seed: int) -> Split:

@@ -85,7 +85,8 @@ def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
     """Returns the training and the test images in ``folder``, and lines for the user about what is not taken."""
     train, tests = _part(folder, TRAINS), _part(folder, TESTS)
     parts = [part for part in (train, tests) if part is not None]
-    others = [path.name for path in _folders(folder) if path not in parts and _has_images(path)] if parts else []
+    beside = [path for path in _folders(folder) if path not in parts] if parts else []
+    others = [path.name for path in beside if any(not each.kind for each in _below(path))]
     if tests is None:
         # a folder train with other folders beside it is the class of that name
         whole = train if train is not None and not others else folder
@@ -234,10 +235,6 @@ def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[LeftOut]:
         raise UserError(f"{folder} is a link to a folder in which it lies: remove it")
     for entry in _entries(folder):
         yield from _below(Path(entry.path), (*above, real)) if _is_class(entry) else _judged(entry)
-
-
-def _has_images(folder: Path) -> bool:
-    return any(not each.kind for each in _below(folder))
 
 
 def _is_class(entry: os.DirEntry[str]) -> bool:

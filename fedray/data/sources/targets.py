@@ -70,7 +70,12 @@ def read_targets(
         counted = int(classes) if names is None else len(names)
     else:
         arrays = {key: _READERS[kind](where, key, values) for key, values in given.items()}
-        _check_shapes(where, arrays)
+        shape = arrays[first].shape[1:]
+        for key, y in arrays.items():
+            if y.shape[1:] != shape:
+                raise UserError(
+                    f"{where}: targets of {key} have shape {list(y.shape[1:])}, those of {first} {list(shape)}"
+                )
         counted = _outputs(where, arrays, kind, ignored) if classes is None else int(classes)
     classes = counted if classes is None else int(classes)
     if names is not None and len(names) != classes:
@@ -96,7 +101,7 @@ def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
     binary = y.shape[1:] != (1,) and bool(((y == 0) | (y == 1)).all())
     if binary and y.ndim == 2:
         line = f"task.kind=multilabel, because {key} [{shape}] holds only 0 and 1"
-        if not _one_hot(y):
+        if not (y.sum(1) == 1).all():
             return "multilabel", f"{line}; {QUANTITIES}"
         return "multilabel", (
             f"warning: {line}. Each row has exactly one 1: if that is its class, give {key}.argmax(1), for which "
@@ -164,10 +169,6 @@ def _listed(labels: Any) -> str:
     return f"{shown} and {len(labels) - LISTED:,} others" if len(labels) > LISTED else shown
 
 
-def _one_hot(y: np.ndarray) -> bool:
-    return bool((y.reshape(len(y), -1).sum(1) == 1).all())
-
-
 def _numbers(where: str, key: str, values: Any) -> np.ndarray:
     """Returns ``values`` as float32; NaN, infinities and what is no number are refused."""
     y = np.asarray(values)
@@ -221,13 +222,6 @@ def _anything(where: str, key: str, values: Any) -> np.ndarray:
 
 
 _READERS = {"multilabel": _labels, "regression": _numbers, "tokens": _tokens, "other": _anything}
-
-
-def _check_shapes(where: str, arrays: Mapping[str, np.ndarray]) -> None:
-    (first, shape), *others = ((key, y.shape[1:]) for key, y in arrays.items())
-    for key, other in others:
-        if other != shape:
-            raise UserError(f"{where}: targets of {key} have shape {list(other)}, those of {first} {list(shape)}")
 
 
 def _outputs(where: str, arrays: Mapping[str, np.ndarray], kind: str, ignored: int) -> int:

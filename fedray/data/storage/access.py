@@ -47,7 +47,8 @@ def with_access(
         )
     every = [] if lazy else [leaf for tree in arrays.values() for leaf in leaves(tree)]
     mapped = bool(every) and all(map(is_mapped, every))
-    if not mapped and (lazy or asked == "mapped" or (asked == "auto" and _is_large(every))):
+    is_large = sum(leaf.nbytes for leaf in every) > LARGE * memory_of_machine()
+    if not mapped and (lazy or asked == "mapped" or (asked == "auto" and is_large)):
         data, mapped = replace(data, **map_all(arrays, folder_of(key()))), True
     if mapped and asked == "memory":
         data = replace(data, **{name: map_leaves(np.array, getattr(data, name)) for name in arrays})
@@ -58,7 +59,3 @@ def with_access(
         return data, "memory", (line,) if lazy else ()
     size = sum(leaf.nbytes for name in arrays for leaf in leaves(getattr(data, name))) / 1e9
     return data, "mapped", (f"data.access=mapped: {size:.3g} GB of samples are read from files",)
-
-
-def _is_large(arrays: list[Any]) -> bool:
-    return bool(sum(leaf.nbytes for leaf in arrays) > LARGE * memory_of_machine())
