@@ -59,8 +59,10 @@ def test_what_is_not_used_is_said(tmp_path):
     assert "the data say whose each sample is, but data.partition.kind=iid does not use that" in log
     assert "client_name" not in result.clients
     _, _, log = run(tmp_path / "many", data__clients=9)
-    assert "data.clients=9 is not used: the data have 4 clients of their own" in log
-    with pytest.raises(UserError, match=r"alpha does not apply to data.partition.kind=natural .auto: the data have"):
+    assert "data.clients=9 is not used: 4 clients come with the data" in log
+    with pytest.raises(
+        UserError, match=r"alpha does not apply to data.partition.kind=natural .auto: clients come with"
+    ):
         run(tmp_path / "alpha", data__partition__alpha=0.3)
 
 

@@ -341,7 +341,7 @@ def test_datasets_that_are_handed_over():
         (sets, None, r"data=... is a DatasetDict; hand over data=d\['train'\], test=d\['test'\]"),
         (sets["train"].to_iterable_dataset(), sets["test"], "data=... is a IterableDataset; hand over a Dataset that"),
         (sets["train"], (X, Y), "must both be a Hugging Face Dataset, or neither"),
-        (sets["train"].with_transform(lambda rows: rows), sets["test"], "data has a transform of its own"),
+        (sets["train"].with_transform(lambda rows: rows), sets["test"], "data has a transform .set_transform"),
         (
             sets["train"].rename_column("label", "lable"),
             sets["test"],

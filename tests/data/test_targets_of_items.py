@@ -243,7 +243,7 @@ FRAME = pd.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
     ("data", "message"),
     [
         (lambda: [parts()[0], Subset(Listed(), [])], r"data\[1\] is an empty data set"),
-        (lambda: [with_clients(["a", "b"]), Listed()], r"data\[0\] has clients of its own, but in a list"),
+        (lambda: [with_clients(["a", "b"]), Listed()], r"data\[0\] lists clients, but in a list"),
         (lambda: (Listed(), np.arange(COUNT)), r"data=... holds a data set \(Listed\) among arrays; give arrays"),
         (lambda: [FRAME, FRAME], r"data=... is a list of tables; join them by pandas.concat, with a column"),
         (lambda: [table(), table()], r"data=... is a list of tables; join them by datasets.concatenate_datasets, with"),

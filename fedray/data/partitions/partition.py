@@ -61,7 +61,7 @@ PARTITIONERS = {
         "each client's classes drawn from Dir(alpha prior), equal sizes (Hsu et al. 2019, FedDyn)",
     ),
     "shards": Partitioner(shards, "sorted by label, cut into shards, shards_per_client each (McMahan et al. 2017)"),
-    "orthogonal": Partitioner(orthogonal, "clusters of clients with classes of their own (FedTrip)"),
+    "orthogonal": Partitioner(orthogonal, "clusters of clients that share no class (FedTrip)"),
     "natural": Partitioner(natural, "the clients that come with the data; data.clients is ignored", False),
 }
 AUTO = "auto"
@@ -114,7 +114,7 @@ def partition(
     least = data.partition.min_samples
     _check_sizes(split, MIN_SAMPLES if least is None else least, kind)
     if kind == "natural" and data.clients not in (len(split), DataConfig.model_fields["clients"].default):
-        line = f"data.clients={data.clients} is not used: the data have {len(split)} clients of their own"
+        line = f"data.clients={data.clients} is not used: {len(split)} clients come with the data"
         notes.append(as_warning(line))
     return split, tuple(notes)
 
@@ -149,7 +149,7 @@ def _options_set(data: DataConfig, kind: str) -> dict[str, Any]:
         found[name] = value
         if _key(name) not in PARTITIONERS[kind].options:
             takers = ", ".join(other for other, entry in PARTITIONERS.items() if name in entry.arguments)
-            chosen = " (auto: the data have clients of their own)" if data.partition.kind == AUTO else ""
+            chosen = " (auto: clients come with the data)" if data.partition.kind == AUTO else ""
             raise UserError(
                 f"data.{_key(name)} does not apply to data.partition.kind={kind}{chosen}; it does to {takers}"
             )

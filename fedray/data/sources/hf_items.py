@@ -82,7 +82,7 @@ def fields_of(
         if not len(dataset):
             raise UserError(f"{name} has no rows")
         if dataset.format["type"] == "custom":
-            raise UserError(f"{name} has a transform of its own (set_transform): use data.transform, or map()")
+            raise UserError(f"{name} has a transform (set_transform): use data.transform, or map()")
         given[f"y_{part}"] = read_column(dataset, columns.target, name)
         if client is not None:
             given[f"client_{part}"] = clients_of(dataset, client, name)

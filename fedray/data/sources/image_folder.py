@@ -121,7 +121,7 @@ def class_folders(folder: Path) -> ClassFolders:
     """Returns the images in the folders of ``folder``, one for each class, in which they may lie at any depth.
 
     Links are followed. Hidden files and folders are not taken. Raises :class:`UserError` if there are no classes, one
-    has no images or is a set of its own, or a name is not UTF-8.
+    has no images or is itself a set, or a name is not UTF-8.
     """
     images: dict[str, list[Path]] = {}
     left_out = _beside_classes(folder)
@@ -143,8 +143,8 @@ def class_folders(folder: Path) -> ClassFolders:
 
 
 def _check_is_undivided(folder: Path, paths: Sequence[Path]) -> None:
-    """Raises :class:`UserError` if a class has images in folders train and test, as a set above its own folder has:
-    test images would be trained on."""
+    """Raises :class:`UserError` if a class has images in folders train and test, as the folder of a whole set
+    has: test images would be trained on."""
     inner = {each for parent in {path.parent for path in paths} for each in (parent, *parent.parents)}
     for where in sorted({each.parent for each in inner if folder in each.parents}):
         names = sorted(each.name for each in inner if each.parent == where)

@@ -149,7 +149,7 @@ def _is_deep(image: Image.Image) -> bool:
 def _of_bytes(image: Image.Image, name: str) -> Image.Image:
     """Returns an image whose pixels have 8 bits a channel."""
     if image.format == "TIFF" and _has_pages(image):
-        raise UserError(f"{name} has several pages, of which only one could be read: save each as an image of its own")
+        raise UserError(f"{name} has several pages, of which only one could be read: save each as a separate image")
     if _is_deep(image):
         # Image.convert would make white of everything above 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

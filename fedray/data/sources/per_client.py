@@ -43,7 +43,7 @@ def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
     if None not in counts and counts[0] != counts[1]:
         raise UserError(
             f"data=... is a list of {counts[0]} data sets, one for each client, and test=... one of {counts[1]}: give "
-            "each client's own, or one data set for all"
+            "those of each client, or one data set for all"
         )
     return found[0], found[1]
 
@@ -103,7 +103,7 @@ def _is_of_clients(one: Any, name: str, data: Any, test: Any) -> bool:
     if len(shapes) > 1:
         return True
     rows = len(one[0][1])
-    # one row is a target in an array of its own rather than all that each of the clients has
+    # one row is a target in an array rather than all that each of the clients has
     if rows == 1:
         return False
     raise UserError(

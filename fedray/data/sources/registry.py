@@ -124,7 +124,7 @@ SOURCES = {
         "37 plays and tinyshakespeare, complete; small files in LEAF's format",
         variants={
             "leaf": "LEAF's json files (Caldas et al. 2018), at most 4,226,158 samples of 1,129 roles",
-            "plays": "plays as texts (*.txt), with the speaker on a line of its own: 3,293,099 + 765,381 samples of "
+            "plays": "plays as texts (*.txt), with the speaker on a separate line: 3,293,099 + 765,381 samples of "
             "1,109 roles in 37 plays",
             "tiny": "tinyshakespeare's input.txt, with NAME: before a speech: 800,308 + 186,812 samples of 247 roles",
         },
@@ -154,7 +154,7 @@ SOURCES = {
     ),
     "image_folder": SourceEntry(
         "fedray.data.sources.image_folder:image_folder",
-        "image files of your own in data.root: train/CLASS/..., test/CLASS/...; data.image_size scales them",
+        "your image files in data.root: train/CLASS/..., test/CLASS/...; data.image_size scales them",
         "yours",
         "generated images, and photographs",
         OF_IMAGES,
@@ -182,7 +182,7 @@ SOURCES = {
     ),
     "csv": SourceEntry(
         "fedray.data.sources.csv_files:csv",
-        "csv files of your own (data.root): train.csv and test.csv, or one file; data.target_column, "
+        "your csv files (data.root): train.csv and test.csv, or one file; data.target_column, "
         "data.client_column, data.input_columns",
         "yours",
         "generated tables",
@@ -198,7 +198,7 @@ SOURCES = {
     ),
     "npz": SourceEntry(
         "fedray.data.sources.npz:npz",
-        "a file of your own (data.root): x_train, y_train, x_test, y_test, optional client_train, x_public, ...",
+        "your file (data.root): x_train, y_train, x_test, y_test, optional client_train, x_public, ...",
         "yours",
         "generated arrays",
         OF_TABLES,

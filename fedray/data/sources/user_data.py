@@ -71,7 +71,7 @@ def _source_of(
 ) -> Source:  # fmt: skip
     if isinstance(data, Source):
         if test is not None:
-            raise UserError("test=... must not be given with a Source, which has its own test set")
+            raise UserError("test=... must not be given with a Source, which has a test set")
         # the user may have changed what was read from the files, so that the files say nothing about it any more
         return validate(replace(data, files=()), None, kind, ignored)
     if test is None:

@@ -29,7 +29,7 @@ class Joined:
         for place, each in enumerate(self.datasets):
             if list_of(each, "clients", name) is not None:
                 raise UserError(
-                    f"{name}[{place}] has clients of its own, but in a list each data set is one client: join them by "
+                    f"{name}[{place}] lists clients, but in a list each data set is one client: join them by "
                     "torch's ConcatDataset"
                 )
         self.ends = np.cumsum(sizes)

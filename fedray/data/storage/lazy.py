@@ -239,8 +239,8 @@ def random_item(dataset: Indexed, name: str) -> int | None:
         if not all(_same(a, b) for a, b in zip(read[-1][0], read[-2][0], strict=True)):
             raise UserError(
                 f"item {i} of {name} differs when it is read again with the same random numbers: its transforms must "
-                "draw from the global generators of torch, NumPy or Python, which fedray seeds, and not from a "
-                "generator of their own, or no result could be repeated"
+                "draw from the global generators of torch, NumPy or Python, which fedray seeds, and not from "
+                "another generator, or no result could be repeated"
             )
         if not all(_same(a, b) for x, _ in others for a, b in zip(first, x, strict=True)):
             return i
