@@ -217,22 +217,10 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
     split, notes = partition(labels.train[rest], labels.classes, data, rng, owners, has_classes)
     places, offsets = indices_and_offsets(split)
     federated = FederatedData(
-        x=x,
-        y=y,
-        x_test=source.x_test,
-        y_test=source.y_test,
-        classes=source.classes,
-        scale=source.scale,
-        shift=source.shift,
-        indices=rest[places],
-        offsets=offsets,
-        public=public,
-        validation=validation,
-        ids=np.arange(len(split)),
-        notes=(*source.notes, *notes),
-        class_names=source.class_names,
-        task=source.kind,
-    )
+        x=x, y=y, x_test=source.x_test, y_test=source.y_test, classes=source.classes, scale=source.scale,
+        shift=source.shift, indices=rest[places], offsets=offsets, public=public, validation=validation,
+        ids=np.arange(len(split)), notes=(*source.notes, *notes), class_names=source.class_names, task=source.kind,
+    )  # fmt: skip
     if owners is not None and kind_of(data, True, has_classes) == "natural":
         return _with_natural_clients(federated, source, owners, places)
     return federated

@@ -36,10 +36,10 @@ class SourceEntry:
 
         Raises :class:`UserError` for one that the source does not have.
         """
-        if asked is not None and self.variants and asked not in self.variants:
-            raise UserError(f"data.variant: the source {name} has no {asked!r}{near_miss(asked, self.variants)}")
         if asked is not None and not self.variants and name in SOURCES:
             raise UserError(f"data.variant: the source {name} has no variants")
+        if asked is not None and self.variants and asked not in self.variants:
+            raise UserError(f"data.variant: the source {name} has no {asked!r}{near_miss(asked, self.variants)}")
         return asked or next(iter(self.variants), None)
 
     def check_normalization(self, name: str, asked: str) -> None:

@@ -16,7 +16,7 @@ from fedray.data.sources.columns import Columns
 from fedray.data.sources.encode import encode_clients
 from fedray.data.sources.features import alike, count_samples, form_of, read_features
 from fedray.data.sources.registry import SOURCES as SOURCES
-from fedray.data.sources.registry import entry_of
+from fedray.data.sources.registry import SourceEntry, entry_of
 from fedray.data.sources.targets import AUTO, read_targets
 from fedray.errors import UserError, near_miss
 from fedray.usercode.importing import as_user_error, import_object
@@ -119,25 +119,13 @@ def load_source(
     loader = import_object(entry.loader, "data.source")
     if not callable(loader):
         raise UserError(f"data.source={name} is not a function but {type(loader).__name__}")
-    parameters = list(inspect.signature(loader).parameters)
-    columns = columns or Columns()
     offered = {
         "root": root, "normalization": normalization, "kind": kind, "ignored": ignored, "image_size": image_size,
-        "columns": columns, "access": access, "variant": entry.variant(name, variant),
+        "columns": columns or Columns(), "access": access, "variant": variant,
     }  # fmt: skip
-    if name in SOURCES or "normalization" not in parameters:
-        entry.check_normalization(name, normalization)
-    if "columns" not in parameters and columns.keys_set:
-        raise UserError(f"{columns.keys_set[0]}: the source {name} has no columns to choose; data.source=csv and hf do")
-    if "image_size" not in parameters and image_size is not None:
-        raise UserError(f"data.image_size: the inputs of the source {name} have a fixed size")
-    if "variant" not in parameters and variant is not None:
-        raise UserError(f"data.variant: the source {name} has no variants")
-    arguments = {key: offered[key] for key in parameters if key in offered}
-    if name not in SOURCES and "root" not in parameters:
-        arguments |= {key: root for key in parameters[:1] if key not in offered}
     with as_user_error(f"data.source={name} failed") if name not in SOURCES else contextlib.nullcontext():
-        loaded = loader(**arguments)
+        parameters = list(inspect.signature(loader).parameters)
+        loaded = loader(**_arguments(name, entry, parameters, offered))
     if isinstance(loaded, Mapping):
         source = from_fields(name, loaded, None, kind, ignored)
     elif isinstance(loaded, Source):
@@ -149,6 +137,28 @@ def load_source(
     if "normalization" in parameters:
         return source
     return replace(source, **of_choice(normalization, source.name, source.x_train))
+
+
+def _arguments(name: str, entry: SourceEntry, parameters: list[str], offered: dict[str, Any]) -> dict[str, Any]:
+    """Returns those of the arguments ``offered`` that a source's function takes.
+
+    Raises :class:`UserError` for one that is set and not taken.
+    """
+    if name in SOURCES or "normalization" not in parameters:
+        entry.check_normalization(name, offered["normalization"])
+    columns = offered["columns"].keys_set
+    if "columns" not in parameters and columns:
+        raise UserError(f"{columns[0]}: the source {name} has no columns to choose; data.source=csv and hf do")
+    if "image_size" not in parameters and offered["image_size"] is not None:
+        raise UserError(f"data.image_size: the inputs of the source {name} have a fixed size")
+    if "variant" not in parameters and offered["variant"] is not None:
+        raise UserError(f"data.variant: the source {name} has no variants")
+    taken = {key: offered[key] for key in parameters if key in offered}
+    if "variant" in taken:
+        taken["variant"] = entry.variant(name, offered["variant"])
+    if name not in SOURCES and "root" not in parameters:
+        taken |= {key: offered["root"] for key in parameters[:1] if key not in offered}
+    return taken
 
 
 def source_of(data: DataConfig, task: TaskConfig) -> Source:
