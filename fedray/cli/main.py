@@ -16,7 +16,6 @@ from fedray.cli import data as data_command
 from fedray.cli import evaluate as evaluate_command
 from fedray.cli import listing
 from fedray.cli import report as report_command
-from fedray.cli import tensorboard as tensorboard_command
 from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
 from fedray.usercode.importing import FORMS
@@ -27,7 +26,6 @@ COMMANDS = (
     "evaluate",
     "compare",
     "report",
-    "tensorboard",
     "data",
     "costs",
     "keys",
@@ -136,7 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate_command.add_parser(commands)
     compare_command.add_parser(commands)
     report_command.add_parser(commands)
-    tensorboard_command.add_parser(commands)
     data_command.add_parser(commands, _load)
     text = "compare what the algorithms cost: bytes and FLOPs"
     costs = commands.add_parser(

@@ -49,20 +49,6 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
             move_whole(path, folder / path.name)
 
 
-def write_layout(folder: Path, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
-    """Writes an event file into ``folder`` that says which charts the tab Custom Scalars has.
-
-    ``charts`` has, by category and title, regular expressions for the tags whose curves a chart shows.
-    """
-    _without_tensorflow()
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder)) as writer:
-        writer.add_custom_scalars(
-            {name: {title: ["Multiline", list(tags)] for title, tags in each.items()} for name, each in charts.items()}
-        )
-
-
 def _without_tensorflow() -> None:
     """Keeps tensorboard from importing TensorFlow, which takes seconds.
 
