@@ -14,7 +14,7 @@ from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import RayNotStarted, UserError
 from fedray.experiment.first_checks import check_first
-from fedray.tracking.progress import Display, figure
+from fedray.tracking.progress import Display, number_text
 from fedray.util.loading import collector_paused
 from fedray.warning import WARNING, PythonWarnings
 
@@ -292,7 +292,7 @@ def _line_about_end(result: RunResult) -> str:
         + ("" if summary["rounds"] == 1 else "s")
         + (": the loss or the model is not finite any more" if diverged else "")
         + (f" ({summary['stopped_by']})" if summary.get("stopped_by") else "")
-        + (f", {name.replace('_', ' ')} {figure(final)} (best {figure(best)})" if final is not None else "")
+        + (f", {name.replace('_', ' ')} {number_text(final)} (best {number_text(best)})" if final is not None else "")
         + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
     )
 

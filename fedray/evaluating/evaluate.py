@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fedray.core.task import Loss
 
 
-OF_THE_DATA = ("training data", "test data", "normalisation", "names of classes and clients", "code of the model")
+DATA_INPUTS = ("training data", "test data", "normalisation", "names of classes and clients", "code of the model")
 """The inputs of a run (:mod:`fedray.experiment.inputs`) on which what a model says of the data depends."""
 
 LISTED = 8
@@ -62,28 +62,32 @@ def evaluate(
     features: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> Evaluation:
-    """Evaluates a saved model.
+    """Evaluates a saved model: its loss and metrics, those of each class and each client, and the confusion matrix.
 
-    * ``target``: the folder of a run, whose final model is meant, or a file with a model (safetensors, or a
-      ``state_dict`` in pt). A file in a run's folder is evaluated by the run's configuration, as its folder is. For
-      another file, the YAML file ``base`` or ``overrides`` say what the model is and which data are meant.
-    * ``overrides``: ``key=value`` texts on top of the configuration, such as ``data.source=emnist``. With another
-      source, no ``data.*`` of the run is used but ``data.image_size``.
-    * ``split``: ``test``, ``train`` (the samples that clients hold) or ``validation``.
-    * ``features``: of so many samples, drawn by ``run.seed``, the representations are returned as well.
-    * ``data``, ``test``, ``client_column``, ``label_column``, ``model``, ``loss``, ``metrics``: as for
-      :func:`fedray.simulate`.
+    The model is run as at the end of a round, in the same batches, and gets the same numbers::
 
-    ``say(line)`` shows a line. Without it warnings are those of Python (:class:`fedray.FedrayWarning`).
+        found = fedray.evaluate("runs/fedavg-mnist", split="train")
+        print(found.metrics["accuracy"], found.classes, found.confusion_matrix())
 
-    The model is run as at the end of a round, in the same batches, and gets the same numbers. Raises
-    :class:`fedray.UserError` if there is no such model, or if it does not fit the data.
+    Args:
+        target: the folder of a run, whose final model is meant, or a file with a model (safetensors, or a
+            ``state_dict`` in pt). A file in a run's folder is evaluated by the run's configuration, as its folder is.
+        base: of a file from elsewhere, a YAML file that says what the model is and which data are meant.
+        split: ``test``, ``train`` (the samples that clients hold) or ``validation``.
+        data, test, client_column, label_column, model, loss, metrics: as for :func:`fedray.simulate`.
+        overrides: ``key=value`` texts on top of the configuration, such as ``data.source=emnist``. With another
+            source, no ``data.*`` of the run is used but ``data.image_size``.
+        features: of so many samples, drawn by ``run.seed``, the representations are returned as well.
+        say: a function that shows a line. Without it warnings are Python's (:class:`fedray.FedrayWarning`).
+
+    Raises:
+        UserError: if there is no such model, or if it does not fit the data.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}{near_miss(split, SPLITS)}; there are {', '.join(SPLITS)}")
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics}
-    given = [name for name, each in objects.items() if each is not None]
-    request = request_of(target, base, overrides, given, split)
+    handed_over = [name for name, each in objects.items() if each is not None]
+    request = request_of(target, base, overrides, handed_over, split)
     own = own_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
     experiment, federated = resolve(request.config, own)
     if features < 0:
@@ -133,7 +137,7 @@ def _evaluate(
         settings=request.effective(experiment.config),
         classes=classes,
         confusion=confusion,
-        clients=None if shares is None else _of_clients(task, data, found.sums, shares),
+        clients=None if shares is None else _table_of_clients(task, data, found.sums, shares),
         features=represented,
     )
 
@@ -172,21 +176,20 @@ def _listed(names: Sequence[str]) -> str:
 def _differences(request: Request, inputs: Mapping[str, str]) -> list[str]:
     """Returns a line that says what the run of the model was made with, and the evaluation is not, if there is
     anything."""
-    parts = [name for name in OF_THE_DATA if request.inputs.get(name) not in (None, inputs.get(name))]
+    parts = [name for name in DATA_INPUTS if request.inputs.get(name) not in (None, inputs.get(name))]
     return [f"warning: not as in the run: {', '.join(parts)}"] if parts else []
 
 
 def _samples_of(split: str, clients: Clients) -> tuple[Samples, NDArray[np.int64], list[NDArray[np.int64]] | None]:
-    """Returns the samples of a split, the indices of those that are evaluated, and for each client the places of its
-    own among these."""
+    """Returns the samples of a split, the indices of those that are evaluated, and the places among these of each
+    client's samples."""
     data = clients.data
     if split == "validation":
         return clients.train, data.validation, None
-    everyone = range(data.clients)
     if split == "test":
-        return clients.test, np.arange(len(data.y_test)), [data.client_test(client) for client in everyone]
-    places = [np.arange(start, stop) for start, stop in zip(data.offsets[:-1], data.offsets[1:], strict=True)]
-    return clients.train, data.indices, places
+        shares = [data.client_test(client) for client in range(data.clients)]
+        return clients.test, np.arange(len(data.y_test)), shares
+    return clients.train, data.indices, np.split(np.arange(len(data.indices)), data.offsets[1:-1])
 
 
 @dataclass
@@ -234,11 +237,11 @@ def _classes_of(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> tuple[NDA
     return targets.cpu().numpy().astype(np.int64), predicted.cpu().numpy().astype(np.int64)
 
 
-def _of_clients(
+def _table_of_clients(
     task: Task, data: FederatedData, sums: Mapping[str, NDArray[np.float64]], shares: list[NDArray[np.int64]]
 ) -> pd.DataFrame:
     """Returns the table of the clients whose ``shares``, places among the samples, are not empty."""
-    ids = [client for client, own in enumerate(shares) if len(own)]
+    ids = [client for client, share in enumerate(shares) if len(share)]
     columns: dict[str, Any] = {"client": ids, **data.names_of(ids), "samples": [len(shares[client]) for client in ids]}
     for name, each in sums.items():
         columns[name] = [value_over(task, name, each[shares[client]]) for client in ids]

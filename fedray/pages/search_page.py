@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
-from fedray.results.page import PIXELS_PER_INCH, Page, Picture, Section
+from fedray.results.html_page import PIXELS_PER_INCH, Page, Picture, Section
 from fedray.results.tables import Table, in_units
 from fedray.tuning.report import rank_trials, trial_table, write_report
 from fedray.tuning.spec import SweepSpec
@@ -76,9 +76,9 @@ def _texts(table: pd.DataFrame) -> pd.DataFrame:
     empty cells where there is no value."""
 
     def text(value: object, unit: str) -> str:
-        return in_units(float(value), unit) if isinstance(value, float) else "" if value is None else str(value)
+        return in_units(value, unit) if isinstance(value, float) else "" if value is None else str(value)
 
-    return table.apply(lambda column: column.map(lambda value: text(value, UNITS_OF.get(str(column.name), ""))))
+    return pd.DataFrame({name: [text(x, UNITS_OF.get(str(name), "")) for x in table[name]] for name in table})
 
 
 def _caption(path: Path) -> str:

@@ -114,7 +114,9 @@ def _status(metrics: Mapping[str, Any], metric: str) -> str:
         f"finetuned_{metric}": "fine-tuned",
         f"clients_{metric}_mean": "clients",
     }
-    return "  ".join(f"{word} {figure(metrics[key])}" for key, word in shown.items() if metrics.get(key) is not None)
+    return "  ".join(
+        f"{word} {number_text(metrics[key])}" for key, word in shown.items() if metrics.get(key) is not None
+    )
 
 
 def printable(line: str, console: Console) -> str:
@@ -122,7 +124,7 @@ def printable(line: str, console: Console) -> str:
     return line.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
-def figure(value: float) -> str:
+def number_text(value: float) -> str:
     """Returns a loss or metric as text, with four digits after the point, or three digits if it is smaller."""
     return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
 

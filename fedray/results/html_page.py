@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import jinja2
 from matplotlib.figure import Figure
 
-from fedray.results.figure_files import svg_of
+from fedray.results.style import svg_of
 from fedray.results.tables import Table
 
 PIXELS_PER_INCH = 96
