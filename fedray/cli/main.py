@@ -144,9 +144,6 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Keys: see fedray keys.",
     )
     _experiment_arguments(costs)
-    costs.add_argument(
-        "--accounting", metavar="WHOSE", default="own", help="own (default), or a paper's: fedtrip, ghbm"
-    )
     costs.add_argument("--csv", metavar="FILE", help="write the table as CSV too, with all digits")
     costs.set_defaults(function=_costs)
     _add_lists(commands)
@@ -369,12 +366,10 @@ def _costs(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from fedray.experiment.costs import compare_algorithms
-    from fedray.tracking.cost_tables import ACCOUNTINGS
+    from fedray.tracking.cost_tables import cost_table
 
-    if options.accounting not in ACCOUNTINGS:
-        raise UserError(f"--accounting: there is no {options.accounting!r}{near_miss(options.accounting, ACCOUNTINGS)}")
     candidates, scenario, left_out = compare_algorithms(_load(options))
-    table = ACCOUNTINGS[options.accounting](candidates, scenario)
+    table = cost_table(candidates, scenario)
     table.show()
     for name, reason in left_out.items():
         print(f"without {name}: {reason}")

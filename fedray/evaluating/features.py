@@ -90,7 +90,9 @@ def write_tsne(found: Features, names: tuple[str, ...] | None, path: Path) -> Pa
         for place, number in enumerate(classes):
             own = points[found.targets == number]
             marker, label = "osD^v<>PX*"[place % 10], names[number] if names else str(number)
-            axes.scatter(own[:, 0], own[:, 1], s=14, color=colours(place), marker=marker, label=escaped(label), linewidths=0)
+            axes.scatter(
+                own[:, 0], own[:, 1], s=14, color=colours(place), marker=marker, label=escaped(label), linewidths=0
+            )
         axes.legend(**BESIDE, title="class")
     else:
         axes.scatter(points[:, 0], points[:, 1], s=14, c=found.targets, cmap="viridis", linewidths=0)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Upload
+from fedray.algorithms.base import Algorithm, Broadcast, Result, Upload
 from fedray.algorithms.server_state import ServerState
+from fedray.client.optimizer import Carry
 from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Model
 from fedray.errors import UserError

@@ -89,8 +89,9 @@ class Events:
 
     def hyper_parameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Writes the run's row of the HParams table: its settings, and its final metrics."""
-        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard import summary as summaries
 
+        hparams: Any = summaries.hparams
         typed = {
             name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
         }

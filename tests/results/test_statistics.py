@@ -146,7 +146,7 @@ def run(folder: Path, accuracies: list[float], status: str = "completed", alone:
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"status": status, "rounds": len(accuracies)}))
     config = {"run": {"seed": int(folder.name.partition("-")[2]), "rounds": len(accuracies)}}
-    config |= dict.fromkeys(("algorithm", "data", "model", "train"), {}) | {"engine": {"portable_bits": False}}
+    config |= {key: {} for key in ("algorithm", "data", "model", "train")} | {"engine": {"portable_bits": False}}
     (folder / "config.yaml").write_text(json.dumps(config))
     amounts = ("iterations", "bytes_down", "bytes_up", "flops", "round_seconds", "wall_seconds")
     columns = ("round", "cohort_size", *amounts, "test_accuracy")
