@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,26 +117,26 @@ def _evaluate(
         begins = f"evaluating {request.file} on {len(indices):,} {split} samples of {source} ..."
         for line in (*data.warnings, *request.notes, *_differences(request, experiment.inputs), begins):
             say(line)
-        found = _run(clients, samples, indices)
+        sums, found = _run(clients, samples, indices)
         represented = features_of(clients, samples, indices, features) if features else None
     classes, confusion = None, None
-    if found.targets is not None and found.predicted is not None:
-        number = found.classes
-        confusion = confusion_of(found.targets, found.predicted, number)
-        classes = table_of_classes(confusion, number, data.class_names if task.kind == "classification" else None)
+    if found is not None:
+        confusion = confusion_of(*found)
+        names = data.class_names if task.kind == "classification" else None
+        classes = table_of_classes(confusion, found[-1], names)
     return Evaluation(
         file=request.file,
         model_sha256=sha,
         source=source,
         split=split,
         samples=len(indices),
-        metrics={name: value_over(task, name, sums) for name, sums in found.sums.items()},
+        metrics={name: value_over(task, name, each) for name, each in sums.items()},
         main=task.main,
         mode=task.mode,
         settings=request.effective(experiment.config),
         classes=classes,
         confusion=confusion,
-        clients=None if shares is None else _table_of_clients(task, data, found.sums, shares),
+        clients=None if shares is None else _table_of_clients(task, data, sums, shares),
         features=represented,
     )
 
@@ -192,24 +191,19 @@ def _samples_of(split: str, clients: Clients) -> tuple[Samples, NDArray[np.int64
     return clients.train, data.indices, np.split(np.arange(len(data.indices)), data.offsets[1:-1])
 
 
-@dataclass
-class _Found:
-    """What a pass over n samples finds: for each metric its two ``sums [n, 2]``; and ``targets`` and ``predicted``, the
-    ``classes`` of all samples or tokens that count. These are None where there are no classes."""
-
-    sums: dict[str, NDArray[np.float64]]
-    targets: NDArray[np.int64] | None
-    predicted: NDArray[np.int64] | None
-    classes: int
-
-
 @torch.no_grad()
-def _run(clients: Clients, samples: Samples, indices: NDArray[np.int64]) -> _Found:
-    """Runs the model over samples, in the batches and with the random numbers of an evaluation at a round's end."""
+def _run(
+    clients: Clients, samples: Samples, indices: NDArray[np.int64]
+) -> tuple[dict[str, NDArray[np.float64]], tuple[NDArray[np.int64], NDArray[np.int64], int] | None]:
+    """Runs the model over n samples, in the batches and with the random numbers of an evaluation at a round's end.
+
+    Returns the two sums of each metric ``[n, 2]``, and the target and the predicted class of all samples, or tokens
+    that count, with the number of classes; None where there are no classes.
+    """
     evaluator, task = Evaluator(clients), clients.experiment.task
     sums = {name: np.ones((len(indices), 2)) for name in ("loss", *task.metrics)}
-    pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    classes, model = clients.data.classes, clients.network.loaded()
+    pairs: list[torch.Tensor] = []
+    number, model = clients.data.classes, clients.network.loaded()
     for start in range(0, len(indices), EVAL_BLOCK):
         block = slice(start, start + EVAL_BLOCK)
         with evaluator.draws(0, SERVER, start):
@@ -220,21 +214,13 @@ def _run(clients: Clients, samples: Samples, indices: NDArray[np.int64]) -> _Fou
                     if count is not None:
                         each[block][rows, 1] = count.double().cpu().numpy()
                 if task.kind in ("classification", "tokens"):
-                    classes = max(classes, outputs.shape[task.class_axis])
-                    pairs.append(_classes_of(task, outputs, y))
+                    number = max(number, outputs.shape[task.class_axis])
+                    pair = torch.stack([y.reshape(-1), outputs.argmax(task.class_axis).reshape(-1)])
+                    pairs.append((pair if task.ignored is None else pair[:, pair[0] != task.ignored]).cpu())
     if not pairs:
-        return _Found(sums, None, None, classes)
-    targets, predicted = (np.concatenate(each) for each in zip(*pairs, strict=True))
-    return _Found(sums, targets, predicted, classes)
-
-
-def _classes_of(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the target and the predicted class of each sample, or of each token that counts, both ``[n]``."""
-    predicted, targets = outputs.argmax(task.class_axis).reshape(-1), y.reshape(-1)
-    if task.ignored is not None:
-        counts = targets != task.ignored
-        predicted, targets = predicted[counts], targets[counts]
-    return targets.cpu().numpy().astype(np.int64), predicted.cpu().numpy().astype(np.int64)
+        return sums, None
+    targets, predicted = torch.cat(pairs, 1).long().numpy()
+    return sums, (targets, predicted, number)
 
 
 def _table_of_clients(

@@ -27,14 +27,14 @@ UNEQUAL = "Keep in mind when comparing these groups:"
 BETWEEN = "Keep in mind when comparing these tables with each other:"
 
 NOTES = (
-    "Runs that differ in their seeds alone are one group. `±` is half the width of the 95 % confidence interval of the "
+    "Runs that differ only in their seeds are one group. `±` is half the width of the 95 % confidence interval of the "
     "mean (Student's t) over these runs; of one run or two the values are shown.",
     "A run that diverged is counted, is in no mean, and has not reached the target.",
     "Differences are those of runs with the same seeds and the same samples on each client. p is that of the paired "
     "t-test, corrected by Holm's rule for all groups of the table that have one; the intervals are not corrected.",
-    "What it took to reach the target are medians over all runs. A run that did not reach it counts as infinite, and "
+    "What it took to reach the target is the median over all runs. A run that did not reach it counts as infinite, and "
     "`> R` says that the median is above R, the least that a run took which did not reach it; `diverged` says that all "
-    "runs that did not reach it diverged. In brackets stands how many times as much the baseline took.",
+    "runs that did not reach it diverged. The number in brackets says how many times as much the baseline took.",
     "Curves have a point for each round in which all runs of the group were evaluated that did not diverge.",
 )
 """What the tables' words mean."""

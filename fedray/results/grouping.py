@@ -100,19 +100,24 @@ def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Grou
     keys = _keys_that_differ(runs)
     _check(by, keys, runs)
     if by:
-        own = list(by)
-        environment = _independent([key for key in keys if key not in by], own, runs)
+        of_groups = list(by)
+        of_environments = _independent([key for key in keys if key not in by], of_groups, runs)
     else:
-        aside = [key for key in keys if key.startswith(OF_AN_ENVIRONMENT) and key not in CHOSEN_FOR_AN_ALGORITHM]
-        environment = _independent(aside, [], runs)
-        own = _independent([key for key in keys if key not in aside], environment, runs)
-    further = [key for key in keys if key not in (*own, *environment)]
+        of_data = [key for key in keys if key.startswith(OF_AN_ENVIRONMENT) and key not in CHOSEN_FOR_AN_ALGORITHM]
+        of_environments = _independent(of_data, [], runs)
+        of_groups = _independent([key for key in keys if key not in of_data], of_environments, runs)
+    further = [key for key in keys if key not in (*of_groups, *of_environments)]
     groups = []
-    for members in _partition(runs, [*environment, *own]):
-        identity = members[0].identity
-        parts = [{key: identity[key] for key in each if key in identity} for each in (own, environment, further)]
-        groups.append(Group(parts[0], parts[1], parts[2], members))
+    for members in _partition(runs, [*of_environments, *of_groups]):
+        values = members[0].identity
+        groups.append(
+            Group(_select(values, of_groups), _select(values, of_environments), _select(values, further), members)
+        )
     return sorted(groups, key=lambda group: (*_order(group.environment), *_order(group.values)))
+
+
+def _select(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: values[key] for key in keys if key in values}
 
 
 def _keys_that_differ(runs: Iterable[RecordedRun]) -> list[str]:

@@ -136,8 +136,7 @@ class Recorder:
         summary |= facts | {"versions": versions(), "machine": self.machine, KEY: self.digests() | whole}
         final = {f"final/{key}_{summary['metric']}": summary[key] for key in ("final", "best")}
         with self._room_for_events():
-            self._events.hyper_parameters(self.hyper_parameters, {k: v for k, v in final.items() if v is not None})
-            self._events.flush()
+            self._events.end(self.hyper_parameters, {tag: x for tag, x in final.items() if x is not None})
         self.note(f"{status} after round {summary['rounds']}")
         write_whole(path / "summary.json", json.dumps(summary, indent=2) + "\n")
 

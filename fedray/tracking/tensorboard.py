@@ -87,7 +87,7 @@ class Events:
         for purpose, value in seconds.items():
             self._writer.add_scalar(f"profile/{purpose}", value, step)
 
-    def hyper_parameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    def end(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Writes the run's row of the HParams table: its settings, and its final metrics."""
         from torch.utils.tensorboard import summary as summaries
 
@@ -101,6 +101,7 @@ class Events:
             writer.add_summary(summary)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value)
+        self.flush()
 
     def flush(self) -> None:
         self._writer.flush()
