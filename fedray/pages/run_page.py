@@ -71,7 +71,7 @@ def run_page(folder: Path) -> Page:
     }
     sections = [Section("What it reached", tables=list(_tables(run)))]
     for title, figures in parts.items():
-        if pictures := [Picture.of(caption, figure) for caption, figure in figures]:
+        if pictures := [Picture.of_figure(caption, figure) for caption, figure in figures]:
             sections.append(Section(title, pictures=pictures))
     lead = [
         f"{run.summary['status']} after {run.summary['rounds']} rounds; {run.summary.get('parameters', 0):,} "

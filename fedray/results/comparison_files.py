@@ -140,18 +140,18 @@ def page_of(comparison: ComparisonTables) -> Page:
         Section(
             each.name or "The groups",
             tables=list(tables_of(comparison, each)),
-            pictures=[Picture.of(caption, figure) for caption, figure in environment_figures(comparison, each)],
+            pictures=[Picture.of_figure(caption, figure) for caption, figure in environment_figures(comparison, each)],
             warnings=each.notes,
-            warned=UNEQUAL,
+            warnings_title=UNEQUAL,
         )
         for each in comparison.environments
     ]
-    if pictures := [Picture.of(caption, figure) for caption, figure in number_figures(comparison)]:
+    if pictures := [Picture.of_figure(caption, figure) for caption, figure in number_figures(comparison)]:
         title = "Over a number in which groups differ"
-        sections.append(Section(title, pictures=pictures, warnings=comparison.notes, warned=BETWEEN))
+        sections.append(Section(title, pictures=pictures, warnings=comparison.notes, warnings_title=BETWEEN))
     if comparison.left_out:
-        warned = "These folders are in no table:"
-        sections.append(Section("Left out", warnings=_left_out(comparison), warned=warned))
+        warnings_title = "These folders are in no table:"
+        sections.append(Section("Left out", warnings=_left_out(comparison), warnings_title=warnings_title))
     how = [note.replace("`", "") for note in (*NOTES, f"In the pictures, {BAND}.")]
     sections.append(Section("How to read this", paragraphs=how))
     versions = {f"fedray {v.get('fedray')}, torch {v.get('torch')}" for v in (run.versions for run in comparison.runs)}

@@ -29,14 +29,15 @@ class Picture:
     height: int
 
     @classmethod
-    def of(cls, caption: str, figure: Figure) -> Picture:
+    def of_figure(cls, caption: str, figure: Figure) -> Picture:
+        """Returns a picture of a figure, as SVG."""
         width, height = (round(PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
         data = base64.b64encode(svg_of(figure)).decode()
         return cls(caption, f"data:image/svg+xml;base64,{data}", width, height)
 
     @classmethod
     def of_file(cls, caption: str, path: Path) -> Picture:
-        """Returns a picture that was drawn into a PNG file."""
+        """Returns a picture of a PNG file."""
         with Image.open(path) as image:
             scale = PIXELS_PER_INCH / image.info.get("dpi", (PIXELS_PER_INCH,))[0]
             width, height = (round(scale * pixels) for pixels in image.size)
@@ -45,14 +46,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page. ``warned`` is a sentence before the ``warnings``."""
+    """A part of a page. ``warnings_title`` is a sentence before the ``warnings``."""
 
     title: str
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     paragraphs: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    warned: str = ""
+    warnings_title: str = ""
 
 
 @dataclass(frozen=True)
