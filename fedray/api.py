@@ -14,7 +14,7 @@ from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import RayNotStarted, UserError
 from fedray.experiment.first_checks import check_first
-from fedray.tracking.progress import Display, figure
+from fedray.tracking.progress import Display, number_text
 from fedray.util.loading import collector_paused
 from fedray.warning import WARNING, PythonWarnings
 
@@ -53,12 +53,12 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json, whose keys :data:`fedray.tracking.columns.SUMMARY` explains."""
+        """The content of summary.json, whose keys are explained in the glossary of ``fedray/tracking/README.md``."""
         return json.loads((self.folder / "summary.json").read_text())
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """The table metrics.csv, with a row for each round (:data:`fedray.tracking.columns.METRICS`)."""
+        """The table metrics.csv, with a row for each round (see the glossary)."""
         from fedray.tracking.folder import read_metrics
 
         return read_metrics(self.folder)
@@ -292,7 +292,7 @@ def _line_about_end(result: RunResult) -> str:
         + ("" if summary["rounds"] == 1 else "s")
         + (": the loss or the model is not finite any more" if diverged else "")
         + (f" ({summary['stopped_by']})" if summary.get("stopped_by") else "")
-        + (f", {name.replace('_', ' ')} {figure(final)} (best {figure(best)})" if final is not None else "")
+        + (f", {name.replace('_', ' ')} {number_text(final)} (best {number_text(best)})" if final is not None else "")
         + f", model sha256 {summary['model_sha256'][:16]} -> {result.folder}"
     )
 

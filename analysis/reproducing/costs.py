@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from fedray.config import Config, load
-from fedray.results.runs import Run, read_run
+from fedray.results.runs import RecordedRun, read_run
 from fedray.tuning.finals import is_finished
 from reproducing.published import EXPERIMENTS, Cell
 
@@ -48,7 +48,7 @@ class Costs:
         cells = {(cell.name, seeds): cell for cell, seeds in every}
         ended = {run: cell for (_, seeds), cell in cells.items() for run in self._runs(cell, seeds) if is_finished(run)}
         read = [(read_run(folder), cell) for folder, cell in ended.items()]
-        runs = [(run, cell) for run, cell in read if isinstance(run, Run)]
+        runs = [(run, cell) for run, cell in read if isinstance(run, RecordedRun)]
         self.slowness = _ratio((_hours_taken(run), self._of_a_round(cell)[0] * len(run.rows)) for run, cell in runs)
 
     def of(
@@ -107,7 +107,7 @@ def _steps_against_measured(config: Config, measured: Config, steps: float) -> f
     return 1.0
 
 
-def _hours_taken(run: Run) -> float:
+def _hours_taken(run: RecordedRun) -> float:
     """Returns the hours that a run took, or would have taken on :data:`PROCESSORS` processors."""
     processes = (run.summary.get("machine") or {}).get("processes", [])
     # a server of its own has next to nothing to do

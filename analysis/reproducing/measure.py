@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedray.results.measure import Measure
 from fedray.results.outcomes import to_reach
-from fedray.results.runs import LeftOut, Run, read_run
+from fedray.results.runs import LeftOut, RecordedRun, read_run
 from fedray.results.statistics import mean_and_margin
 from fedray.tuning.finals import is_finished
 from reproducing.accounting import GIB, gflops_of_a_round, gib_of_a_run
@@ -43,7 +43,7 @@ class Measured:
     cell: Cell
     value: float
     margin: float
-    runs: Sequence[Run]
+    runs: Sequence[RecordedRun]
     diverged: int
     reached: int | None = None
     bound: float = math.nan
@@ -59,7 +59,7 @@ def accuracy_of(table: PublishedTable) -> str:
 def measured(table: PublishedTable, folder: Path, seeds: int) -> list[Measured]:
     """Returns what was measured of each cell, from the runs in ``folder``."""
     read = {cell: [read_run(run) for run in _ended(cell, folder, seeds)] for cell in table.cells}
-    runs = {cell: [run for run in found if isinstance(run, Run)] for cell, found in read.items()}
+    runs = {cell: [run for run in found if isinstance(run, RecordedRun)] for cell, found in read.items()}
     if table.measure in PERCENT:
         found = [_accuracies(table, cell, runs[cell]) for cell in table.cells]
     else:
@@ -88,7 +88,7 @@ def _in_unit(table: PublishedTable, one: Measured, first: float) -> Measured:
     return replace(one, value=one.value * unit, bound=one.bound * unit)
 
 
-def _target(table: PublishedTable, cell: Cell, runs: Mapping[Cell, Sequence[Run]]) -> float:
+def _target(table: PublishedTable, cell: Cell, runs: Mapping[Cell, Sequence[RecordedRun]]) -> float:
     """Returns the accuracy that is to be reached: the last of ``run.targets``, or what the first row ends with."""
     if table.measure in OF_FEDAVG:
         (first,) = [each for each in runs if each.column == cell.column and each.row == table.rows[0]]
@@ -102,7 +102,7 @@ def _ended(cell: Cell, folder: Path, seeds: int) -> list[Path]:
     return [run for run in runs if is_finished(run)]
 
 
-def _taken(cell: Cell, runs: Sequence[Run], target: float, amount: str) -> Measured:
+def _taken(cell: Cell, runs: Sequence[RecordedRun], target: float, amount: str) -> Measured:
     """Returns the median of what it took until the target; ``amount`` is a column of metrics.csv."""
     firsts = [run.first_to_reach(target, Measure(of=cell.of)) for run in runs]
     median, bound = to_reach(runs, firsts, amount)
@@ -110,14 +110,14 @@ def _taken(cell: Cell, runs: Sequence[Run], target: float, amount: str) -> Measu
     return Measured(cell, median, math.nan, runs, diverged, reached, bound)
 
 
-def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[Run]) -> Measured:
+def _accuracies(table: PublishedTable, cell: Cell, runs: Sequence[RecordedRun]) -> Measured:
     diverged = sum(run.diverged for run in runs)
     values = [100 * _accuracy(run, table, cell) for run in runs if not run.diverged]
     known = [value for value in values if not math.isnan(value)]
     return Measured(cell, *mean_and_margin(known), runs, diverged, values=known)
 
 
-def _accuracy(run: Run, table: PublishedTable, cell: Cell) -> float:
+def _accuracy(run: RecordedRun, table: PublishedTable, cell: Cell) -> float:
     measure = Measure(of=cell.of)
     if table.measure == "at_round":
         rows = run.evaluations(measure).set_index("round")["value"]

@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedray.results.curves import fold
+from fedray.results.curves import mean_curve
 from fedray.results.measure import Measure
-from fedray.results.panel import Curve, Panel, bands, draw_panels, ends_of, parts_of
-from fedray.results.style import BESIDE, Line, drawn, figure_of, lines_for, plain, width_of
+from fedray.results.panel import Curve, Panel, bands_caption, draw_panels, ends_of, parts_of
+from fedray.results.style import BESIDE, Line, clean_frame, escaped, figure_of, lines_for, width_of
 from reproducing.measure import PERCENT, Measured, accuracy_of, on_one_scale, without_value
 from reproducing.published import PublishedTable
 
@@ -75,10 +75,11 @@ def curves(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
         for number, part in enumerate(parts, 1):
             lines = lines_for([one.cell.row for one in part])
             shown = [
-                Curve(_name(one), lines[one.cell.row], fold(one.runs, Measure(of=one.cell.of).column)) for one in part
+                Curve(_name(one), lines[one.cell.row], mean_curve(one.runs, Measure(of=one.cell.of).column))
+                for one in part
             ]
             title = f"{column}, part {number} of {len(parts)}" if len(parts) > 1 else column
-            title += f"; {bands(max(len(one.runs) for one in part))}"
+            title += f"; {bands_caption(max(len(one.runs) for one in part))}"
             if any(len(curve.points) for curve in shown):
                 panels.append(Panel(title, f"{accuracy_of(table)}, %", "rounds", shown, 100.0, 100.0))
     return draw_panels(panels) if panels else None
@@ -123,7 +124,7 @@ def _over_numbers(
         place.set_xticks(list(numbers.values()), [f"{number:g}" for number in numbers.values()])
         place.set_xticks([], minor=True)
         place.set(xlabel=f"{next(iter(numbers)).split(' = ')[0]}\n{key}", ylabel=_unit(table))
-        plain(place)
+        clean_frame(place)
         place.legend(**BESIDE)
     _limit_alike(axes, found, 100.0 if table.measure in PERCENT else math.inf)
     return figure
@@ -146,7 +147,7 @@ def _published(one: Measured) -> float:
 
 def _draw_curve(axes: Axes, own: Mapping[float, Measured], name: str, line: Line) -> None:
     points = {x: one for x, one in own.items() if math.isfinite(one.value)}
-    axes.plot(list(points), [one.value for one in points.values()], label=drawn(name), **line.options(1))
+    axes.plot(list(points), [one.value for one in points.values()], label=escaped(name), **line.options(1))
     low, high = ([one.value + sign * one.margin for one in points.values()] for sign in (-1, 1))
     axes.fill_between(list(points), low, high, color=line.colour, alpha=0.13, linewidth=0)
     for x, one in own.items():
@@ -180,7 +181,7 @@ def _draw_column(axes: Axes, column: str, found: Sequence[Measured], table: Publ
     if table.measure not in PERCENT:
         axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
     axes.set_xlabel(f"{_unit(table)}\n{_key(found, 'bar', '● measured')}", fontsize=9)
-    plain(axes)
+    clean_frame(axes)
 
 
 def _unit(table: PublishedTable) -> str:

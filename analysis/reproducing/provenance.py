@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedray.results.runs import Run
+from fedray.results.runs import RecordedRun
 
 SHOWN = ("fedray", "torch", "ray", "numpy", "python")
 """The versions that are named. They decide about the results."""
 
 
-def made_by(asked: Mapping[str, Any], runs: Iterable[Run]) -> dict[str, Any]:
+def made_by(asked: Mapping[str, Any], runs: Iterable[RecordedRun]) -> dict[str, Any]:
     """Returns what ``asked`` says, with the versions and processors of all ``runs``, and the hours that they took.
 
     Runs side by side count once each, so that the hours are more than those that passed.
@@ -35,7 +35,7 @@ def sentence(made: Mapping[str, Any]) -> str:
     )
 
 
-def _processors(runs: Sequence[Run]) -> str:
+def _processors(runs: Sequence[RecordedRun]) -> str:
     """Returns the models of the processors or GPUs on which the runs trained."""
     machines = [run.summary.get("machine") or {} for run in runs]
     found = [str(process.get("device")) for machine in machines for process in machine.get("processes", [])]

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from scipy.stats import kendalltau
 
-from fedray.results.figure_files import save
+from fedray.results.style import save
 from fedray.results.tables import markdown
 from fedray.util.files import write_whole
 from reproducing.measure import ACCURACIES, PERCENT, Measured, accuracy_of, frame, on_one_scale, without_value

@@ -58,7 +58,7 @@ def _compare(options: argparse.Namespace) -> int:
     if not options.folders:
         raise UserError("give folders of runs, as in: fedray compare runs/")
     from fedray.results.compare import compare
-    from fedray.results.files import check_place, lines, place_of, write
+    from fedray.results.comparison_files import lines, output_of, write
 
     found = compare(
         *options.folders,
@@ -69,13 +69,12 @@ def _compare(options: argparse.Namespace) -> int:
         last=options.last,
         any_version=options.any_version,
     )
-    folder = options.output or place_of(found, Path())
-    check_place(folder, found)
+    folder = options.output or output_of(found).folder_for(Path("comparison"))
+    output_of(found).check(folder)
     for line in lines(found):
         print(line)
-    groups = sum(len(environment.groups) for environment in found.environments)
-    if groups > MANY:
-        print(f"drawing the pictures of {groups} groups in {len(found.environments)} tables ...", flush=True)
+    if len(found.groups) > MANY:
+        print(f"drawing the pictures of {len(found.groups)} groups in {len(found.environments)} tables ...", flush=True)
     names = [path.name for path in write(found, folder)]
     print(f"wrote {', '.join(names)} into {folder}")
     return 0

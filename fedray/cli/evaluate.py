@@ -57,14 +57,14 @@ def _evaluate(options: argparse.Namespace) -> int:
     display = Display()
     display.say("fedray: loading ...")
     from fedray.evaluating.evaluate import evaluate
-    from fedray.evaluating.report import lines, place_of, write
+    from fedray.evaluating.evaluation_files import default_folder, lines, write
 
     found = evaluate(
         words[0], *words[1:], split=options.split, overrides=overrides, features=options.features, say=display.say
     )
     for line in lines(found):
         print(line)
-    folder = Path(options.output) if options.output else place_of(found)
+    folder = Path(options.output) if options.output else default_folder(found)
     names = [path.name for path in write(found, folder)]
     print(f"wrote {', '.join(names)} into {folder}")
     if options.features and "tsne.png" not in names:

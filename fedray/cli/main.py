@@ -16,7 +16,6 @@ from fedray.cli import data as data_command
 from fedray.cli import evaluate as evaluate_command
 from fedray.cli import listing
 from fedray.cli import report as report_command
-from fedray.cli import tensorboard as tensorboard_command
 from fedray.config.reading import check_words
 from fedray.errors import ClientError, UserError, near_miss
 from fedray.usercode.importing import FORMS
@@ -27,7 +26,6 @@ COMMANDS = (
     "evaluate",
     "compare",
     "report",
-    "tensorboard",
     "data",
     "costs",
     "keys",
@@ -136,7 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate_command.add_parser(commands)
     compare_command.add_parser(commands)
     report_command.add_parser(commands)
-    tensorboard_command.add_parser(commands)
     data_command.add_parser(commands, _load)
     text = "compare what the algorithms cost: bytes and FLOPs"
     costs = commands.add_parser(
@@ -147,9 +144,6 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Keys: see fedray keys.",
     )
     _experiment_arguments(costs)
-    costs.add_argument(
-        "--accounting", metavar="WHOSE", default="own", help="own (default), or a paper's: fedtrip, ghbm"
-    )
     costs.add_argument("--csv", metavar="FILE", help="write the table as CSV too, with all digits")
     costs.set_defaults(function=_costs)
     _add_lists(commands)
@@ -372,12 +366,10 @@ def _costs(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from fedray.experiment.costs import compare_algorithms
-    from fedray.tracking.cost_tables import ACCOUNTINGS
+    from fedray.tracking.cost_tables import cost_table
 
-    if options.accounting not in ACCOUNTINGS:
-        raise UserError(f"--accounting: there is no {options.accounting!r}{near_miss(options.accounting, ACCOUNTINGS)}")
     candidates, scenario, left_out = compare_algorithms(_load(options))
-    table = ACCOUNTINGS[options.accounting](candidates, scenario)
+    table = cost_table(candidates, scenario)
     table.show()
     for name, reason in left_out.items():
         print(f"without {name}: {reason}")

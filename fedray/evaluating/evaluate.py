@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from fedray.core.task import Loss
 
 
-OF_THE_DATA = ("training data", "test data", "normalisation", "names of classes and clients", "code of the model")
+DATA_INPUTS = ("training data", "test data", "normalisation", "names of classes and clients", "code of the model")
 """The inputs of a run (:mod:`fedray.experiment.inputs`) on which what a model says of the data depends."""
 
 LISTED = 8
@@ -62,28 +61,32 @@ def evaluate(
     features: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> Evaluation:
-    """Evaluates a saved model.
+    """Evaluates a saved model: its loss and metrics, those of each class and each client, and the confusion matrix.
 
-    * ``target``: the folder of a run, whose final model is meant, or a file with a model (safetensors, or a
-      ``state_dict`` in pt). A file in a run's folder is evaluated by the run's configuration, as its folder is. For
-      another file, the YAML file ``base`` or ``overrides`` say what the model is and which data are meant.
-    * ``overrides``: ``key=value`` texts on top of the configuration, such as ``data.source=emnist``. With another
-      source, no ``data.*`` of the run is used but ``data.image_size``.
-    * ``split``: ``test``, ``train`` (the samples that clients hold) or ``validation``.
-    * ``features``: of so many samples, drawn by ``run.seed``, the representations are returned as well.
-    * ``data``, ``test``, ``client_column``, ``label_column``, ``model``, ``loss``, ``metrics``: as for
-      :func:`fedray.simulate`.
+    The model is run as at the end of a round, in the same batches, and gets the same numbers::
 
-    ``say(line)`` shows a line. Without it warnings are those of Python (:class:`fedray.FedrayWarning`).
+        found = fedray.evaluate("runs/fedavg-mnist", split="train")
+        print(found.metrics["accuracy"], found.classes, found.confusion_matrix())
 
-    The model is run as at the end of a round, in the same batches, and gets the same numbers. Raises
-    :class:`fedray.UserError` if there is no such model, or if it does not fit the data.
+    Args:
+        target: the folder of a run, whose final model is meant, or a file with a model (safetensors, or a
+            ``state_dict`` in pt). A file in a run's folder is evaluated by the run's configuration, as its folder is.
+        base: of a file from elsewhere, a YAML file that says what the model is and which data are meant.
+        split: ``test``, ``train`` (the samples that clients hold) or ``validation``.
+        data, test, client_column, label_column, model, loss, metrics: as for :func:`fedray.simulate`.
+        overrides: ``key=value`` texts on top of the configuration, such as ``data.source=emnist``. With another
+            source, no ``data.*`` of the run is used but ``data.image_size``.
+        features: of so many samples, drawn by ``run.seed``, the representations are returned as well.
+        say: a function that shows a line. Without it warnings are Python's (:class:`fedray.FedrayWarning`).
+
+    Raises:
+        UserError: if there is no such model, or if it does not fit the data.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}{near_miss(split, SPLITS)}; there are {', '.join(SPLITS)}")
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics}
-    given = [name for name, each in objects.items() if each is not None]
-    request = request_of(target, base, overrides, given, split)
+    handed_over = [name for name, each in objects.items() if each is not None]
+    request = request_of(target, base, overrides, handed_over, split)
     own = own_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
     experiment, federated = resolve(request.config, own)
     if features < 0:
@@ -114,26 +117,26 @@ def _evaluate(
         begins = f"evaluating {request.file} on {len(indices):,} {split} samples of {source} ..."
         for line in (*data.warnings, *request.notes, *_differences(request, experiment.inputs), begins):
             say(line)
-        found = _run(clients, samples, indices)
+        sums, found = _run(clients, samples, indices)
         represented = features_of(clients, samples, indices, features) if features else None
     classes, confusion = None, None
-    if found.targets is not None and found.predicted is not None:
-        number = found.classes
-        confusion = confusion_of(found.targets, found.predicted, number)
-        classes = table_of_classes(confusion, number, data.class_names if task.kind == "classification" else None)
+    if found is not None:
+        confusion = confusion_of(*found)
+        names = data.class_names if task.kind == "classification" else None
+        classes = table_of_classes(confusion, found[-1], names)
     return Evaluation(
         file=request.file,
         model_sha256=sha,
         source=source,
         split=split,
         samples=len(indices),
-        metrics={name: value_over(task, name, sums) for name, sums in found.sums.items()},
+        metrics={name: value_over(task, name, each) for name, each in sums.items()},
         main=task.main,
         mode=task.mode,
         settings=request.effective(experiment.config),
         classes=classes,
         confusion=confusion,
-        clients=None if shares is None else _of_clients(task, data, found.sums, shares),
+        clients=None if shares is None else _table_of_clients(task, data, sums, shares),
         features=represented,
     )
 
@@ -172,41 +175,35 @@ def _listed(names: Sequence[str]) -> str:
 def _differences(request: Request, inputs: Mapping[str, str]) -> list[str]:
     """Returns a line that says what the run of the model was made with, and the evaluation is not, if there is
     anything."""
-    parts = [name for name in OF_THE_DATA if request.inputs.get(name) not in (None, inputs.get(name))]
+    parts = [name for name in DATA_INPUTS if request.inputs.get(name) not in (None, inputs.get(name))]
     return [f"warning: not as in the run: {', '.join(parts)}"] if parts else []
 
 
 def _samples_of(split: str, clients: Clients) -> tuple[Samples, NDArray[np.int64], list[NDArray[np.int64]] | None]:
-    """Returns the samples of a split, the indices of those that are evaluated, and for each client the places of its
-    own among these."""
+    """Returns the samples of a split, the indices of those that are evaluated, and the places among these of each
+    client's samples."""
     data = clients.data
     if split == "validation":
         return clients.train, data.validation, None
-    everyone = range(data.clients)
     if split == "test":
-        return clients.test, np.arange(len(data.y_test)), [data.client_test(client) for client in everyone]
-    places = [np.arange(start, stop) for start, stop in zip(data.offsets[:-1], data.offsets[1:], strict=True)]
-    return clients.train, data.indices, places
-
-
-@dataclass
-class _Found:
-    """What a pass over n samples finds: for each metric its two ``sums [n, 2]``; and ``targets`` and ``predicted``, the
-    ``classes`` of all samples or tokens that count. These are None where there are no classes."""
-
-    sums: dict[str, NDArray[np.float64]]
-    targets: NDArray[np.int64] | None
-    predicted: NDArray[np.int64] | None
-    classes: int
+        shares = [data.client_test(client) for client in range(data.clients)]
+        return clients.test, np.arange(len(data.y_test)), shares
+    return clients.train, data.indices, np.split(np.arange(len(data.indices)), data.offsets[1:-1])
 
 
 @torch.no_grad()
-def _run(clients: Clients, samples: Samples, indices: NDArray[np.int64]) -> _Found:
-    """Runs the model over samples, in the batches and with the random numbers of an evaluation at a round's end."""
+def _run(
+    clients: Clients, samples: Samples, indices: NDArray[np.int64]
+) -> tuple[dict[str, NDArray[np.float64]], tuple[NDArray[np.int64], NDArray[np.int64], int] | None]:
+    """Runs the model over n samples, in the batches and with the random numbers of an evaluation at a round's end.
+
+    Returns the two sums of each metric ``[n, 2]``, and the target and the predicted class of all samples, or tokens
+    that count, with the number of classes; None where there are no classes.
+    """
     evaluator, task = Evaluator(clients), clients.experiment.task
     sums = {name: np.ones((len(indices), 2)) for name in ("loss", *task.metrics)}
-    pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    classes, model = clients.data.classes, clients.network.loaded()
+    pairs: list[torch.Tensor] = []
+    number, model = clients.data.classes, clients.network.loaded()
     for start in range(0, len(indices), EVAL_BLOCK):
         block = slice(start, start + EVAL_BLOCK)
         with evaluator.draws(0, SERVER, start):
@@ -217,28 +214,20 @@ def _run(clients: Clients, samples: Samples, indices: NDArray[np.int64]) -> _Fou
                     if count is not None:
                         each[block][rows, 1] = count.double().cpu().numpy()
                 if task.kind in ("classification", "tokens"):
-                    classes = max(classes, outputs.shape[task.class_axis])
-                    pairs.append(_classes_of(task, outputs, y))
+                    number = max(number, outputs.shape[task.class_axis])
+                    pair = torch.stack([y.reshape(-1), outputs.argmax(task.class_axis).reshape(-1)])
+                    pairs.append((pair if task.ignored is None else pair[:, pair[0] != task.ignored]).cpu())
     if not pairs:
-        return _Found(sums, None, None, classes)
-    targets, predicted = (np.concatenate(each) for each in zip(*pairs, strict=True))
-    return _Found(sums, targets, predicted, classes)
+        return sums, None
+    targets, predicted = torch.cat(pairs, 1).long().numpy()
+    return sums, (targets, predicted, number)
 
 
-def _classes_of(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the target and the predicted class of each sample, or of each token that counts, both ``[n]``."""
-    predicted, targets = outputs.argmax(task.class_axis).reshape(-1), y.reshape(-1)
-    if task.ignored is not None:
-        counts = targets != task.ignored
-        predicted, targets = predicted[counts], targets[counts]
-    return targets.cpu().numpy().astype(np.int64), predicted.cpu().numpy().astype(np.int64)
-
-
-def _of_clients(
+def _table_of_clients(
     task: Task, data: FederatedData, sums: Mapping[str, NDArray[np.float64]], shares: list[NDArray[np.int64]]
 ) -> pd.DataFrame:
     """Returns the table of the clients whose ``shares``, places among the samples, are not empty."""
-    ids = [client for client, own in enumerate(shares) if len(own)]
+    ids = [client for client, share in enumerate(shares) if len(share)]
     columns: dict[str, Any] = {"client": ids, **data.names_of(ids), "samples": [len(shares[client]) for client in ids]}
     for name, each in sums.items():
         columns[name] = [value_over(task, name, each[shares[client]]) for client in ids]

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib import colormaps
 from numpy.typing import NDArray
 
 from fedray.core.samples import Samples
@@ -18,6 +17,7 @@ from fedray.core.structure import leaves
 from fedray.engine.clients import Clients
 from fedray.engine.evaluation.evaluator import Evaluator
 from fedray.errors import UserError
+from fedray.results.style import BESIDE, escaped, figure_of, save_png
 from fedray.util.files import replacement_of
 
 MOST_CLASSES = 20
@@ -83,24 +83,18 @@ def write_tsne(found: Features, names: tuple[str, ...] | None, path: Path) -> Pa
         return None
     perplexity = min(30.0, (len(found.values) - 1) / 3)
     points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(found.values)
-    figure = Figure(figsize=(6.4, 5), layout="constrained")
-    # not through pyplot, which needs a display and has global state
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, (axes,) = figure_of(1, panel=(6.4, 5))
     classes = [] if found.targets is None else np.unique(found.targets).tolist()
     if 1 < len(classes) <= MOST_CLASSES:
-        from matplotlib import colormaps
-
-        colours = colormaps["tab10" if len(classes) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
-        for place, each in enumerate(classes):
-            own = points[found.targets == each]
-            label = names[each] if names else str(each)
-            marker = "osD^v<>PX*"[place % 10]
-            axes.scatter(own[:, 0], own[:, 1], s=14, color=colours[place], marker=marker, label=label, linewidths=0)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, title="class", fontsize=9)
+        colours = colormaps["tab10" if len(classes) <= 10 else "tab20"]
+        for place, number in enumerate(classes):
+            own = points[found.targets == number]
+            marker, label = "osD^v<>PX*"[place % 10], names[number] if names else str(number)
+            axes.scatter(
+                own[:, 0], own[:, 1], s=14, color=colours(place), marker=marker, label=escaped(label), linewidths=0
+            )
+        axes.legend(**BESIDE, title="class")
     else:
         axes.scatter(points[:, 0], points[:, 1], s=14, c=found.targets, cmap="viridis", linewidths=0)
     axes.set(xticks=[], yticks=[], title=f"t-SNE of the representations of {len(points):,} samples")
-    with replacement_of(path) as staging:
-        figure.savefig(staging, dpi=150, format="png")
-    return path
+    return save_png(figure, path)

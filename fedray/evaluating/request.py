@@ -13,21 +13,19 @@ from fedray.errors import UserError
 from fedray.tracking.folder import INPUTS, UNRECORDED
 from fedray.tracking.records import check_file
 
-TAKEN = (
-    "data.", "task.", "model.", "train.precision",
+KEYS = (
+    "data.", "task.", "model.", "train.precision", "run.seed",
     "engine.device", "engine.threads", "engine.portable_bits", "engine.channels_last",
 )  # fmt: skip
-"""The keys on which an evaluation depends, or the sections that hold them. ``run.seed`` is another, by which clients
-get their shares of the test set."""
+"""The keys on which an evaluation depends, or the sections that hold them; by ``run.seed`` clients get their shares of
+the test set."""
 
-OF_THEM = (
+KEYS_IN_WORDS = (
     "data.*, task.*, model.*, train.precision, run.seed, and engine.device, threads, portable_bits and channels_last"
 )
 
-OF_THE_FILE = ("model.weights", "model.init")
-
-OF_THE_MODEL = ("data.image_size",)
-"""The keys about the data that stay those of the run if the source is another, because the model depends on them."""
+WEIGHTS = ("model.weights", "model.init")
+"""The keys about the weights with which training begins; they say nothing about those in the file."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +44,19 @@ class Request:
 
     def effective(self, resolved: Config) -> dict[str, Any]:
         """Returns the settings on which the result depends, by dotted key, of the ``resolved`` configuration."""
-        values = flat(resolved.model_dump(mode="json"))
-        return {key: value for key, value in values.items() if _counts(key)}
+        return {key: x for key, x in flat(resolved.model_dump(mode="json")).items() if key.startswith(KEYS)}
 
 
 def request_of(
-    target: str | Path, base: str | Path | None, overrides: Iterable[str], given: Sequence[str], split: str
+    target: str | Path, base: str | Path | None, overrides: Iterable[str], objects: Sequence[str], split: str
 ) -> Request:
     """Returns what ``target`` asks for: a run's folder, whose final model is meant, or a file with a model.
 
     The configuration is that of the file's run, if it lies in a run's folder; or it is the file ``base``. ``overrides``
-    are ``key=value`` texts on top of it. ``given`` names the objects that were handed over from Python. Raises
-    :class:`UserError` if there is no such model, or the configuration says too little.
+    are ``key=value`` texts on top of it. ``objects`` names what was handed over from Python: data, model, loss,
+    metrics. Raises :class:`UserError` if there is no such model, or the configuration says too little.
     """
-    path, overrides = Path(target), list(overrides)
+    path = Path(target)
     if not path.exists():
         raise UserError(f"there is no run folder or file {target}")
     file = path / "model.safetensors" if path.is_dir() else path
@@ -70,21 +67,27 @@ def request_of(
         raise UserError(f"{target} has no model.safetensors, because the run has not ended")
     check_file(file.parent, file.name)
     values: dict[str, Any] = {}
-    if base is not None or recorded.exists():
-        values = flat(load(recorded if base is None else base).model_dump(mode="json", exclude_unset=True))
-        values = {**(UNRECORDED if base is None else {}), **values}
-    settings, notes = _settings(values, overrides, given)
+    if base is not None:
+        values = _read(base)
+    elif recorded.exists():
+        values = {**UNRECORDED, **_read(recorded)}
+    asked = _asked(overrides, objects)
+    settings, notes = _settings(values, asked, objects)
     config = _load(settings, split)
-    if "data" not in given and "data.source" not in settings:
+    if "data" not in objects and "data.source" not in settings:
         raise UserError(f"{target}: say on which data, for example data.source=mnist")
-    if "model" not in given and "model.name" not in settings:
+    if "model" not in objects and "model.name" not in settings:
         raise UserError(f"{target}: say which model it is, for example model.name=lenet5")
-    inputs, names = ({}, []) if base is not None else _recorded(file.parent)
-    same = values.get("data.source") == config.data.source and "data" not in given
+    inputs, names = ({}, []) if base is not None else _inputs_and_classes(file.parent)
+    same = values.get("data.source") == config.data.source and "data" not in objects
     return Request(file, config, notes, inputs if same else {}, names)
 
 
-def _recorded(folder: Path) -> tuple[dict[str, str], list[str]]:
+def _read(path: str | Path) -> dict[str, Any]:
+    return flat(load(path).model_dump(mode="json", exclude_unset=True))
+
+
+def _inputs_and_classes(folder: Path) -> tuple[dict[str, str], list[str]]:
     """Returns the inputs of the run in ``folder``, and the names of its classes; nothing if it is no run's folder."""
     found = []
     for path in (folder / INPUTS, folder / "summary.json"):
@@ -98,20 +101,21 @@ def _recorded(folder: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _settings(
-    values: dict[str, Any], overrides: Sequence[str], given: Sequence[str]
+    values: dict[str, Any], asked: dict[str, Any], objects: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of the evaluation by dotted key, and lines for the user.
 
-    ``values`` are the recorded configuration, and the other arguments those of :func:`request_of`.
+    ``values`` are the recorded configuration, ``asked`` what the user sets instead, and ``objects`` as above.
     """
-    asked, notes = _asked(overrides, given), []
-    # the weights with which training began say nothing about those in the file
-    kept = {key: value for key, value in values.items() if _counts(key) and key not in OF_THE_FILE}
+    notes = []
+    kept = {key: value for key, value in values.items() if key.startswith(KEYS) and key not in WEIGHTS}
     recorded = set(values.get("run.given") or ())
-    missing = recorded & {"data", "model", "loss", "metrics"} - set(given)
-    if _has_other_data(values, asked, given):
+    missing = recorded & {"data", "model", "loss", "metrics"} - set(objects)
+    source = "from Python" if "data" in objects else asked.get("data.source")
+    if source not in (None, "from Python" if "data" in recorded else values.get("data.source")):
         missing -= {"data"}
-        of_data = [key for key in kept if key.startswith("data.") and key not in OF_THE_MODEL]
+        # the model depends on how large images are
+        of_data = {key for key in kept if key.startswith("data.") and key != "data.image_size"}
         kept = {key: value for key, value in kept.items() if key not in of_data}
         if of_data:
             source = asked.get("data.source", "your own")
@@ -129,32 +133,20 @@ def _settings(
     return {**kept, **asked}, notes
 
 
-def _counts(key: str) -> bool:
-    return key.startswith(TAKEN) or key == "run.seed"
-
-
-def _asked(overrides: Sequence[str], given: Sequence[str]) -> dict[str, Any]:
+def _asked(overrides: Iterable[str], objects: Sequence[str]) -> dict[str, Any]:
     """Returns what ``overrides`` set, by dotted key. Raises :class:`UserError` for keys that mean nothing here."""
     asked: dict[str, Any] = {}
     for override in overrides:
         assign(asked, override)
     asked = flat(asked)
-    if "data" in given and "data.source" in asked:
+    if "data" in objects and "data.source" in asked:
         raise UserError("data.source: the data were handed over")
     for key in asked:
-        if key in OF_THE_FILE:
+        if key in WEIGHTS:
             raise UserError(f"{key}: the weights are those of the file that is evaluated")
-        if not _counts(key):
-            raise UserError(f"{key}: an evaluation trains nothing; it takes {OF_THEM}")
+        if not key.startswith(KEYS):
+            raise UserError(f"{key}: an evaluation trains nothing; it takes {KEYS_IN_WORDS}")
     return asked
-
-
-def _has_other_data(values: dict[str, Any], asked: dict[str, Any], given: Sequence[str]) -> bool:
-    """Returns whether the data are others than those of the recorded configuration."""
-    own = "data" in (values.get("run.given") or ())
-    if "data" in given:
-        return not own
-    return "data.source" in asked and (own or asked["data.source"] != values.get("data.source"))
 
 
 def _load(settings: dict[str, Any], split: str) -> Config:

@@ -62,7 +62,8 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
         cohort=chosen.cohort_size,
         rounds=chosen.rounds,
         plain=plain.facts,
-        forward=costs.fedtrip_forward(plain.build_model(), plain.facts, data.examples(2)[0]),
+        build_plain=plain.build_model,
+        example=data.examples(2)[0],
     )
     return candidates, scenario, left_out
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 
 import pandas as pd
-from PIL import Image
 
-from fedray.results.page import PIXELS_PER_INCH, Page, Picture, Section
+from fedray.results.html_page import Page, Picture, Section
 from fedray.results.tables import Table, in_units
 from fedray.tuning.report import rank_trials, trial_table, write_report
 from fedray.tuning.spec import SweepSpec
@@ -46,7 +44,7 @@ def suite_page(suite: Suite) -> Page:
     winners = Section(
         "The winners on fresh seeds",
         tables=[Table(f"suite {suite.name}", _texts(table).rename(columns={"algorithm": ""}))],
-        pictures=[_picture(curves, "the winners' metric on the test set")],
+        pictures=[Picture.of_file("the winners' metric on the test set", curves)],
     )
     sections = [winners, *map(_of_sweep, suite.specs)]
     if notes:
@@ -66,7 +64,7 @@ def _of_sweep(spec: SweepSpec) -> Section:
     return Section(
         spec.name,
         tables=[Table(title, _texts(shown))] if len(shown) else [],
-        pictures=[_picture(path, _caption(path)) for path in written if path.suffix == ".png"],
+        pictures=[Picture.of_file(_caption(path), path) for path in written if path.suffix == ".png"],
         paragraphs=[f"Searched: {space}.".replace('"', "")],
     )
 
@@ -76,18 +74,10 @@ def _texts(table: pd.DataFrame) -> pd.DataFrame:
     empty cells where there is no value."""
 
     def text(value: object, unit: str) -> str:
-        return in_units(float(value), unit) if isinstance(value, float) else "" if value is None else str(value)
+        return in_units(value, unit) if isinstance(value, float) else "" if value is None else str(value)
 
-    return table.apply(lambda column: column.map(lambda value: text(value, UNITS_OF.get(str(column.name), ""))))
+    return pd.DataFrame({name: [text(x, UNITS_OF.get(str(name), "")) for x in table[name]] for name in table})
 
 
 def _caption(path: Path) -> str:
     return next((text for name, text in CAPTIONS.items() if path.stem.startswith(name)), path.stem)
-
-
-def _picture(path: Path, caption: str) -> Picture:
-    """Returns a picture that was drawn into a file."""
-    with Image.open(path) as image:
-        scale = PIXELS_PER_INCH / image.info.get("dpi", (PIXELS_PER_INCH,))[0]
-        width, height = (round(scale * pixels) for pixels in image.size)
-    return Picture(caption, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}", width, height)

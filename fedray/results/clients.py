@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fedray.results.measure import Measure
-from fedray.results.runs import Run
+from fedray.results.runs import RecordedRun
 from fedray.results.statistics import mean_and_margin
 
 SHARES = np.linspace(0, 1, 101)
@@ -20,7 +21,7 @@ OF_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of the cl
 """What metrics.csv has about single clients in columns such as ``clients_accuracy_mean``, in words."""
 
 
-def finals_of_clients(runs: Sequence[Run], measure: Measure) -> dict[str, list[float]]:
+def finals_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str, list[float]]:
     """Returns the last value of what :data:`OF_CLIENTS` names, in each run that did not diverge and has it."""
     found: dict[str, list[float]] = {}
     for what in OF_CLIENTS:
@@ -30,7 +31,7 @@ def finals_of_clients(runs: Sequence[Run], measure: Measure) -> dict[str, list[f
     return found
 
 
-def outcome_of_clients(runs: Sequence[Run], measure: Measure) -> dict[str, float]:
+def outcome_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str, float]:
     """Returns ``clients_mean``, ``clients_worst_tenth`` and ``clients_std``, as means over the runs that did not
     diverge, and ``clients_mean_margin`` and so on: half the widths of their 95 % intervals. They are NaN if the runs
     did not score single clients."""
@@ -40,24 +41,27 @@ def outcome_of_clients(runs: Sequence[Run], measure: Measure) -> dict[str, float
     return found
 
 
-def distribution(runs: Sequence[Run], measure: Measure) -> NDArray[np.float64] | None:
+def last_scores(folder: Path) -> pd.DataFrame | None:
+    """Returns the rows of evaluation.parquet of the last round that has some; None if no clients were scored."""
+    # only the last file has the last round
+    last = max((folder / "evaluation.parquet").glob("part-*.parquet"), default=None)
+    if last is None:
+        return None
+    rows: pd.DataFrame = pq.read_table(last).to_pandas()
+    rows = rows[rows["round"] == rows["round"].max()]
+    return rows
+
+
+def distribution(runs: Sequence[RecordedRun], measure: Measure) -> NDArray[np.float64] | None:
     """Returns the metric's value at each of :data:`SHARES` of the clients, sorted by it: a mean over the runs.
 
     It is that of the evaluated model at the last evaluation, on each client's test share. Returns None if no run has
     scored the clients of ``run.eval_clients``.
     """
-    found = [_quantiles(run, measure) for run in runs if not run.diverged]
-    kept = [each for each in found if each is not None]
-    return np.mean(kept, axis=0) if kept else None
-
-
-def _quantiles(run: Run, measure: Measure) -> NDArray[np.float64] | None:
-    folder, column = run.folder / "evaluation.parquet", f"global_{measure.metric}"
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return None
-    # only the last file has the last round
-    rows: pd.DataFrame = pq.read_table(max(folder.glob("part-*.parquet"))).to_pandas()
-    if column not in rows or "in_eval_clients" not in rows:
-        return None
-    values = rows.loc[(rows["round"] == rows["round"].max()) & rows["in_eval_clients"], column].dropna()
-    return np.quantile(values.to_numpy(np.float64), SHARES) if len(values) else None
+    column, found = f"global_{measure.metric}", []
+    for run in runs:
+        rows = None if run.diverged else last_scores(run.folder)
+        if rows is not None and {column, "in_eval_clients"} <= {*rows}:
+            values = rows.loc[rows["in_eval_clients"], column].dropna().to_numpy(np.float64)
+            found += [np.quantile(values, SHARES)] if len(values) else []
+    return np.mean(found, axis=0) if found else None

@@ -1,4 +1,4 @@
-"""Folds the curves of runs that differ in their seeds alone into a mean curve with an interval."""
+"""Averages the curves of runs that differ in their seeds alone: a mean curve with an interval."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 
 from fedray.results.measure import AXES
-from fedray.results.runs import Run
+from fedray.results.runs import RecordedRun
 from fedray.results.statistics import LEAST_RUNS, margin_of
 
 
-def fold(runs: Sequence[Run], column: str, over: str = "rounds") -> pd.DataFrame:
+def mean_curve(runs: Sequence[RecordedRun], column: str, over: str = "rounds") -> pd.DataFrame:
     """Returns the mean curve of a group's runs: a row for each round in which all of them were evaluated.
 
     Its columns are ``round``; ``x``, the amount of ``over`` (a key of :data:`~fedray.results.measure.AXES`) up to
@@ -25,10 +25,10 @@ def fold(runs: Sequence[Run], column: str, over: str = "rounds") -> pd.DataFrame
     if not ended:
         return pd.DataFrame(columns=names, dtype=float)
     values = pd.concat([rows[column] for rows in ended], axis=1).dropna()
-    places = values.index
+    rounds = values.index
     # the round is the index here
     amounts = [rows[AXES[over]] if over != "rounds" else pd.Series(rows.index, rows.index) for rows in ended]
-    x = pd.concat(amounts, axis=1).loc[places].mean(axis=1, skipna=False)
+    x = pd.concat(amounts, axis=1).loc[rounds].mean(axis=1, skipna=False)
     numbers = values.to_numpy(float)
     mean = numbers.mean(axis=1)
     if len(ended) < LEAST_RUNS:
@@ -36,5 +36,5 @@ def fold(runs: Sequence[Run], column: str, over: str = "rounds") -> pd.DataFrame
     else:
         margin = margin_of(1.0, len(ended)) * numbers.std(axis=1, ddof=1)
         low, high = mean - margin, mean + margin
-    found = {"round": places, "x": x.to_numpy(), "mean": mean, "low": low, "high": high, "runs": len(ended)}
+    found = {"round": rounds, "x": x.to_numpy(), "mean": mean, "low": low, "high": high, "runs": len(ended)}
     return pd.DataFrame(found, columns=names).replace([np.inf, -np.inf], np.nan)

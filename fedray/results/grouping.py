@@ -8,13 +8,13 @@ and a section of a table.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedray.config import documented_keys
 from fedray.errors import UserError, near_miss
-from fedray.results.runs import SEEDS, Run
+from fedray.results.runs import SEEDS, RecordedRun
 
 ALGORITHM = "algorithm.name"
 
@@ -42,40 +42,44 @@ KNOWN_BY_THEIR_VALUES = (ALGORITHM, "model.name", "data.source", "data.partition
 class Group:
     """Runs that differ in their seeds alone.
 
-    ``own`` are the values in which the group differs from others of its environment, by dotted key, and ``environment``
+    ``values`` are those in which the group differs from others of its environment, by dotted key, and ``environment``
     those in which its environment differs from others. ``further`` are further values in which groups differ; they
     follow from the others.
     """
 
-    own: Mapping[str, Any]
+    values: Mapping[str, Any]
     environment: Mapping[str, Any]
     further: Mapping[str, Any]
-    runs: Sequence[Run]
+    runs: Sequence[RecordedRun]
+
+    @property
+    def algorithm(self) -> str:
+        """The name of its algorithm."""
+        return str(self.runs[0].settings.get(ALGORITHM))
 
     @property
     def label(self) -> str:
         """The name of the group within its environment, as ``fedprox, mu=0.1``."""
-        return shown(self.own) or str(self.runs[0].settings.get(ALGORITHM))
-
-    @property
-    def told(self) -> list[str]:
-        """The keys that tell the group from all others."""
-        return [*self.environment, *self.own]
+        return name_of_values(self.values) or self.algorithm
 
     @property
     def place(self) -> str:
         """The name of the environment, as ``alpha=0.1``; empty if there is only one."""
-        return shown(self.environment)
+        return name_of_values(self.environment)
+
+    @property
+    def ended(self) -> list[RecordedRun]:
+        """The runs that did not diverge."""
+        return [run for run in self.runs if not run.diverged]
 
 
-def shown(values: Mapping[str, Any]) -> str:
-    """Returns values by dotted key as a short text: ``fedprox, mu=0.1``."""
+def name_of_values(values: Mapping[str, Any]) -> str:
+    """Returns values by dotted key as a short name: ``fedprox, mu=0.1``."""
     names = [key.rpartition(".")[2] for key in values]
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):
         text = value if isinstance(value, str) else _number(value) if isinstance(value, float) else _text(value)
-        is_plain = names.count(name) == 1
-        parts.append(text if key in KNOWN_BY_THEIR_VALUES else f"{name if is_plain else key}={text}")
+        parts.append(text if key in KNOWN_BY_THEIR_VALUES else f"{name if names.count(name) == 1 else key}={text}")
     return ", ".join(parts)
 
 
@@ -84,7 +88,7 @@ def _number(value: float) -> str:
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
-def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
+def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Group]:
     """Returns the groups of ``runs``, in the order of their environments and names.
 
     The groups of an environment differ in the keys ``by``, and environments in all others. Without ``by``, environments
@@ -96,50 +100,56 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     keys = _keys_that_differ(runs)
     _check(by, keys, runs)
     if by:
-        own = list(by)
-        environment = _that_refine([key for key in keys if key not in by], own, runs)
+        of_groups = list(by)
+        of_environments = _independent([key for key in keys if key not in by], of_groups, runs)
     else:
-        aside = [key for key in keys if key.startswith(OF_AN_ENVIRONMENT) and key not in CHOSEN_FOR_AN_ALGORITHM]
-        environment = _that_refine(aside, [], runs)
-        own = _that_refine([key for key in keys if key not in aside], environment, runs)
-    further = [key for key in keys if key not in (*own, *environment)]
-    same = _alike(runs, [*environment, *own])
-    groups = [Group(_of(each[0], own), _of(each[0], environment), _of(each[0], further), each) for each in same]
-    return sorted(groups, key=lambda group: (*_order(group.environment), *_order(group.own)))
+        of_data = [key for key in keys if key.startswith(OF_AN_ENVIRONMENT) and key not in CHOSEN_FOR_AN_ALGORITHM]
+        of_environments = _independent(of_data, [], runs)
+        of_groups = _independent([key for key in keys if key not in of_data], of_environments, runs)
+    further = [key for key in keys if key not in (*of_groups, *of_environments)]
+    groups = []
+    for members in _partition(runs, [*of_environments, *of_groups]):
+        values = members[0].identity
+        groups.append(
+            Group(_select(values, of_groups), _select(values, of_environments), _select(values, further), members)
+        )
+    return sorted(groups, key=lambda group: (*_order(group.environment), *_order(group.values)))
 
 
-def _keys_that_differ(runs: Iterable[Run]) -> list[str]:
+def _select(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: values[key] for key in keys if key in values}
+
+
+def _keys_that_differ(runs: Iterable[RecordedRun]) -> list[str]:
     """Returns the keys whose values differ between any two runs that have them, in the order of :data:`FIRST`."""
     values: dict[str, set[str]] = {}
     for run in runs:
-        for key, value in run.told.items():
+        for key, value in run.identity.items():
             values.setdefault(key, set()).add(_text(value))
-    differ = [key for key, each in values.items() if len(each) > 1 and not is_aside(key)]
+    differ = [key for key, each in values.items() if len(each) > 1 and not is_ignored(key)]
     return sorted(differ, key=lambda key: next(place for place, begin in enumerate(FIRST) if key.startswith(begin)))
 
 
-def is_aside(key: str) -> bool:
+def is_ignored(key: str) -> bool:
+    """Returns whether runs that differ in ``key`` alone are repetitions of each other."""
     return key in NO_PART_OF_A_RESULT or key.startswith("engine.")
 
 
-def _that_refine(keys: Sequence[str], given: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """Returns those of ``keys`` that do not follow from ``given`` and those before them."""
+def _independent(keys: Sequence[str], known: Sequence[str], runs: Sequence[RecordedRun]) -> list[str]:
+    """Returns those of ``keys`` that do not follow from the keys ``known`` and those before them."""
     chosen: list[str] = []
-    groups = len(_alike(runs, given))
     for key in keys:
-        finer = len(_alike(runs, [*given, *chosen, key]))
-        if finer > groups:
+        if len(_partition(runs, [*known, *chosen, key])) > len(_partition(runs, [*known, *chosen])):
             chosen.append(key)
-            groups = finer
     return chosen
 
 
-def _alike(runs: Iterable[Run], keys: Sequence[str]) -> list[list[Run]]:
-    """Returns the runs that have the same values of ``keys``, together."""
-    found: dict[tuple[str, ...], list[Run]] = {}
+def _partition(runs: Iterable[RecordedRun], keys: Sequence[str]) -> list[list[RecordedRun]]:
+    """Returns the runs in lists, each with those that have the same values of ``keys``."""
+    found: dict[tuple[str, ...], list[RecordedRun]] = {}
     for run in runs:
-        told = run.told
-        found.setdefault(tuple(_text(told.get(key)) for key in keys), []).append(run)
+        identity = run.identity
+        found.setdefault(tuple(_text(identity.get(key)) for key in keys), []).append(run)
     return list(found.values())
 
 
@@ -147,26 +157,21 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _of(run: Run, keys: Iterable[str]) -> dict[str, Any]:
-    told = run.told
-    return {key: told[key] for key in keys if key in told}
-
-
-def _check(by: Sequence[str], differ: Sequence[str], runs: Sequence[Run]) -> None:
+def _check(by: Sequence[str], differ: Sequence[str], runs: Sequence[RecordedRun]) -> None:
     for key in by:
         if key in differ:
             continue
-        if is_aside(key):
+        if is_ignored(key):
             raise UserError(f"--by {key}: it is no part of a result, so that it never tells groups apart")
-        known = {name for run in runs for name in run.told} | {name for name, *_ in documented_keys()}
+        known = {name for run in runs for name in run.identity} | {name for name, *_ in documented_keys()}
         choice = f"; these runs differ in {', '.join(differ)}" if differ else ""
         if key not in known:
             raise UserError(f"--by {key}: there is no such key{near_miss(key, known)}{choice}")
         raise UserError(f"--by {key}: all runs have the same{choice}")
 
 
-def _order(values: Mapping[str, Any]) -> Iterable[tuple[int, float, str]]:
-    """Returns what values are sorted by: numbers by size, and before texts."""
+def _order(values: Mapping[str, Any]) -> Iterator[tuple[int, float, str]]:
+    """Yields what values are sorted by: numbers by size, and before texts."""
     for value in values.values():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         yield (0, float(value), "") if is_number else (1, 0.0, str(value))

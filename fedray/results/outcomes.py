@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from fedray.results.measure import Measure
-from fedray.results.runs import Run
+from fedray.results.runs import RecordedRun
 from fedray.results.statistics import holm, mean_and_margin, median_to_reach, paired_p_value
+
+T = TypeVar("T", bound=Hashable)
 
 AMOUNTS = {"rounds": "round", "bytes": "bytes", "flops": "flops", "seconds": "wall_seconds"}
 """What runs are counted in, and the column of metrics.csv that has it."""
 
 
-def outcome(runs: Sequence[Run], measure: Measure, last: int | None = None) -> dict[str, Any]:
+def outcome(runs: Sequence[RecordedRun], measure: Measure, last: int | None = None) -> dict[str, Any]:
     """Returns what the runs of a group reached, and what they took.
 
     - ``runs``: how many there are; ``diverged``: how many of them diverged. These are in none of the following.
     - ``finals``: the metric at the last evaluation of each run; ``final``, ``final_margin``: their mean and half the
       width of its 95 % interval (:func:`~fedray.results.statistics.mean_and_margin`).
     - ``bests``, ``best``, ``best_margin``: the same of the best evaluation of each run; ``lasts``, ``last``,
-      ``last_margin``: of the mean over its last evaluations (:meth:`~fedray.results.runs.Run.last`).
+      ``last_margin``: of the mean over its last evaluations (:meth:`~fedray.results.runs.RecordedRun.last`).
     - ``rounds``, ``bytes``, ``flops``, ``seconds``: what a whole run took, as means.
     """
     ended = [run for run in runs if not run.diverged]
@@ -42,7 +43,7 @@ def outcome(runs: Sequence[Run], measure: Measure, last: int | None = None) -> d
     return found
 
 
-def reaching(runs: Sequence[Run], measure: Measure, target: float) -> dict[str, Any]:
+def reaching(runs: Sequence[RecordedRun], measure: Measure, target: float) -> dict[str, Any]:
     """Returns what it took the runs of a group to reach ``target``.
 
     - ``runs``: how many there are; ``reached``: how many of them did; ``diverged``: how many of them diverged.
@@ -60,13 +61,13 @@ def reaching(runs: Sequence[Run], measure: Measure, target: float) -> dict[str, 
     return found
 
 
-def to_reach(runs: Sequence[Run], firsts: Sequence[pd.Series | None], column: str) -> tuple[float, float]:
+def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None], column: str) -> tuple[float, float]:
     """Returns how much of a ``column`` of metrics.csv it took the runs of a group to reach a target, and a bound.
 
-    ``firsts`` are the rows in which they reached it (:meth:`~fedray.results.runs.Run.first_to_reach`). The amount is
-    the median over all runs, of which those that diverged or did not reach it count as infinite. If it is infinite, it
-    is above the bound: the least amount with which a run ended that neither diverged nor reached the target. The bound
-    is NaN if there is no such run.
+    ``firsts`` are the rows in which they reached it (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The
+    amount is the median over all runs, of which those that diverged or did not reach it count as infinite. If it is
+    infinite, it is above the bound: the least amount with which a run ended that neither diverged nor reached the
+    target. The bound is NaN if there is no such run.
     """
     amounts = [math.inf if first is None else float(first[column]) for first in firsts]
     missed = [run for run, first in zip(runs, firsts, strict=True) if first is None and not run.diverged]
@@ -74,31 +75,21 @@ def to_reach(runs: Sequence[Run], firsts: Sequence[pd.Series | None], column: st
     return median_to_reach(amounts), bound
 
 
-@dataclass(frozen=True)
-class Finals:
-    """The final values of a group's runs that have ended, by what makes a run of another group its pair."""
-
-    by_pair: Mapping[Hashable, float]
-
-    @classmethod
-    def of(cls, runs: Sequence[Run], measure: Measure, pair: Callable[[Run], Hashable]) -> Finals:
-        return cls({pair(run): run.final(measure) for run in runs if not run.diverged})
-
-
-def difference(mine: Finals, baseline: Finals) -> dict[str, Any]:
+def difference(finals: Mapping[T, float], baseline: Mapping[T, float]) -> dict[str, Any]:
     """Returns the differences of paired runs to the baseline: nothing if there is no pair.
 
-    ``differences`` has one for each pair whose runs both ended; ``difference`` and ``difference_margin`` are their mean
-    and half the width of its 95 % interval, and ``p`` is the p-value of the paired t-test.
+    Both arguments are the final values of runs that ended, by what makes two runs a pair, such as their seeds.
+    ``differences`` has one for each pair; ``difference`` and ``difference_margin`` are their mean and half the width of
+    its 95 % interval, and ``p`` is the p-value of the paired t-test.
     """
-    pairs = [pair for pair in mine.by_pair if pair in baseline.by_pair]
+    pairs = [pair for pair in finals if pair in baseline]
     if not pairs:
         return {}
-    a, b = [mine.by_pair[pair] for pair in pairs], [baseline.by_pair[pair] for pair in pairs]
-    differences = [x - y for x, y in zip(a, b, strict=True)]
+    a, b = [finals[pair] for pair in pairs], [baseline[pair] for pair in pairs]
+    differences = tuple(x - y for x, y in zip(a, b, strict=True))
     mean, margin = mean_and_margin(differences)
     return {
-        "differences": tuple(differences),
+        "differences": differences,
         "difference": mean,
         "difference_margin": margin,
         "p": paired_p_value(a, b),
@@ -119,5 +110,6 @@ def order_of(row: Mapping[str, Any], measure: Measure) -> tuple[bool, float, int
     last.
     """
     value = row.get("final", math.nan)
-    shown = round(value, 4) if measure.percent and not math.isnan(value) else value
-    return math.isnan(value), 0.0 if math.isnan(value) else -measure.sign * shown, row.get("diverged", 0)
+    if math.isnan(value):
+        return True, 0.0, row.get("diverged", 0)
+    return False, -measure.sign * (round(value, 4) if measure.percent else value), row.get("diverged", 0)

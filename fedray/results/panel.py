@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from fedray.results.style import BESIDE, MOST_LINES, Line, drawn, dress, figure_of, width_of
+from fedray.results.style import BESIDE, MOST_LINES, Line, escaped, figure_of, label_axes, width_of
 
 T = TypeVar("T")
 
@@ -44,13 +44,8 @@ class Panel:
     scale: float = 1.0
     ceiling: float = np.inf
 
-    @property
-    def legend_width(self) -> float:
-        """The width in inches that the longest name in the legend takes."""
-        return width_of([curve.name for curve in self.curves])
 
-
-def bands(seeds: int) -> str:
+def bands_caption(seeds: int) -> str:
     """Returns what the bands around the curves of so many runs are."""
     if seeds < 2:
         return "one seed"
@@ -72,7 +67,7 @@ def parts_of(items: Sequence[T], first: T | None = None) -> Iterator[Sequence[T]
 
 def draw_panels(panels: Sequence[Panel], columns: int = 2) -> Figure:
     """Returns a figure with the panels, in rows of at most ``columns``, and a legend beside each."""
-    width = max((panel.legend_width for panel in panels), default=0)
+    width = width_of([curve.name for panel in panels for curve in panel.curves]) if panels else 0
     figure, axes = figure_of(max(1, len(panels)), columns, legend_width=width * min(columns, max(1, len(panels))))
     for place, panel in zip(axes, panels, strict=False):
         _draw(place, panel)
@@ -81,27 +76,25 @@ def draw_panels(panels: Sequence[Panel], columns: int = 2) -> Figure:
 
 def _draw(axes: Axes, panel: Panel) -> None:
     for curve in panel.curves:
-        points = curve.points
-        axes.plot(points["x"], panel.scale * points["mean"], label=drawn(curve.name), **curve.line.options(len(points)))
+        points, options = curve.points, curve.line.options(len(curve.points))
+        axes.plot(points["x"], panel.scale * points["mean"], label=escaped(curve.name), **options)
         low, high = panel.scale * points["low"], panel.scale * points["high"]
         axes.fill_between(points["x"], low, high, color=curve.line.colour, alpha=0.13, linewidth=0)
-    dress(axes, panel.over, panel.ylabel, drawn(panel.title))
-    _limit(axes, panel.ceiling)
+    label_axes(axes, panel.over, panel.ylabel, escaped(panel.title))
+    values = np.concatenate(
+        [np.zeros(0), *(panel.scale * curve.points["mean"].to_numpy(float) for curve in panel.curves)]
+    )
+    values = values[np.isfinite(values)]
+    if len(values):
+        axes.set_xlim(left=0)
+        # wide intervals do not press the curves together: the axis ends a little beyond the means
+        least, most = values.min(), values.max()
+        if np.isinf(panel.ceiling) and least > 0 and most > 100 * least:
+            axes.set_yscale("log")
+            axes.set_ylim(least / 1.5, 1.5 * most)
+        else:
+            axes.set_ylim(ends_of(values, axes.get_ylim(), panel.ceiling))
     legend(axes)
-
-
-def _limit(axes: Axes, ceiling: float) -> None:
-    """Keeps wide intervals from pressing the curves together: the axis ends a little beyond the means."""
-    values = _values(axes)
-    if not len(values):
-        return
-    axes.set_xlim(left=0)
-    least, most = values.min(), values.max()
-    if np.isinf(ceiling) and least > 0 and most > 100 * least:
-        axes.set_yscale("log")
-        axes.set_ylim(least / 1.5, 1.5 * most)
-        return
-    axes.set_ylim(ends_of(values, axes.get_ylim(), ceiling))
 
 
 def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: float) -> tuple[float, float]:
@@ -117,12 +110,6 @@ def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: fl
     if most > least:
         return max(drawn[0], least - room), min(drawn[1], most + room, max(most, ceiling))
     return least - room, most + room
-
-
-def _values(axes: Axes) -> NDArray[np.float64]:
-    """Returns all finite values of the lines of a panel."""
-    values = np.concatenate([np.zeros(0), *(np.asarray(line.get_ydata(), np.float64) for line in axes.lines)])
-    return values[np.isfinite(values)]
 
 
 def legend(axes: Axes) -> None:

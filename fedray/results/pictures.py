@@ -8,18 +8,40 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedray.results.clients import SHARES, distribution
-from fedray.results.comparison import Compared, Environment
-from fedray.results.curves import fold
+from fedray.results.comparison import ComparisonTables, Environment
+from fedray.results.curves import mean_curve
 from fedray.results.grouping import Group
 from fedray.results.number_pictures import number_figures
 from fedray.results.panel import Curve, Panel, draw_panels, legend, parts_of
-from fedray.results.style import LABEL_OF_AXIS, MOST_LINES, Line, drawn, figure_of, lines_for, plain, width_of
+from fedray.results.style import LABEL_OF_AXIS, MOST_LINES, Line, clean_frame, escaped, figure_of, lines_for, width_of
 
 LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
 """The columns that are drawn beside the compared metric, with the labels of their axes."""
 
 
-def panels_of(comparison: Compared, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
+def figures_of(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:
+    """Yields all figures of a comparison, with a sentence about each."""
+    for environment in comparison.environments:
+        yield from environment_figures(comparison, environment)
+    yield from number_figures(comparison)
+
+
+def environment_figures(comparison: ComparisonTables, environment: Environment) -> Iterator[tuple[str, Figure]]:
+    """Yields the figures of an environment, with a sentence about each."""
+    for panel in panels_of(comparison, environment, [comparison.measure.column, *LOSSES]):
+        names = ", ".join(curve.name for curve in panel.curves)
+        where = f"{panel.title}: " if panel.title else ""
+        yield f"{where}{panel.ylabel} over {LABEL_OF_AXIS[panel.over]}, of {names}", draw_panels([panel])
+    yield from _clients_figures(comparison, environment)
+
+
+def curves_figure(comparison: ComparisonTables) -> Figure:
+    """Returns one figure with the panels of the compared metric and of the test loss, of all environments."""
+    columns = [comparison.measure.column, "test_loss"]
+    return draw_panels([panel for each in comparison.environments for panel in panels_of(comparison, each, columns)])
+
+
+def panels_of(comparison: ComparisonTables, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
     """Yields the panels of an environment with the mean curves of the columns of metrics.csv, with at most nine lines.
 
     If there are more groups, each panel has the baseline and eight others, the best first.
@@ -28,67 +50,40 @@ def panels_of(comparison: Compared, environment: Environment, columns: Sequence[
     parts = list(parts_of(environment.groups, environment.baseline))
     for column in columns:
         is_loss = column in LOSSES
-        ylabel = LOSSES[column] if is_loss else f"test {measure.words}{measure.unit}"
         for number, groups in enumerate(parts, 1):
             part = f"part {number} of {len(parts)}" if len(parts) > 1 else ""
-            styles = _styles(groups, comparison)
-            points = [fold(group.runs, column, comparison.over) for group in groups]
-            if any(map(len, points)):
+            lines = _lines(groups, comparison)
+            curves = [
+                Curve(_name(group), lines[group.label], mean_curve(group.runs, column, comparison.over))
+                for group in groups
+            ]
+            if any(len(curve.points) for curve in curves):
                 yield Panel(
-                    ", ".join(filter(None, [environment.name, part])),
-                    ylabel,
-                    comparison.over,
-                    [Curve(_name(g), styles[g.label], each) for g, each in zip(groups, points, strict=True)],
-                    1.0 if is_loss else measure.scale,
-                    100.0 if measure.percent and not is_loss else np.inf,
+                    title=", ".join(filter(None, [environment.name, part])),
+                    ylabel=LOSSES[column] if is_loss else f"test {measure.words}{measure.unit}",
+                    over=comparison.over,
+                    curves=curves,
+                    scale=1.0 if is_loss else measure.scale,
+                    ceiling=100.0 if measure.percent and not is_loss else np.inf,
                 )
 
 
-def _styles(groups: Sequence[Group], comparison: Compared) -> dict[str, Line]:
+def _lines(groups: Sequence[Group], comparison: ComparisonTables) -> dict[str, Line]:
     """Returns the line of each group's name.
 
     A name has the same line in all pictures, if there are no more names than lines.
     """
     baselines = [each.baseline.label for each in comparison.environments if each.baseline is not None]
-    names = [*baselines, *(group.label for each in comparison.environments for group in each.groups)]
-    of_all = len(set(names)) <= MOST_LINES
-    return lines_for(names if of_all else [group.label for group in groups])
+    names = [*baselines, *(group.label for group in comparison.groups)]
+    return lines_for(names if len(set(names)) <= MOST_LINES else [group.label for group in groups])
 
 
 def _name(group: Group) -> str:
-    lost = sum(run.diverged for run in group.runs)
+    lost = len(group.runs) - len(group.ended)
     return f"{group.label} ({lost} of {len(group.runs)} diverged)" if lost else group.label
 
 
-def curve_figures(comparison: Compared, environment: Environment) -> Iterator[tuple[str, Figure]]:
-    """Yields a figure for each panel of an environment, with a sentence that says what it shows."""
-    for panel in panels_of(comparison, environment, [comparison.measure.column, *LOSSES]):
-        names = ", ".join(curve.name for curve in panel.curves)
-        where = f"{panel.title}: " if panel.title else ""
-        yield f"{where}{panel.ylabel} over {LABEL_OF_AXIS[panel.over]}, of {names}", draw_panels([panel])
-
-
-def curves_figure(comparison: Compared) -> Figure:
-    """Returns one figure with the panels of the compared metric and of the test loss, of all environments."""
-    columns = [comparison.measure.column, "test_loss"]
-    panels = (panels_of(comparison, environment, columns) for environment in comparison.environments)
-    return draw_panels([panel for each in panels for panel in each])
-
-
-def environment_figures(comparison: Compared, environment: Environment) -> Iterator[tuple[str, Figure]]:
-    """Yields the figures of an environment, with a sentence about each."""
-    yield from curve_figures(comparison, environment)
-    yield from clients_figures(comparison, environment)
-
-
-def figures_of(comparison: Compared) -> Iterator[tuple[str, Figure]]:
-    """Yields all figures of a comparison, with a sentence about each."""
-    for environment in comparison.environments:
-        yield from environment_figures(comparison, environment)
-    yield from number_figures(comparison)
-
-
-def clients_figures(comparison: Compared, environment: Environment) -> Iterator[tuple[str, Figure]]:
+def _clients_figures(comparison: ComparisonTables, environment: Environment) -> Iterator[tuple[str, Figure]]:
     """Yields the distribution of the metric over clients, if they were scored, with a sentence about it."""
     measure = comparison.measure
     for groups in parts_of(environment.groups, environment.baseline):
@@ -96,13 +91,13 @@ def clients_figures(comparison: Compared, environment: Environment) -> Iterator[
         if all(values is None for values in found.values()):
             continue
         figure, (axes,) = figure_of(1, legend_width=width_of(list(map(_name, groups))))
-        styles = _styles(groups, comparison)
+        lines = _lines(groups, comparison)
         for group, values in found.items():
             if values is not None:
-                options = styles[group.label].options(len(values))
-                axes.plot(100 * SHARES, measure.scale * values, label=drawn(_name(group)), **options)
+                options = lines[group.label].options(len(values))
+                axes.plot(100 * SHARES, measure.scale * values, label=escaped(_name(group)), **options)
         axes.set(xlabel="clients that are no better, %", ylabel=f"a client's test {measure.words}{measure.unit}")
-        plain(axes)
+        clean_frame(axes)
         legend(axes)
         where = f"{environment.name}: " if environment.name else ""
         yield f"{where}clients sorted by their test {measure.words} at the end; means over runs", figure

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 
 from fedray.config import read_file
 from fedray.errors import UserError, first_sentence
@@ -26,6 +25,9 @@ SEEDS = ("run.seed", "data.seed")
 SECTIONS = ("run", "algorithm", "data", "model", "train", "engine")
 """The sections that every config.yaml has, in the order of the file."""
 
+LAST_KEY = "portable_bits"
+"""A key at the end of the last section, as long as there has been one."""
+
 FILES = {"config.yaml", INPUTS, "metrics.csv", "summary.json"}
 """A folder with two of these files is a run folder, so that one is found, and named, if another one is gone."""
 
@@ -33,10 +35,7 @@ REMAINS = {"metrics.csv", "summary.json", INPUTS, "clients.parquet", "partition.
 """A folder with one of these is what is left of a run folder. A config.yaml alone may be anything."""
 
 CODE = {"algorithm.code": "code of the algorithm", "model.code": "code of the model"}
-"""The names of :attr:`Run.told` for what inputs.json says of the code."""
-
-LAST_KEY = "portable_bits"
-"""A key at the end of the last section, as long as there has been one."""
+"""The further keys of :attr:`RecordedRun.identity`, and the names in inputs.json of the digests that they hold."""
 
 NEEDED = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up", "flops", "round_seconds", "wall_seconds")
 """Columns that every metrics.csv has."""
@@ -46,11 +45,11 @@ SET_ASIDE = ".bak-"
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """A run that has ended.
+class RecordedRun:
+    """A run that has ended, as its folder records it.
 
     ``settings`` are its configuration by dotted key, ``summary`` and ``inputs`` what the files of these names hold, and
-    ``rows`` is metrics.csv with a further column ``bytes``: those of both ways.
+    ``rows`` is metrics.csv with a further column ``bytes``: those of both directions.
     """
 
     folder: Path
@@ -58,6 +57,11 @@ class Run:
     summary: Mapping[str, Any]
     inputs: Mapping[str, str]
     rows: pd.DataFrame
+
+    @property
+    def measure(self) -> Measure:
+        """The main metric of its task, on the test set."""
+        return Measure(self.summary.get("metric", "accuracy"), self.summary.get("mode", "max"))
 
     @property
     def diverged(self) -> bool:
@@ -70,9 +74,9 @@ class Run:
         return dict(self.summary.get("versions") or {})
 
     @property
-    def told(self) -> dict[str, Any]:
-        """The settings, and beside them ``algorithm.code`` and ``model.code``: the beginning of the digest of each
-        code, so that runs of an algorithm that was changed since are not taken for others of its seeds."""
+    def identity(self) -> dict[str, Any]:
+        """The settings, and beside them the beginning of the digests of the algorithm's and the model's code, so that
+        runs of an algorithm that was changed since are not taken for others of its seeds."""
         return {**self.settings, **{key: self.inputs[name][:8] for key, name in CODE.items() if name in self.inputs}}
 
     @property
@@ -82,9 +86,7 @@ class Run:
 
     def evaluations(self, measure: Measure) -> pd.DataFrame:
         """Returns the rows of the evaluated rounds, with the metric in a further column ``value``."""
-        if measure.column not in self.rows:
-            return self.rows.iloc[:0].assign(value=np.float64())
-        return self.rows.assign(value=self.rows[measure.column]).dropna(subset="value")
+        return self.rows.assign(value=self.rows.get(measure.column, np.nan)).dropna(subset="value")
 
     def final(self, measure: Measure) -> float:
         """Returns the metric at the last evaluation; NaN if there was none."""
@@ -93,25 +95,24 @@ class Run:
 
     def best(self, measure: Measure) -> float:
         """Returns the best of all evaluations; NaN if there was none."""
-        values = self.evaluations(measure)["value"]
-        return float(measure.sign * (measure.sign * values).max()) if len(values) else math.nan
+        values = measure.sign * self.evaluations(measure)["value"]
+        return float(measure.sign * values.max())
 
     def last(self, measure: Measure, rounds: int | None = None) -> float:
-        """Returns the mean of the evaluations in the last ``rounds`` rounds; of the last ten evaluations if it is
-        None."""
+        """Returns the mean of the evaluations in the last ``rounds`` rounds, or by default of the last ten."""
         rows = self.evaluations(measure)
         rows = rows.iloc[-10:] if rounds is None else rows[rows["round"] > self.rows["round"].max() - rounds]
         return float(rows["value"].mean())
 
-    def first_to_reach(self, target: float, measure: Measure) -> pd.Series | None:
+    def first_to_reach(self, target: float, measure: Measure) -> pd.Series[Any] | None:
         """Returns the row of the first evaluation that was ``target`` or better; None if there is none.
 
         A run that diverged later has not reached it, because its model is lost.
         """
         rows = self.evaluations(measure)
         # by rounding, a target that is the mean of equal accuracies may be a little larger than these
-        there = rows[measure.sign * rows["value"] >= measure.sign * target - 1e-9]
-        return None if self.diverged or not len(there) else there.iloc[0]
+        reached = rows[measure.sign * rows["value"] >= measure.sign * target - 1e-9]
+        return None if self.diverged or not len(reached) else reached.iloc[0]
 
 
 @dataclass(frozen=True)
@@ -122,161 +123,100 @@ class LeftOut:
     reason: str
 
 
-def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
+def find_runs(paths: Iterable[Path]) -> tuple[list[RecordedRun], list[LeftOut]]:
     """Returns the runs that have ended in the folders ``paths`` and below them, and the folders that are left out.
 
     Raises :class:`UserError` for a path that does not exist, or below which there is no run folder.
     """
-    runs, left_out = [], []
-    for folder in run_folders(paths):
-        found = read_run(folder, whole=True)
-        if isinstance(found, Run):
-            runs.append(found)
-        else:
-            left_out.append(found)
-    return runs, left_out
-
-
-def run_folders(paths: Iterable[Path]) -> list[Path]:
-    """Returns the run folders in ``paths`` and below them.
-
-    Raises :class:`UserError` for a path that does not exist, or below which there is none.
-    """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is {'no folder' if path.exists() else 'not there'}: give folders of runs")
-        below = list(_below(path))
+        below = list(_run_folders(path))
         if not below:
             raise UserError(f"there is no run folder in {path}: it would have a config.yaml and a metrics.csv")
         for folder in below:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+            folders.setdefault(folder.resolve(), folder)
+    found = [read_run(folder) for folder in folders.values()]
+    runs = [each for each in found if isinstance(each, RecordedRun)]
+    return runs, [each for each in found if isinstance(each, LeftOut)]
 
 
-def _below(path: Path) -> Iterator[Path]:
-    """Yields the run folders in ``path``, and what is left of such, in the order of their names. A run folder has no
-    other below it."""
-    for folder, below, files in walk(path):
-        is_run = len(FILES.intersection(files)) >= 2
-        if is_run or REMAINS.intersection((*files, *below)):
-            yield folder
-        if is_run:
-            below.clear()
-
-
-def walk(path: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yields the folder ``path`` and each one below it, behind links too, with the names of the folders and files in
-    it. Those that the caller takes out of the folders' names are not entered, nor are hidden ones."""
+def _run_folders(path: Path) -> Iterator[Path]:
+    """Yields the run folders in ``path`` and below it, behind links too, and what is left of such, in the order of
+    their names. Hidden folders are skipped."""
     seen = set()
     for place, folders, files in os.walk(path, followlinks=True):
         # a link may lead back
-        if (there := os.path.realpath(place)) in seen:
+        if (real := os.path.realpath(place)) in seen:
             folders.clear()
             continue
-        seen.add(there)
+        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield Path(place), folders, files
+        is_run = len(FILES.intersection(files)) >= 2
+        if is_run or REMAINS.intersection((*files, *folders)):
+            yield Path(place)
+        if is_run:
+            # a run folder has no other below it
+            folders.clear()
 
 
-def read_run(folder: Path, *, whole: bool = False) -> Run | LeftOut:
-    """Reads a run folder. It is left out if it is damaged, if the run has not ended, or was set aside.
-
-    ``whole`` is for what depends on all settings: then config.yaml must have all of its sections.
-    """
+def read_run(folder: Path) -> RecordedRun | LeftOut:
+    """Reads a run folder. It is left out if it is damaged, if the run has not ended, or if it was set aside."""
     if SET_ASIDE in folder.name:
         return LeftOut(folder, "it was set aside by run.resume=false")
     try:
-        recorded = read_file(folder / "config.yaml")
-        if whole:
-            _check_whole(recorded)
-        settings = with_unrecorded(recorded)
+        settings = _read_settings(folder)
         if not (folder / "summary.json").exists():
             return LeftOut(folder, "the run has not ended")
-        summary = _checked_summary(_read_object(folder / "summary.json", ("status", "rounds")))
+        summary = _read_object(folder / "summary.json", {"status": str, "rounds": int})
         if summary["status"] == "interrupted":
             done = f"{summary['rounds']} of {settings['run.rounds']} rounds"
             return LeftOut(folder, f"the run was interrupted after {done}")
-        inputs = _read_object(folder / INPUTS) if (folder / INPUTS).exists() else {}
-        run = Run(folder, settings, summary, inputs, _rows_of(folder, summary))
-        _check_last_part(folder / "evaluation.parquet")
-        differs = _disagreement(run)
-        if differs is None and (others := [*changed(folder, summary.get(KEY), ("metrics.csv", "evaluation.parquet"))]):
-            return LeftOut(folder, f"{others[0]} is damaged: it is not what the run recorded")
-    except UserError as error:
+        inputs = _read_object(folder / INPUTS, {}) if (folder / INPUTS).exists() else {}
+        run = RecordedRun(folder, settings, summary, inputs, _read_rows(folder, summary["rounds"]))
+        for name in changed(folder, summary.get(KEY), ("metrics.csv", "evaluation.parquet")):
+            return LeftOut(folder, f"{name} is damaged: it is not what the run recorded")
+    except (UserError, OSError) as error:
         return LeftOut(folder, str(error))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return LeftOut(folder, f"it is damaged: {first_sentence(error)}")
-    return run if differs is None else LeftOut(folder, f"metrics.csv is damaged: {differs}")
+    return run
 
 
-def _check_whole(recorded: Mapping[str, Any]) -> None:
-    """Raises :class:`UserError` if a part of what config.yaml holds is gone."""
+def _read_settings(folder: Path) -> dict[str, Any]:
+    """Reads config.yaml, and returns the settings by dotted key. Raises :class:`UserError` if a part of it is gone."""
+    recorded = read_file(folder / "config.yaml")
     lacking = [name for name in SECTIONS if not isinstance(recorded.get(name), Mapping)]
     if lacking:
         raise UserError(f"config.yaml is damaged: it lacks {', '.join(lacking)}")
     if LAST_KEY not in recorded["engine"]:
         raise UserError("config.yaml is damaged: it lacks its end")
+    return with_unrecorded(recorded)
 
 
-def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a JSON file that holds an object with ``keys``. Raises :class:`UserError` if it does not."""
+def _read_object(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
+    """Reads a JSON file that holds an object with keys of these types. Raises :class:`UserError` if it does not."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{path.name} is damaged: {first_sentence(error)}") from None
-    if not isinstance(found, dict) or any(key not in found for key in keys):
-        raise UserError(f"{path.name} is damaged: it does not hold {' and '.join(keys) or 'an object'}")
+    if not isinstance(found, dict) or any(not isinstance(found.get(key), kind) for key, kind in types.items()):
+        raise UserError(f"{path.name} is damaged: it does not hold {' and '.join(types) or 'an object'}")
+    for key in ("versions", "machine"):
+        if not isinstance(found.get(key, {}), dict):
+            raise UserError(f"{path.name} is damaged: {key} is no object")
     return found
 
 
-def _checked_summary(summary: dict[str, Any]) -> dict[str, Any]:
-    """Returns what summary.json holds. Raises :class:`UserError` if a part of it is no object."""
-    for name in ("versions", "machine"):
-        if not isinstance(summary.get(name) or {}, dict):
-            raise UserError(f"summary.json is damaged: {name} is no object")
-    return summary
-
-
-def _check_last_part(folder: Path) -> None:
-    """Raises :class:`UserError` if the last part of a table, which is a folder of Parquet files, is not whole."""
-    parts = sorted(folder.glob("part-*.parquet"))
-    if parts:
-        try:
-            pq.read_metadata(parts[-1])
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder.name} is damaged: {first_sentence(error)}") from None
-
-
-def _rows_of(folder: Path, summary: Mapping[str, Any]) -> pd.DataFrame:
+def _read_rows(folder: Path, rounds: int) -> pd.DataFrame:
     """Reads metrics.csv, with a further column ``bytes``. Raises :class:`UserError` if it lacks columns or rounds."""
     try:
         rows = read_metrics(folder)
-    except StopIteration:
-        raise UserError("metrics.csv is damaged: it is empty") from None
     except OSError as error:
         raise UserError(f"can't read metrics.csv: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"metrics.csv is damaged: {first_sentence(error)}") from None
-    lacking = [name for name in NEEDED if name not in rows]
-    if lacking:
+    if lacking := [name for name in NEEDED if name not in rows]:
         raise UserError(f"metrics.csv is damaged: it lacks {', '.join(lacking)}")
-    rounds = int(summary["rounds"])
-    if not len(rows) or rows["round"].tolist() != [*range(1, rounds + 1)]:
+    if not rounds or rows["round"].tolist() != [*range(1, rounds + 1)]:
         raise UserError(f"metrics.csv is damaged: it does not have each of the {rounds} rounds once")
     return rows.assign(bytes=rows["bytes_down"] + rows["bytes_up"])
-
-
-def _disagreement(run: Run) -> str | None:
-    """Returns how the last evaluation in metrics.csv differs from that of summary.json; None if it does not."""
-    recorded = run.summary.get("final")
-    found = run.final(Measure(run.summary.get("metric", "accuracy"), run.summary.get("mode", "max")))
-    if recorded is None or math.isnan(found) or math.isclose(recorded, found, rel_tol=1e-9):
-        return None
-    return f"it ends with {found:g}, and summary.json has {recorded:g}"
-
-
-def settings_of(folder: Path) -> dict[str, Any]:
-    """Returns the settings of the run in ``folder`` by dotted key. Those that an older fedray did not have are
-    what it did without them. Raises :class:`UserError` if they can't be read."""
-    return with_unrecorded(read_file(folder / "config.yaml"))

@@ -30,14 +30,14 @@ def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float
     mean = math.fsum(values) / n
     if n < LEAST_RUNS:
         return mean, math.nan
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    return mean, margin_of(deviation, n, level)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    return mean, margin_of(std, n, level)
 
 
-def margin_of(deviation: float, n: int, level: float = 0.95) -> float:
-    """Returns half the width of the confidence interval of the mean of ``n`` values with the sample ``deviation`` (n -
-    1)."""
-    return float(t.ppf((1 + level) / 2, n - 1)) * deviation / math.sqrt(n)
+def margin_of(std: float, n: int, level: float = 0.95) -> float:
+    """Returns half the width of the confidence interval of the mean of ``n`` values, whose sample standard deviation
+    (with n - 1) is ``std``."""
+    return float(t.ppf((1 + level) / 2, n - 1)) * std / math.sqrt(n)
 
 
 def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> str:

@@ -1,15 +1,20 @@
-"""How pictures look: colours that colour-blind people can tell apart, markers, and sizes that can be read in print."""
+"""How pictures look and are written: colours that colour-blind people can tell apart, and sizes that suit print."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from fedray.util.files import replacement_of
 
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
 """Black, Okabe and Ito's colours without their yellow, which is pale on white, a brown and a grey."""
@@ -83,7 +88,7 @@ LABEL_OF_AXIS = {
 }  # fmt: skip
 
 
-def dress(axes: Axes, over: str, ylabel: str, title: str) -> None:
+def label_axes(axes: Axes, over: str, ylabel: str, title: str) -> None:
     """Gives a panel its labels, units and grid."""
     axes.set(xlabel=LABEL_OF_AXIS[over], ylabel=ylabel)
     axes.set_title(title, fontsize=10, loc="left")
@@ -91,7 +96,7 @@ def dress(axes: Axes, over: str, ylabel: str, title: str) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(UNIT_OF_AXIS[over]))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    plain(axes)
+    clean_frame(axes)
 
 
 def width_of(names: Sequence[str]) -> float:
@@ -99,13 +104,40 @@ def width_of(names: Sequence[str]) -> float:
     return 0.6 + 0.075 * max(map(len, names), default=0)
 
 
-def drawn(name: str) -> str:
+def escaped(name: str) -> str:
     """Returns a name in which Matplotlib finds no mathematics, and which it does not leave out of a legend."""
     return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
 
 
-def plain(axes: Axes) -> None:
+def clean_frame(axes: Axes) -> None:
     """Takes away what tells nothing: the frame's upper and right side; and adds a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+DOTS_PER_INCH = 150
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Writes a figure into ``folder`` as ``name``.png and ``name``.svg, and returns their paths."""
+    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    save_png(figure, png)
+    with replacement_of(svg) as staging:
+        staging.write_bytes(svg_of(figure))
+    return [png, svg]
+
+
+def save_png(figure: Figure, path: Path, **options: Any) -> Path:
+    """Writes a figure as a PNG file, with Matplotlib's ``options``, and returns its path."""
+    with replacement_of(path) as staging:
+        figure.savefig(staging, dpi=DOTS_PER_INCH, format="png", **options)
+    return path
+
+
+def svg_of(figure: Figure) -> bytes:
+    """Returns a figure as SVG; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "fedray"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()

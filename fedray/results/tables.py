@@ -11,11 +11,14 @@ from typing import Any
 import pandas as pd
 
 from fedray.results.clients import OF_CLIENTS, finals_of_clients
-from fedray.results.comparison import Compared, Environment
+from fedray.results.comparison import ComparisonTables, Environment
 from fedray.results.measure import Measure
 from fedray.results.statistics import with_interval
 
 UNITS = ("", "k", "M", "G", "T", "P", "E")
+
+AMOUNTS = {"rounds": ("rounds", ""), "bytes": ("bytes", "B"), "FLOPs": ("flops", "FLOP"), "seconds": ("seconds", "")}
+"""The columns about what runs took, each with the name of the number that it shows, and its unit."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Table:
     cells: pd.DataFrame
 
 
-def tables_of(comparison: Compared, environment: Environment) -> Iterator[Table]:
+def tables_of(comparison: ComparisonTables, environment: Environment) -> Iterator[Table]:
     """Yields the tables of an environment: what its groups reached, and what that took."""
     yield Table(f"test {comparison.measure.words}", _reached(comparison, environment))
     for target in dict.fromkeys(row["target"] for row in environment.targets):
@@ -35,10 +38,10 @@ def tables_of(comparison: Compared, environment: Environment) -> Iterator[Table]
     clients = _clients(comparison, environment)
     if len(clients.columns) > 1:
         yield Table(f"test {comparison.measure.words} for single clients, at the end", clients)
-    yield Table("what whole runs took", _costs(environment))
+    yield Table("what whole runs took", _costs(environment.rows))
 
 
-def _reached(comparison: Compared, environment: Environment) -> pd.DataFrame:
+def _reached(comparison: ComparisonTables, environment: Environment) -> pd.DataFrame:
     measure, rows = comparison.measure, environment.rows
     last = "up to ten last evaluations" if comparison.last is None else f"last {comparison.last} rounds"
     found: dict[str, list[str]] = {
@@ -58,24 +61,19 @@ def _reached(comparison: Compared, environment: Environment) -> pd.DataFrame:
 
 
 def _took(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    found = {
-        "": [row["group"] for row in rows],
-        "reached": [f"{row['reached']} of {row['runs']}" for row in rows],
-        "rounds": [_to_target(row, "rounds") for row in rows],
-        "bytes": [_to_target(row, "bytes", "B") for row in rows],
-        "FLOPs": [_to_target(row, "flops", "FLOP") for row in rows],
-        "seconds": [_to_target(row, "seconds") for row in rows],
-    }
-    return pd.DataFrame(found)
+    reached = {"": [row["group"] for row in rows], "reached": [f"{row['reached']} of {row['runs']}" for row in rows]}
+    return pd.DataFrame(
+        reached | {title: [_to_target(row, name, unit) for row in rows] for title, (name, unit) in AMOUNTS.items()}
+    )
 
 
-def _to_target(row: Mapping[str, Any], name: str, unit: str = "") -> str:
+def _to_target(row: Mapping[str, Any], name: str, unit: str) -> str:
     text = amount(row[f"{name}_to"], row[f"{name}_bound"], unit)
     speed_up = row[f"{name}_speedup"]
     return text if math.isnan(speed_up) else f"{text} ({speed_up:.2f}x)"
 
 
-def _clients(comparison: Compared, environment: Environment) -> pd.DataFrame:
+def _clients(comparison: ComparisonTables, environment: Environment) -> pd.DataFrame:
     measure = comparison.measure
     found = [finals_of_clients(group.runs, measure) for group in environment.groups]
     columns = {"": [group.label for group in environment.groups]}
@@ -85,17 +83,9 @@ def _clients(comparison: Compared, environment: Environment) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _costs(environment: Environment) -> pd.DataFrame:
-    rows = environment.rows
-    return pd.DataFrame(
-        {
-            "": [row["group"] for row in rows],
-            "rounds": [in_units(row["rounds"]) for row in rows],
-            "bytes": [in_units(row["bytes"], "B") for row in rows],
-            "FLOPs": [in_units(row["flops"], "FLOP") for row in rows],
-            "seconds": [in_units(row["seconds"]) for row in rows],
-        }
-    )
+def _costs(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    amounts = {title: [in_units(row[name], unit) for row in rows] for title, (name, unit) in AMOUNTS.items()}
+    return pd.DataFrame({"": [row["group"] for row in rows], **amounts})
 
 
 def _runs(row: Mapping[str, Any]) -> str:
@@ -179,16 +169,8 @@ def latex(table: Table) -> str:
     """Returns a table in LaTeX, with the rules of the package booktabs."""
     style = table.cells.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
     columns = "l" + "r" * (table.cells.shape[1] - 1)
-    return _with_signs(style.to_latex(hrules=True, caption=_escaped(table.title), column_format=columns))
-
-
-def _escaped(text: str) -> str:
-    """Returns a text of which LaTeX takes no character for a command, as pandas makes it for cells."""
-    cell = pd.DataFrame([[text]]).style.format(escape="latex").hide(axis="index").hide(axis="columns")
-    return cell.to_latex().splitlines()[1].removesuffix(r" \\")
-
-
-def _with_signs(text: str) -> str:
-    for sign, command in {"±": r"\pm", ">": ">", "<": "<"}.items():
-        text = text.replace(sign, f"${command}$")
-    return text
+    # pandas escapes cells, but not the caption, which is made a cell here
+    cell = pd.DataFrame([[table.title]]).style.format(escape="latex").hide(axis="index").hide(axis="columns")
+    caption = str(cell.to_latex()).splitlines()[1].removesuffix(r" \\")
+    text = str(style.to_latex(hrules=True, caption=caption, column_format=columns))
+    return text.replace("±", r"$\pm$").replace(">", "$>$").replace("<", "$<$")

@@ -1,4 +1,4 @@
-"""Tables that compare the costs of algorithms, as fedray counts them and as two papers do."""
+"""The table that compares what algorithms cost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from fedray.algorithms import Algorithm, Work
 from fedray.models.inspection import ModelFacts
 from fedray.tracking import costs
 from fedray.tracking.costs import Load
 
-GIB = 2**30
 WIDEST = 1000
 """The number of characters that a line of a table may have."""
 
@@ -40,14 +40,15 @@ class Scenario:
     """What all candidates have in common.
 
     ``load`` is that of the mean client, and ``cohort`` the number of clients in a round. ``plain`` is the model without
-    a head that only some algorithms need, and ``forward`` its forward pass as FedTrip counts it.
+    a head that only some algorithms need; ``build_plain`` makes it, and ``example`` are inputs for it ``[b, ...]``.
     """
 
     load: Load
     cohort: int
     rounds: int
     plain: ModelFacts
-    forward: float
+    build_plain: Callable[[], nn.Module]
+    example: Any
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class CostTable:
             writer.writerows(self.rows)
 
 
-def own_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
+def cost_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
     """Returns the table of bytes and FLOPs of one client in one round, counted as in metrics.csv."""
     load = scenario.load
     plain = costs.client_flops(Work(), scenario.plain, load)
@@ -99,7 +100,7 @@ def own_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
             extra_work(work, candidate.head if facts != scenario.plain else "none"),
         ])  # fmt: skip
     notes = [
-        f"Per round and client, the mean one: {_load_text(load)}. The server's own FLOPs: per round of "
+        f"Per round and client, the mean one: {load_text(load)}. The server's own FLOPs: per round of "
         f"{scenario.cohort} clients.",
         "A vector has the parameters of a model without its buffers. Overhead: (down + up) / 2. Extra: the client's, "
         "over FedAvg.",
@@ -108,61 +109,7 @@ def own_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
     return CostTable(columns, rows, notes)
 
 
-def fedtrip_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """Returns the table by FedTrip's accounting (X. Li et al., IPDPS 2023, Tables V and VIII)."""
-    load, rounds, parameters = scenario.load, scenario.rounds, scenario.plain.parameters
-    columns = {
-        "algorithm": "", "MFLOPs a round": ",.3f", f"GFLOPs in {rounds} rounds": ",.3f", "attached cost": "",
-        "attached MFLOPs": ",.3f", "extra communication, |w|": "g",
-    }  # fmt: skip
-    rows = []
-    for candidate in candidates:
-        work = candidate.algorithm.work
-        flops = costs.fedtrip_flops(work, scenario.forward, parameters, load)
-        attached = costs.fedtrip_attached(work, scenario.forward, parameters, load)
-        rows.append([
-            candidate.name, flops / 1e6, rounds * flops / 1e9, attached_formula(work), attached / 1e6,
-            costs.fedtrip_communication(candidate.algorithm.traffic),
-        ])  # fmt: skip
-    notes = [
-        f"One client, the mean one: {_load_text(load)}. |w| = {parameters:,}; F = {scenario.forward:,.0f} "
-        "multiply-adds of a sample's forward pass.",
-        "A round costs n F (1 + P) + K a |w|, with P extra forward passes and a operations per parameter and step; "
-        "backward passes are not counted.",
-        "Attached to FedAvg's: K steps of M samples each, n samples in all, FP = F, BP = 2 F. All have the same model, "
-        "without heads that only some need.",
-    ]
-    return CostTable(columns, rows, notes)
-
-
-def ghbm_table(candidates: Sequence[Candidate], scenario: Scenario) -> CostTable:
-    """Returns the table by GHBM's accounting (R. Zaccone et al., TMLR 2025, Table 4).
-
-    It also has the bytes that are really exchanged.
-    """
-    columns = {"algorithm": "", "parameters": ",", "overhead": "g", "GiB": ".4g", "GiB of all": ".4g"}
-    rows = []
-    for candidate in candidates:
-        algorithm, facts = candidate.algorithm, candidate.facts
-        charged = costs.ghbm_bytes(algorithm, facts.parameters, scenario.rounds)
-        exchanged = sum(costs.bytes_per_client(algorithm.traffic, facts)) * scenario.cohort * scenario.rounds
-        overhead = costs.ghbm_overhead(algorithm)
-        rows.append([candidate.name, facts.parameters, overhead, charged / GIB, exchanged / GIB])
-    notes = [
-        f"GiB: 4 bytes x parameters x {scenario.rounds:,} rounds x overhead, of one client in one direction.",
-        f"GiB of all: what the {scenario.cohort} clients of each round exchange in both directions.",
-    ]
-    return CostTable(columns, rows, notes)
-
-
-ACCOUNTINGS: Mapping[str, Callable[[Sequence[Candidate], Scenario], CostTable]] = {
-    "own": own_table,
-    "fedtrip": fedtrip_table,
-    "ghbm": ghbm_table,
-}
-
-
-def _load_text(load: Load) -> str:
+def load_text(load: Load) -> str:
     return f"{load.samples:,.6g} samples, {load.steps:,.6g} steps, {load.seen:,.6g} samples in their batches"
 
 
@@ -183,24 +130,3 @@ def extra_work(work: Work, head: str = "none") -> str:
         f"{work.predictions:g} fwd/bwd of the predictor per step": work.predictions,
     }
     return " + ".join(text for text, amount in parts.items() if amount) or "-"
-
-
-def attached_formula(work: Work) -> str:
-    """Returns an algorithm's extra work as a formula, as in FedTrip's Table VIII: ``2(K+1)|w| + n(FP+BP)``."""
-    terms = []
-    if work.per_step and work.per_step == work.once:
-        terms.append(f"{work.once:g}(K+1)|w|")
-    else:
-        terms += [f"{_factor(work.per_step)}K|w|"] if work.per_step else []
-        terms += [f"{_factor(work.once)}|w|"] if work.once else []
-    if work.full_gradients:
-        terms.append(f"{_factor(work.full_gradients)}n(FP+BP)")
-    if work.forwards and work.backwards:
-        terms.append(f"KM({_factor(work.forwards)}FP+{_factor(work.backwards)}BP)")
-    elif work.forwards or work.backwards:
-        terms.append(f"{_factor(work.forwards or work.backwards)}KM {'FP' if work.forwards else 'BP'}")
-    return " + ".join(terms) or "0"
-
-
-def _factor(times: float) -> str:
-    return "" if times == 1 else f"{times:g}"

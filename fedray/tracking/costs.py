@@ -1,8 +1,4 @@
-"""Counts what a round costs the simulated clients in bytes and FLOPs; what the simulator itself moves does not count.
-
-It also counts as two papers do, as far as that follows from their tables: FedTrip (X. Li et al., IPDPS 2023) and GHBM
-(R. Zaccone et al., TMLR 2025).
-"""
+"""Counts what a round costs the simulated clients in bytes and FLOPs, but not what the simulator itself moves."""
 
 from __future__ import annotations
 
@@ -10,15 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-
 from fedray.algorithms import Algorithm, Cohort, ServerState, Traffic, Work
-from fedray.algorithms.mime import Mime
 from fedray.core.batches import steps_of
 from fedray.core.local_training import LocalTraining
-from fedray.core.structure import arguments
 from fedray.models.inspection import ModelFacts
 
 BYTES_PER_NUMBER = 4
@@ -82,7 +72,7 @@ def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
     """
     passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     predictions = 3 * work.predictions * load.seen
-    return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * _arithmetic(work, load)
+    return facts.flops * passes + facts.prediction_flops * predictions + facts.parameters * arithmetic(work, load)
 
 
 def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts, samples: float) -> float:
@@ -95,7 +85,7 @@ def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts,
     return client_flops(algorithm.work, facts, load) + algorithm.server_flops(server, facts.flops)
 
 
-def _arithmetic(work: Work, load: Load) -> float:
+def arithmetic(work: Work, load: Load) -> float:
     """Returns the operations of an algorithm for each parameter, beside the passes."""
     return work.per_step * load.steps + work.once * load.clients
 
@@ -134,61 +124,3 @@ def server_of_mean_clients(
             gaps=[0] * cohort,
         ),
     )
-
-
-def fedtrip_forward(module: nn.Module, facts: ModelFacts, example: Any) -> float:
-    """Returns FedTrip's F: the operations of one sample's forward pass, for the inputs
-    ``example [b, ...]``.
-
-    They are the multiply-adds, and an addition for each output of a convolution with bias; biases of linear layers do
-    not count. No other way of counting leads to the numbers of the paper's Table V.
-    """
-    biases = 0
-
-    def count(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        nonlocal biases
-        biases += output[0].numel()
-
-    biased = [layer for layer in module.modules() if isinstance(layer, _ConvNd) and layer.bias is not None]
-    hooks = [layer.register_forward_hook(count) for layer in biased]
-    with torch.no_grad():
-        # some normalisation layers need two samples
-        args, named = arguments(example)
-        module.eval()
-        module(*args, **named)
-    for hook in hooks:
-        hook.remove()
-    return facts.flops / 2 + biases
-
-
-def fedtrip_flops(work: Work, forward: float, parameters: int, load: Load) -> float:
-    """Returns the cost of a round in FedTrip's Table V: n F (1 + P) + J a |w|.
-
-    F is ``forward``, P the number of extra forward passes, a the operations for each parameter and step, and n the
-    samples in all mini-batches, which in the paper's one epoch are those that the client holds. Backward passes are not
-    counted, also not those of full-batch gradients.
-    """
-    passes = (1 + work.forwards) * load.seen + work.full_gradients * load.samples
-    return forward * passes + parameters * _arithmetic(work, load)
-
-
-def fedtrip_attached(work: Work, forward: float, parameters: int, load: Load) -> float:
-    """Returns the cost that FedTrip's Table VIII adds to FedAvg's round, with FP = F (``forward``) and BP = 2 FP."""
-    passes = (work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
-    return forward * passes + parameters * _arithmetic(work, load)
-
-
-def fedtrip_communication(traffic: Traffic) -> float:
-    """Returns the extra communication of a round in FedTrip's Table VIII, in |w|."""
-    return 2 * overhead(traffic) - 2
-
-
-def ghbm_overhead(algorithm: Algorithm) -> float:
-    """Returns the overhead in GHBM's cost table, in models for each direction."""
-    # Mime exchanges 2.5 models, but in two exchanges, for which the table charges 3
-    return 3.0 if isinstance(algorithm, Mime) else overhead(algorithm.traffic)
-
-
-def ghbm_bytes(algorithm: Algorithm, parameters: int, rounds: int) -> float:
-    """Returns the bytes in GHBM's cost table: those of one client that takes part in every round, in one direction."""
-    return BYTES_PER_NUMBER * parameters * rounds * ghbm_overhead(algorithm)

@@ -9,21 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedray.algorithms.base import Algorithm, Broadcast, Carry, Result, Upload
+from fedray.algorithms.base import Algorithm, Broadcast, Result, Upload
 from fedray.algorithms.server_state import ServerState
+from fedray.client.optimizer import Carry
 from fedray.client.phase import ClientPhase
 from fedray.core.vectors import Model
 from fedray.errors import UserError
 
-MEASURED = {
-    "drift": "the length of the client's local update, y_i - x^r",
-    "spread": "the distance of its model from the mean of the cohort's models, y_i - sum_j p_j y_j",
-    "alignment": "the cosine of its update and the cohort's mean update",
-}
-"""What is measured of each client, in Euclidean lengths over the trainable parameters."""
-
 UPDATE = "local update"
-"""The name of what the added phase needs, which no algorithm uses for anything of its own."""
+"""The name of what the added phase needs, which no algorithm uses for anything else."""
 
 
 class Measured(Algorithm):
@@ -57,7 +51,11 @@ class Measured(Algorithm):
         return result
 
     def measure(self, client: ClientPhase) -> Result:
-        """Maps clients to the numbers of :data:`MEASURED`."""
+        """Measures each client, in Euclidean lengths over the trainable parameters.
+
+        ``drift`` is the length of its update, y_i - x^r, ``spread`` the distance of its model from the mean of the
+        cohort's models, and ``alignment`` the cosine of its update and the cohort's mean update.
+        """
         update, mean = client.kept[UPDATE], client.shared["mean"]
         return Result(
             scalars={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from fedray.config import Config, documented_keys, flat, parse_yaml
 from fedray.errors import UserError
 from fedray.tracking.lock import PATIENCE, folder_lock
 from fedray.tracking.records import PartsDigest, RowsDigest
-from fedray.util.files import replacement_of, room_for, write_whole
+from fedray.util.files import replacement_of, room_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,19 +65,17 @@ class FoundRun:
 class RunFolder:
     """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``.
 
-    ``inputs`` are the digests, by name, of what the run depends on beside ``config``. ``implied`` is what null stands
+    ``inputs`` are the digests, by name, of what the run depends on beside ``config``. ``defaults`` is what null stands
     for in the configuration, by dotted key.
     """
 
     def __init__(
-        self, config: Config, inputs: Mapping[str, str], implied: Mapping[str, Any] = MappingProxyType({})
+        self, config: Config, inputs: Mapping[str, str], defaults: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        self.config, self.inputs, self.implied = config, inputs, implied
+        self.config, self.inputs, self.defaults = config, inputs, defaults
         assert config.run.name is not None
         self.path = Path(config.run.output) / config.run.name
         self.checkpoints = self.path / "checkpoints"
-        self.clients = self.path / "clients.parquet"
-        self.evaluation = self.path / "evaluation.parquet"
 
     def look(self) -> FoundRun:
         """Finds out which run is in the folder, and changes nothing.
@@ -85,21 +84,21 @@ class RunFolder:
         says otherwise.
         """
         resume = self.config.run.resume
-        settings = self.path / "config.yaml"
-        if resume is False or not settings.exists():
+        if resume is False or not (self.path / "config.yaml").exists():
             if resume is True:
                 raise UserError(f"run.resume=true, but there is no run in {self.path}; use run.resume=auto")
-            if resume is not False and self._holds_something():
+            if resume is not False and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise UserError(f"{self.path} exists and is not a run folder: choose another run.name or run.output")
             return FoundRun("new")
-        old = _read_yaml(settings)
-        summary = self._summary()
-        rounds = old["run"]["rounds"]
-        wanted = self.config.run.rounds or 0
-        differ = keys_that_differ(old, self.config.model_dump(mode="json"), self.implied)
-        if wanted < rounds and (summary or {}).get("status") in ("completed", "diverged"):
-            differ.append("run.rounds")
-        known = self._known_inputs()
+        old = _read_config(self.path)
+        if not isinstance(old.get("run"), Mapping) or not isinstance(old["run"].get("rounds"), int):
+            raise UserError(f"{self.path / 'config.yaml'} is damaged: use run.resume=false to start over")
+        summary = _read_object(self.path / "summary.json", ("status", "rounds", "final_accuracy", "model_sha256"))
+        status = None if summary is None else summary["status"]
+        rounds, wanted = old["run"]["rounds"], self.config.run.rounds or 0
+        differ = keys_that_differ(old, self.config.model_dump(mode="json"), self.defaults)
+        differ += ["run.rounds"] if wanted < rounds and status in ("completed", "diverged") else []
+        known = _read_object(self.path / INPUTS)
         differ += names_that_differ(self.inputs if known is None else known, self.inputs)
         if differ:
             raise UserError(
@@ -111,40 +110,9 @@ class RunFolder:
                 f"{self.path} has no {INPUTS}, so that nobody can tell whether it is of the same data and code: "
                 "run.resume=true takes it for the same run, run.resume=false starts over (the old one is renamed)"
             )
-        if summary and summary.get("status") == "diverged":
-            return FoundRun("finished", rounds, summary)
-        if (
-            summary
-            and summary.get("status") == "completed"
-            and (summary.get("rounds") == wanted or summary.get("stopped_by"))
-        ):
-            return FoundRun("finished", rounds, summary)
-        return FoundRun("unfinished", rounds, summary)
-
-    def _known_inputs(self) -> dict[str, str] | None:
-        path = self.path / INPUTS
-        if not path.exists():
-            return None
-        with contextlib.suppress(OSError, ValueError):
-            known = json.loads(path.read_text())
-            if isinstance(known, dict):
-                return known
-        raise UserError(f"{path} is damaged: use run.resume=false to start over")
-
-    def _holds_something(self) -> bool:
-        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
-
-    def _summary(self) -> dict[str, Any] | None:
-        path = self.path / "summary.json"
-        if not path.exists():
-            return None
-        try:
-            summary = json.loads(path.read_text())
-            if all(key in summary for key in ("status", "rounds", "final_accuracy", "model_sha256")):
-                return summary
-        except (OSError, ValueError, TypeError):
-            pass
-        raise UserError(f"{path} is damaged: use run.resume=false to start over")
+        is_complete = summary is not None and (summary["rounds"] == wanted or bool(summary.get("stopped_by")))
+        is_finished = status == "diverged" or (status == "completed" and is_complete)
+        return FoundRun("finished" if is_finished else "unfinished", rounds, summary)
 
     @contextlib.contextmanager
     def lock(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
@@ -161,20 +129,14 @@ class RunFolder:
         """Makes the folder. With ``run.resume: false``, an old folder is first renamed to NAME.bak-K."""
         try:
             if self.config.run.resume is False and self.path.exists():
-                number = 1
-                while (aside := self.path.with_name(f"{self.path.name}.bak-{number}")).exists():
-                    number += 1
-                self.path.rename(aside)
+                names = (self.path.with_name(f"{self.path.name}.bak-{number}") for number in itertools.count(1))
+                self.path.rename(next(name for name in names if not name.exists()))
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
             probe.touch()
             probe.unlink()
         except OSError as error:
             raise UserError(f"can't write to {self.path}: {error.strerror}") from None
-
-    def write(self, name: str, text: str) -> None:
-        """Writes a file of the folder, as :func:`~fedray.util.files.write_whole` does."""
-        write_whole(self.path / name, text)
 
 
 def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -183,13 +145,13 @@ def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
 
 
 def keys_that_differ(
-    old: Mapping[str, Any], new: Mapping[str, Any], implied: Mapping[str, Any] = MappingProxyType({})
+    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
     """Returns the dotted keys whose values differ in two configurations, of those keys that can change a result.
 
-    ``implied`` says what null stands for.
+    ``defaults`` says what null stands for.
     """
-    a, b = (_without_sizes(_without_nulls(with_unrecorded(each), implied)) for each in (old, new))
+    a, b = _comparable(old, defaults), _comparable(new, defaults)
     vectorized = b.get("engine.vectorize") is True
 
     def matters(key: str) -> bool:
@@ -198,7 +160,15 @@ def keys_that_differ(
             return name in RESULT_KEYS_OF_ENGINE or (name == "chunk" and vectorized)
         return key not in IGNORED
 
-    return [key for key in sorted({*a, *b}) if matters(key) and a.get(key) != b.get(key)]
+    return [key for key in names_that_differ(a, b) if matters(key)]
+
+
+def _comparable(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted key, with what null stands for. ``engine.server_gpus`` is whether the server computes
+    on a GPU, because a result depends on that alone."""
+    found = {key: defaults.get(key) if value is None else value for key, value in with_unrecorded(config).items()}
+    on_gpu = found["engine.device"] == "cuda" and bool(found["engine.server_gpus"])
+    return dict(sorted(found.items())) | {"engine.server_gpus": on_gpu}
 
 
 def with_unrecorded(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,50 +177,46 @@ def with_unrecorded(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: default for key, default, *_ in documented_keys()} | UNRECORDED | flat(config)
 
 
-def _without_sizes(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns ``settings`` with ``engine.server_gpus`` as whether the server computes on a GPU, which is all of it that
-    a result depends on."""
-    on_gpu = settings["engine.device"] == "cuda" and bool(settings["engine.server_gpus"])
-    return settings | {"engine.server_gpus": on_gpu}
-
-
-def _without_nulls(values: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: implied.get(key) if value is None else value for key, value in values.items()}
-
-
 def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
     """Returns the device of the run in ``folder``; None if there is no run, or its configuration is damaged."""
-    device = _engine_of(folder).get("device")
+    device = _recorded_engine(folder).get("device")
     return device if device in ("cpu", "cuda") else None
 
 
 def decided_in(folder: Path) -> dict[str, bool]:
     """Returns what was decided for the run in ``folder`` when it began: ``compile`` and ``channels_last``, the keys of
     section ``engine``; nothing if there is no run, or its configuration is damaged."""
-    found = _engine_of(folder)
-    if not found:
-        return {}
-    unrecorded = {key.removeprefix("engine."): value for key, value in UNRECORDED.items()}
-    values = {name: found.get(name, value) for name, value in unrecorded.items()}
-    return {name: value for name, value in values.items() if isinstance(value, bool)}
+    recorded = _recorded_engine(folder)
+    found = {name.removeprefix("engine."): value for name, value in UNRECORDED.items() if recorded} | dict(recorded)
+    return {name: found[name] for name in ("compile", "channels_last") if isinstance(found.get(name), bool)}
 
 
-def _engine_of(folder: Path) -> Mapping[str, Any]:
+def _recorded_engine(folder: Path) -> Mapping[str, Any]:
     """Returns the section ``engine`` of the run in ``folder``; nothing if it can't be read."""
+    found = _read_config(folder).get("engine")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    """Returns what the config.yaml of a folder holds; nothing if it can't be read."""
     try:
-        found = parse_yaml((folder / "config.yaml").read_text(encoding="utf-8"))["engine"]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        found = parse_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
     return found if isinstance(found, Mapping) else {}
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        loaded = parse_yaml(path.read_text(encoding="utf-8"))
-        if isinstance(loaded["run"]["rounds"], int):
-            return loaded
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        pass
+def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:
+    """Returns the object with these keys that a JSON file of a run holds; None if there is no such file.
+
+    Raises :class:`UserError` if it holds anything else.
+    """
+    if not path.exists():
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        if isinstance(found, dict) and all(key in found for key in keys):
+            return found
     raise UserError(f"{path} is damaged: use run.resume=false to start over")
 
 
@@ -318,9 +284,7 @@ class ParquetRows:
 
     def __init__(self, path: Path, after: int) -> None:
         """Opens the folder; rows of rounds after ``after`` are removed."""
-        self.path = path
-        self._rows: list[dict[str, Any]] = []
-        self._held = 0
+        self.path, self._rows, self._held = path, list[dict[str, Any]](), 0
         path.mkdir(exist_ok=True)
         for part in path.glob("part-*-*.parquet"):
             first, last = (int(number) for number in part.stem.split("-")[1:3])
@@ -369,6 +333,8 @@ def _length(rows: Mapping[str, Any]) -> int:
 def read_metrics(path: Path) -> pd.DataFrame:
     """Reads the table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
     with (path / "metrics.csv").open(encoding="utf-8") as file:
-        names = next(csv.reader(file))
+        names = next(csv.reader(file), [])
     kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}
-    return pa.csv.read_csv(path / "metrics.csv", convert_options=pa.csv.ConvertOptions(column_types=kinds)).to_pandas()
+    table = pa.csv.read_csv(path / "metrics.csv", convert_options=pa.csv.ConvertOptions(column_types=kinds))
+    found: pd.DataFrame = table.to_pandas()
+    return found

@@ -28,9 +28,7 @@ class Display:
         self.quiet, self.warn = quiet, warn
         self._bar: Progress | None = None
         self._began = self._shown = 0.0
-        self._clients = 0
-        self._rounds = 0
-        self._first = 0
+        self._clients = self._rounds = self._first = 0
         self._metric = "accuracy"
 
     def say(self, line: str) -> None:
@@ -42,18 +40,19 @@ class Display:
 
     def start(self, rounds: int, done: int, metric: str = "accuracy") -> None:
         """Says that the rounds begin, of which ``done`` were made before. ``metric`` is the task's main metric."""
-        self._metric = metric
-        self._rounds, self._first, self._began = rounds, done, time.monotonic()
+        self._metric, self._rounds, self._first, self._began = metric, rounds, done, time.monotonic()
         if done:
             self.say(f"round {done} reached before; going on from its checkpoint")
-        if self.quiet or not self.console.is_terminal:
-            return
+        if not self.quiet and self.console.is_terminal:
+            self._start_bar("round", rounds, done)
+
+    def _start_bar(self, label: str, total: int, done: int) -> None:
         self._bar = Progress(
-            TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[status]}"),
+            TextColumn(label), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(), TextColumn("left"), console=self.console,
         )  # fmt: skip
         self._bar.start()
-        self._task = self._bar.add_task("", total=rounds, completed=done, status="")
+        self._task = self._bar.add_task("", total=total, completed=done, status="")
 
     def round(self, metrics: Mapping[str, Any]) -> None:
         """Says that a round is done, with its row of metrics.csv."""
@@ -86,12 +85,8 @@ class Display:
         now = time.monotonic()
         if self.console.is_terminal:
             if self._bar is None:
-                self._bar = Progress(
-                    TextColumn("reading samples"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(),
-                    TextColumn("left"), console=self.console,
-                )  # fmt: skip
-                self._bar.start()
-                self._task = self._bar.add_task("", total=total)
+                self._start_bar("reading samples", total, done)
+            assert self._bar is not None
             self._bar.update(self._task, completed=done)
         elif done == total or now - self._shown >= PLAIN_SECONDS:
             self._shown = now
@@ -114,7 +109,9 @@ def _status(metrics: Mapping[str, Any], metric: str) -> str:
         f"finetuned_{metric}": "fine-tuned",
         f"clients_{metric}_mean": "clients",
     }
-    return "  ".join(f"{word} {figure(metrics[key])}" for key, word in shown.items() if metrics.get(key) is not None)
+    return "  ".join(
+        f"{word} {number_text(metrics[key])}" for key, word in shown.items() if metrics.get(key) is not None
+    )
 
 
 def printable(line: str, console: Console) -> str:
@@ -122,7 +119,7 @@ def printable(line: str, console: Console) -> str:
     return line.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
-def figure(value: float) -> str:
+def number_text(value: float) -> str:
     """Returns a loss or metric as text, with four digits after the point, or three digits if it is smaller."""
     return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
 

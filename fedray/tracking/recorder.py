@@ -1,7 +1,4 @@
-"""Writes the records of a run.
-
-These are metrics.csv, clients.parquet, evaluation.parquet, TensorBoard events, log.txt, config.yaml and summary.json.
-"""
+"""Writes the records of a run: its tables, TensorBoard's events, log.txt, config.yaml and summary.json."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from fedray.tracking.columns import CLIENT_FACTS, METRICS, PURPOSES
 from fedray.tracking.folder import INPUTS, ParquetRows, RoundsFile, RunFolder, read_metrics
 from fedray.tracking.records import FILES, KEY, digest_of
 from fedray.tracking.tensorboard import Events
-from fedray.util.files import room_for
+from fedray.util.files import room_for, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,15 +43,14 @@ class Recorder:
         with_scores: bool = False,
     ) -> None:
         self.folder, self.machine, self.hyper_parameters = folder, dict(machine), dict(hyper_parameters)
-        path = folder.path
-        folder.write("config.yaml", settings)
-        folder.write(INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
+        path, run = folder.path, folder.config.run
+        write_whole(path / "config.yaml", settings)
+        write_whole(path / INPUTS, json.dumps(dict(folder.inputs), indent=2) + "\n")
         (path / "summary.json").unlink(missing_ok=True)
         self._metrics = RoundsFile(path / "metrics.csv", [*METRICS, *extra_columns], after)
-        log_clients = folder.config.run.log_clients
-        self._clients = ParquetRows(folder.clients, after) if log_clients else None
-        self._scores = ParquetRows(folder.evaluation, after) if log_clients and with_scores else None
-        self._layers = ParquetRows(folder.path / "layers.parquet", after) if folder.config.run.diagnostics else None
+        self._clients = ParquetRows(path / "clients.parquet", after) if run.log_clients else None
+        self._scores = ParquetRows(path / "evaluation.parquet", after) if run.log_clients and with_scores else None
+        self._layers = ParquetRows(path / "layers.parquet", after) if run.diagnostics else None
         self._profile: RoundsFile | None = None
         if folder.config.engine.profile or (after and (path / "profile.csv").exists()):
             self._profile = RoundsFile(path / "profile.csv", ["round", *PURPOSES], after)
@@ -72,14 +68,8 @@ class Recorder:
     def digests(self) -> dict[str, str]:
         """Returns the digests of the tables, by the file's name. What was recorded last may not be in them before
         :meth:`sync`."""
-        tables = {
-            "metrics.csv": self._metrics,
-            "profile.csv": self._profile,
-            self.folder.clients.name: self._clients,
-            self.folder.evaluation.name: self._scores,
-            "layers.parquet": self._layers,
-        }
-        return {name: table.digest.value for name, table in tables.items() if table is not None}
+        tables = (self._metrics, self._profile, self._clients, self._scores, self._layers)
+        return {table.path.name: table.digest.value for table in tables if table is not None}
 
     def note(self, line: str) -> None:
         """Writes a line to log.txt, with the time before it."""
@@ -131,31 +121,24 @@ class Recorder:
     def sync(self) -> None:
         """Waits until everything that was recorded so far is on the disk."""
         self._metrics.sync()
-        if self._clients:
-            self._clients.flush()
-        for further in (self._scores, self._layers):
-            if further:
-                further.flush()
+        for table in (self._clients, self._scores, self._layers):
+            if table:
+                table.flush()
         with self._room_for_events():
             self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:
         """Writes summary.json, which is the last thing that a run does. ``facts`` are further keys of the file."""
         self.sync()
-        metrics = read_metrics(self.folder.path)
-        config = self.folder.config
-        summary = summarize(metrics, status, config.run, config.task.metric or "accuracy", config.task.mode) | facts
-        files = {name: digest_of(self.folder.path / name) for name in FILES}
-        records = self.digests() | {name: digest for name, digest in files.items() if digest is not None}
-        summary |= {"versions": versions(), "machine": self.machine, KEY: records}
-        last = {f"final/{key}_{summary['metric']}": summary[key] for key in ("final", "best")}
+        config, path = self.folder.config, self.folder.path
+        summary = summarize(read_metrics(path), status, config.run, config.task.metric or "accuracy", config.task.mode)
+        whole = {name: digest_of(path / name) for name in FILES if (path / name).exists()}
+        summary |= facts | {"versions": versions(), "machine": self.machine, KEY: self.digests() | whole}
+        final = {f"final/{key}_{summary['metric']}": summary[key] for key in ("final", "best")}
         with self._room_for_events():
-            self._events.hyper_parameters(
-                self.hyper_parameters, {name: value for name, value in last.items() if value is not None}
-            )
-            self._events.flush()
+            self._events.end(self.hyper_parameters, {tag: x for tag, x in final.items() if x is not None})
         self.note(f"{status} after round {summary['rounds']}")
-        self.folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        write_whole(path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def close(self) -> None:
         for each in (self._metrics, self._profile, self._events, self._log):
@@ -168,7 +151,7 @@ class Recorder:
 def summarize(
     metrics: pd.DataFrame, status: str, run: RunConfig, metric: str = "accuracy", mode: str = "max"
 ) -> dict[str, Any]:
-    """Returns the keys of summary.json that follow from metrics.csv (see :data:`fedray.tracking.columns.SUMMARY`).
+    """Returns the keys of summary.json that follow from metrics.csv.
 
     ``metric`` is the main metric, and ``mode`` says whether more or less of it is better: max or min.
     """
@@ -183,53 +166,45 @@ def summarize(
             "flops": float(first["flops"]),
             "seconds": float(first["wall_seconds"]),
         }  # fmt: skip
+    end = int(metrics["round"].max()) if len(metrics) else 0
+    last_rounds = None
+    if run.last_rounds is not None:
+        last = values[metrics["round"] > end - run.last_rounds].dropna()
+        last_rounds = {
+            "from_round": max(1, end - run.last_rounds + 1),
+            "to_round": end,
+            "evaluations": len(last),
+            "mean": _number(last.mean()),
+        }
     accuracy = _figures(metrics["test_accuracy"], "max")
     return {
         "status": status,
         "metric": metric,
         "mode": "min" if mode == "min" else "max",
         **_figures(values, mode),
-        "last_rounds": None if run.last_rounds is None else _last(metrics, values, run.last_rounds),
+        "last_rounds": last_rounds,
         **{f"{name}_accuracy": value for name, value in accuracy.items()},
-        "rounds": int(metrics["round"].max()) if len(metrics) else 0,
+        "rounds": end,
         "targets": reached,
-    }
-
-
-def _last(metrics: pd.DataFrame, values: pd.Series[float], rounds: int) -> dict[str, Any]:
-    """Returns the mean of ``values`` over those of the last ``rounds`` rounds that were evaluated, and which rounds
-    these are."""
-    end = int(metrics["round"].max()) if len(metrics) else 0
-    there = values[metrics["round"] > end - rounds].dropna()
-    return {
-        "from_round": max(1, end - rounds + 1),
-        "to_round": end,
-        "evaluations": len(there),
-        "mean": _number(there.mean()) if len(there) else None,
     }
 
 
 def _figures(column: pd.Series[float], mode: str) -> dict[str, float | None]:
     """Returns the last, the best and the mean of the last ten values of a column; None where there are none."""
-    there = column.dropna()
-    if there.empty:
-        return dict.fromkeys(("final", "best", "last10"))
-    best = there.min() if mode == "min" else there.max()
-    return {
-        name: _number(x) for name, x in (("final", there.iloc[-1]), ("best", best), ("last10", there.tail(10).mean()))
-    }
+    values = column.dropna()
+    best = values.min() if mode == "min" else values.max()
+    last = values.iloc[-1] if len(values) else math.nan
+    return {"final": _number(last), "best": _number(best), "last10": _number(values.tail(10).mean())}
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for name in ("fedray", "torch", "numpy", "ray"):
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -49,20 +49,6 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
             move_whole(path, folder / path.name)
 
 
-def write_layout(folder: Path, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
-    """Writes an event file into ``folder`` that says which charts the tab Custom Scalars has.
-
-    ``charts`` has, by category and title, regular expressions for the tags whose curves a chart shows.
-    """
-    _without_tensorflow()
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder)) as writer:
-        writer.add_custom_scalars(
-            {name: {title: ["Multiline", list(tags)] for title, tags in each.items()} for name, each in charts.items()}
-        )
-
-
 def _without_tensorflow() -> None:
     """Keeps tensorboard from importing TensorFlow, which takes seconds.
 
@@ -101,10 +87,11 @@ class Events:
         for purpose, value in seconds.items():
             self._writer.add_scalar(f"profile/{purpose}", value, step)
 
-    def hyper_parameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    def end(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Writes the run's row of the HParams table: its settings, and its final metrics."""
-        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard import summary as summaries
 
+        hparams: Any = summaries.hparams
         typed = {
             name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in values.items()
         }
@@ -114,6 +101,7 @@ class Events:
             writer.add_summary(summary)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value)
+        self.flush()
 
     def flush(self) -> None:
         self._writer.flush()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.errors import UserError, last_line
-from fedray.tracking.progress import figure
+from fedray.tracking.progress import number_text
 from fedray.tuning.spec import SweepSpec, first_seed, merge_settings
 from fedray.tuning.study import sampled_values
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
@@ -103,7 +103,7 @@ class FinalRuns:
         if isinstance(message, RunEnd):
             metric = self.sweep.study.base.get("task.metric") or "accuracy"
             value = message.row.get(f"test_{metric}", math.nan)
-            self._say(f"winner on seed {key}: {message.status}, {metric.replace('_', ' ')} {figure(value)}")
+            self._say(f"winner on seed {key}: {message.status}, {metric.replace('_', ' ')} {number_text(value)}")
         elif isinstance(message, TrialEnd) and message.error is not None:
             self.trial_failed(key, message.error)
         return False

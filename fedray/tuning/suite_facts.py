@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedray.results.runs import Run
+from fedray.results.runs import RecordedRun
 from fedray.results.unequal import public_samples
 
 
-def facts_of(run: Run) -> dict[str, Any]:
+def facts_of(run: RecordedRun) -> dict[str, Any]:
     """Returns facts about a run.
 
     ``parameters`` is the number of parameters of its model, and ``weighting`` says how clients were weighed.

@@ -16,8 +16,8 @@ import pandas as pd
 
 from fedray.errors import UserError
 from fedray.results.measure import Measure
-from fedray.results.outcomes import Finals, correct, difference, order_of, outcome, reaching
-from fedray.results.runs import Run, read_run
+from fedray.results.outcomes import correct, difference, order_of, outcome, reaching
+from fedray.results.runs import RecordedRun, read_run
 
 NAMES = {
     "runs": "seeds", "diverged": "seeds_diverged", "finals": "accuracies", "final": "accuracy",
@@ -44,7 +44,7 @@ class Row:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_runs(row: Row) -> list[Run]:
+def read_runs(row: Row) -> list[RecordedRun]:
     """Reads the runs of a row from its run folders, and returns them in the order of ``row.folders``.
 
     Raises :class:`UserError` for a folder that is damaged.
@@ -52,10 +52,10 @@ def read_runs(row: Row) -> list[Run]:
     return [run_of(folder) for folder in row.folders]
 
 
-def run_of(folder: Path) -> Run:
+def run_of(folder: Path) -> RecordedRun:
     """Reads the run in ``folder``. Raises :class:`UserError` if it is damaged."""
     found = read_run(folder)
-    if not isinstance(found, Run):
+    if not isinstance(found, RecordedRun):
         raise UserError(f"{folder} can't be compared: {found.reason}")
     return found
 
@@ -85,7 +85,7 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     """
     runs = {row.label: read_runs(row) for row in rows}
     found = [outcome(runs[row.label], row.measure) if row.folders else {} for row in rows]
-    finals = [Finals.of(runs[row.label], row.measure, lambda run: run.seeds) for row in rows]
+    finals = [{run.seeds: run.final(row.measure) for run in runs[row.label] if not run.diverged} for row in rows]
     of_baseline = next((place for place, row in enumerate(rows) if row.label == baseline), None)
     if target is None:
         target = _target(rows, found, of_baseline)

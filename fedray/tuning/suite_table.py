@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 from optuna.trial import FrozenTrial
 
-from fedray.results.curves import fold
+from fedray.results.curves import mean_curve
 from fedray.results.measure import Measure
-from fedray.results.panel import Curve, Panel, bands, draw_panels, parts_of
+from fedray.results.panel import Curve, Panel, bands_caption, draw_panels, parts_of
 from fedray.results.statistics import with_interval
 from fedray.results.style import lines_for
 from fedray.results.tables import amount, markdown, p_value
@@ -240,12 +240,14 @@ def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
             lost = sum(run.diverged for run in runs)
             name = f"{row.label} ({lost} of {len(runs)} diverged)" if lost else row.label
             if runs:
-                curves.append(Curve(name, line, fold(runs, row.measure.column, "iterations")))
+                curves.append(Curve(name, line, mean_curve(runs, row.measure.column, "iterations")))
         ceiling = 100.0 if measure.percent else math.inf
         ylabel = f"test {measure.words}{measure.unit}"
         if curves:
             seeds = max(int(curve.points["runs"].max()) if len(curve.points) else 0 for curve in curves)
-            panels.append(Panel(f"{title}; {bands(seeds)}", ylabel, "iterations", curves, measure.scale, ceiling))
+            panels.append(
+                Panel(f"{title}; {bands_caption(seeds)}", ylabel, "iterations", curves, measure.scale, ceiling)
+            )
     figure = draw_panels(panels)
     with replacement_of(path) as staging:
         figure.savefig(staging, format=path.suffix[1:], dpi=150)

@@ -180,7 +180,9 @@ def write_run(folder: Path, accuracies: list[float], status: str = "completed", 
     folder.mkdir(parents=True)
     summary = {"status": status, "rounds": len(accuracies), "versions": {}}
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "config.yaml").write_text(f"run: {{rounds: {len(accuracies)}, targets: [0.3]}}")
+    config = {"run": {"rounds": len(accuracies), "targets": [0.3]}, "engine": {"portable_bits": False}}
+    config |= {section: {} for section in ("algorithm", "data", "model", "train")}
+    (folder / "config.yaml").write_text(json.dumps(config))
     rounds = np.arange(1, len(accuracies) + 1)
     rows = {"round": rounds, "iterations": rounds, "cohort_size": 3, "bytes_down": rounds, "bytes_up": rounds}
     rows |= {"flops": 1.0 * rounds, "round_seconds": 1.0, "wall_seconds": 1.0 * rounds, "test_accuracy": accuracies}
@@ -288,7 +290,7 @@ def test_a_damaged_run_is_named(mine, capsys):
     table = read_table("paper/accuracy")
     text = text_of(table, measured(table, mine / "runs", 1), made_by(ASKED, []))
     assert "| fedavg | not run (50) |" in text
-    assert f"Left out: {run}: metrics.csv is damaged: it is empty." in text
+    assert f"Left out: {run}: metrics.csv is damaged: Empty CSV file." in text
     (run / "summary.json").write_text("{")
     with pytest.raises(UserError, match=re.escape(f"{run}/summary.json is damaged: remove {run}")):
         measured(table, mine / "runs", 1)

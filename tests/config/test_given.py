@@ -21,7 +21,7 @@ from fedray.cli.main import main
 from fedray.cli.rerun import rerun
 from fedray.config import Given, load
 from fedray.experiment.experiment import Own
-from fedray.results.runs import Run, read_run
+from fedray.results.runs import RecordedRun, read_run
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
 
@@ -99,7 +99,7 @@ def test_every_command_reads_the_configuration_again(given, tmp_path, capsys, mo
     file = result.folder / "config.yaml"
     assert sorted(load(file).run.given) == sorted(given)
     # read for comparisons
-    assert isinstance(read_run(result.folder, whole=True), Run)
+    assert isinstance(read_run(result.folder), RecordedRun)
     # refused where something is missing, in one line
     names = " and ".join(f"{name}=" for name in load(file).run.given)
     with pytest.raises(UserError, match=f"^run.given: this configuration was made with {names} given from Python"):

@@ -175,9 +175,9 @@ def test_nothing_is_said_of_what_was_not_changed(tmp_path, kind, request):
 @pytest.mark.parametrize("name", ["metrics.csv", "evaluation.parquet"])
 def test_a_comparison_leaves_out_a_run_whose_numbers_were_changed(tmp_path, name):
     folder = everything(tmp_path).folder
-    assert not isinstance(read_run(folder, whole=True), LeftOut)
+    assert not isinstance(read_run(folder), LeftOut)
     change_a_digit(folder / name)
-    assert read_run(folder, whole=True) == LeftOut(folder, f"{name} is damaged: it is not what the run recorded")
+    assert read_run(folder) == LeftOut(folder, f"{name} is damaged: it is not what the run recorded")
 
 
 def test_a_model_that_was_changed_is_refused(tmp_path):

@@ -17,7 +17,7 @@ from torch import nn
 import fedray
 from fedray import UserError, evaluate, simulate
 from fedray.cli.main import main
-from fedray.evaluating.report import write
+from fedray.evaluating.evaluation_files import write
 
 rng = np.random.default_rng(4)
 X = rng.normal(size=(300, 6)).astype(np.float32)
@@ -265,7 +265,7 @@ def test_tokens(tmp_path):
 
 
 def test_many_classes_are_listed_by_pairs(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedray.evaluating.report.MATRIX", 20)
+    monkeypatch.setattr("fedray.evaluating.evaluation_files.MATRIX", 20)
     x, y = rng.normal(size=(60, 4)).astype(np.float32), np.r_[29, rng.integers(0, 30, 59)]
     torch.save(nn.Linear(4, 30).state_dict(), tmp_path / "many.pt")
     found = evaluate(tmp_path / "many.pt", data=(x, y), test=(x, y), model=lambda: nn.Linear(4, 30),

@@ -17,8 +17,8 @@ from scipy import stats
 
 import fedray
 from fedray.cli.main import main
-from fedray.results.files import page_of, write
-from fedray.results.grouping import shown
+from fedray.results.comparison_files import page_of, write
+from fedray.results.grouping import name_of_values
 from fedray.results.measure import Measure
 from fedray.results.statistics import with_interval
 from fedray.results.style import lines_for
@@ -281,8 +281,8 @@ def test_markdown_and_numbers_are_as_they_were_written():
     assert r"a_b\<script>.py:X" in text
     assert r"\_x\_ \`\*\|\[y\]" in text
     assert [in_units(value) for value in (12345.0, 0.01234567, 999.94)] == ["12,345", "0.01235", "999.9"]
-    assert shown({"train.lr": 0.0123456789}) != shown({"train.lr": 0.0123456788})
-    assert shown({"train.lr": 0.1}) == "lr=0.1"
+    assert name_of_values({"train.lr": 0.0123456789}) != name_of_values({"train.lr": 0.0123456788})
+    assert name_of_values({"train.lr": 0.1}) == "lr=0.1"
 
 
 def test_lines_have_their_markers_at_different_points():

@@ -145,7 +145,9 @@ def run(folder: Path, accuracies: list[float], status: str = "completed", alone:
     """A run folder as far as the table reads it: one evaluation a round, 10 iterations and 2 MB each."""
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"status": status, "rounds": len(accuracies)}))
-    (folder / "config.yaml").write_text(f"run: {{seed: {folder.name.partition('-')[2]}, rounds: {len(accuracies)}}}")
+    config = {"run": {"seed": int(folder.name.partition("-")[2]), "rounds": len(accuracies)}}
+    config |= {key: {} for key in ("algorithm", "data", "model", "train")} | {"engine": {"portable_bits": False}}
+    (folder / "config.yaml").write_text(json.dumps(config))
     amounts = ("iterations", "bytes_down", "bytes_up", "flops", "round_seconds", "wall_seconds")
     columns = ("round", "cohort_size", *amounts, "test_accuracy")
     with (folder / "metrics.csv").open("w") as file:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from reproducing.accounting import fedtrip_forward
 
 from fedray.models.inspection import inspect_model
 from fedray.models.small import MLP, FedTripCNN
-from fedray.tracking.costs import fedtrip_forward
 
 
 def counted(module, shape=(1, 28, 28)):

@@ -11,8 +11,10 @@ from torch import nn
 
 from fedray import simulate
 from fedray.api import RunResult
+from fedray.core.local_training import LocalTraining
 from fedray.models.inspection import inspect_model
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Logistic
+from fedray.tracking.costs import Load, load_of, mean_load
 
 FEATURES, CLASSES = 12, 4
 PARAMETERS = CLASSES * (FEATURES + 1)
@@ -194,3 +196,13 @@ def test_pfedmos_extras_with_epochs(tmp_path):
     metrics = run(tmp_path, "pfedmo", train__local_steps=None, train__local_epochs=2).metrics
     expected = cumulative(FORWARD * (3 * 2 * sum(SIZES) + 3 * 4 * 4 + 4 * PUBLIC))
     assert metrics["flops"].tolist() == expected
+
+
+def test_loads():
+    """Batches of 4 from 10, 6 and 3 samples make 3, 2 and 1 steps an epoch; a client without samples does not count."""
+    epochs = LocalTraining(seed=0, batch_size=4, local_steps=None, local_epochs=2)
+    assert [load_of(n, epochs) for n in SIZES] == [Load(10, 6, 20), Load(6, 4, 12), Load(3, 2, 6)]
+    assert mean_load([*SIZES, 0], epochs) == Load(19 / 3, 4, 38 / 3)
+    steps = LocalTraining(seed=0, batch_size=4, local_steps=5)
+    assert mean_load(SIZES, steps) == Load(19 / 3, 5, 5 * (4 + 4 + 3) / 3)
+    assert load_of(10, LocalTraining(seed=0, batch_size=None, local_steps=5)) == Load(10, 5, 50)

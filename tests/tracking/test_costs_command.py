@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from printed_costs import CELLS, MODELS, OVERHEADS
 from test_costs import CLASSES, FEATURES, PUBLIC, SIZES, TRAINED, cumulative, run
 
 import fedray
@@ -161,31 +160,6 @@ class Sloppy(Algorithm):
         server.move(sums["y"])
 
 
-FEDTRIPS = ["algorithm.name=fedavg", "data.clients=10", "data.partition.kind=iid", "data.samples_per_client=600"]
-FEDTRIPS += ["train.local_epochs=1", "train.batch_size=50"]
-
-
-@pytest.mark.parametrize(("model", "place_in_table"), [("mlp", 0), ("cnn", 12)])
-def test_fedtrips_accounting(model, place_in_table, capsys):
-    """Each client has 600 images of MNIST's shape, and every algorithm trains the plain model."""
-    for _, _, name, rounds, printed in CELLS[place_in_table : place_in_table + 6]:
-        if name in ("fedtrip", "moon"):
-            row = compared(*FEDTRIPS, f"model.name={model}", f"run.rounds={rounds}", "--accounting", "fedtrip")[name]
-            gflops = float(row[f"GFLOPs in {rounds} rounds"])
-            assert f"{gflops:.{len(printed.partition('.')[2])}f}" == printed
-    assert f"F = {MODELS[model][0]:,.0f} " in capsys.readouterr().out
-    assert (row["attached cost"], float(row["attached MFLOPs"])) == ("2KM FP", 2 * 600 * MODELS[model][0] / 1e6)
-
-
-def test_ghbms_accounting():
-    keys = ["algorithm.name=fedavg", "model.name=mlp", "run.rounds=1000", "train.cohort_size=5"]
-    table = compared(*keys, "--accounting", "ghbm")
-    for name, multiple in OVERHEADS.items():
-        assert float(table[name]["overhead"]) == multiple
-        assert float(table[name]["GiB"]) == pytest.approx(4 * 79_510 * 1000 * multiple / 2**30)
-    assert float(table["mimemom"]["GiB of all"]) == pytest.approx(4 * 79_510 * 1000 * 5 * (3 + 2) / 2**30)
-
-
 def test_what_a_config_asks_for_does_not_stop_the_others(capsys):
     """Algorithms that a config leaves without a head's representation or a public set are left out of the table."""
     asked = ["algorithm.name=fedavg", "model.name=logistic", "data.public_samples=0", "train.server_lr=0.5"]
@@ -218,9 +192,6 @@ def test_the_program(tmp_path):
 
 def test_mistakes(capsys):
     for arguments, message in (
-        (["--accounting", "fedtrp"], "--accounting: there is no 'fedtrp' (did you mean 'fedtrip'?)"),
-        (["--accounting", "x"], "there is no 'x' (there are: fedtrip, ghbm, own)"),
-        (["--accounting"], "argument --accounting: expected one argument; see fedray costs --help"),
         (["train.lrr=1"], "unknown key train.lrr (did you mean 'train.lr'?)"),
         (["algorithm.name=fedporx"], "did you mean 'fedprox'?"),
         (["algorithm.name=moon", "model.name=logistic"], "model logistic has no representation"),

@@ -111,16 +111,3 @@ def test_every_row_has_a_meaning_and_a_place_for_its_unit() -> None:
 def test_what_is_not_in_it_is_found() -> None:
     assert unknown(["test_accuracy", "test_sharpness", "test_speed"], "Columns of metrics.csv") == ["test_speed"]
     assert unknown(["accuracy/averaged", "oddity/x"], "TensorBoard tags") == ["oddity/x"]
-
-
-def test_what_the_code_describes() -> None:
-    from fedray.tracking import columns
-
-    assert not set(columns.METRICS) - set(tables()[OF_METRICS[0]])
-    assert not unknown(columns.FURTHER_METRICS, *OF_METRICS)
-    assert not unknown(columns.LAYERS, "Columns of layers.parquet")
-    assert not unknown([*columns.CLIENT_FACTS, *columns.CLIENT_SCORES], "Columns of clients.parquet")
-    assert not unknown(columns.EVALUATION, "Columns of evaluation.parquet")
-    assert not unknown(columns.SUMMARY, "Keys of summary.json")
-    assert not unknown(columns.PURPOSES, "Columns of profile.csv")
-    assert not unknown(columns.TAGS.values(), "TensorBoard tags")

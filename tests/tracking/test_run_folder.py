@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +24,6 @@ from fedray.experiment.experiment import Own
 from fedray.experiment.resolve import resolve
 from fedray.models.inspection import ModelFacts
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
-from fedray.tracking import columns
 from fedray.tracking.columns import TAGS
 
 OF_SHARES = [
@@ -79,22 +76,6 @@ def test_metrics_columns(finished):
     for name in ("iterations", "bytes_down", "bytes_up", "flops", "wall_seconds"):
         assert (metrics[name].diff().dropna() > 0).all(), name
     assert metrics["train_loss"].notna().all()
-
-
-def test_everything_that_is_recorded_is_described(finished, events):
-    """The glossary is made of :mod:`fedray.tracking.columns`, which describes everything with its unit."""
-
-    def lacking(names: Any, *described: Any) -> list[str]:
-        forms = [re.sub(r"<\w+>", r"\\w+", name) for each in described for name in each]
-        return [name for name in names if not any(re.fullmatch(form, name) for form in forms)]
-
-    assert list(columns.METRICS) == COLUMNS
-    assert not lacking(finished.metrics, columns.METRICS, columns.FURTHER_METRICS)
-    assert not lacking(finished.clients, columns.CLIENT_FACTS, columns.CLIENT_SCORES)
-    assert not lacking(finished.evaluation, columns.EVALUATION)
-    assert not lacking(finished.summary, columns.SUMMARY)
-    tags = [tag for kind in ("scalars", "histograms") for tag in events.Tags()[kind]]
-    assert not lacking(tags, columns.TAGS.values(), columns.FURTHER_TAGS)
 
 
 def test_evaluations_come_every_so_many_rounds_and_at_the_end(finished):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fedray.config import plain
 from fedray.errors import UserError
 from fedray.evaluating.features import write_tsne
 from fedray.evaluating.tables import Evaluation
-from fedray.tracking.progress import figure as figure_of
-from fedray.util.files import replacement_of, write_whole
+from fedray.results.output_folder import Result
+from fedray.results.style import figure_of, save_png
+from fedray.tracking.progress import number_text
+from fedray.util.files import write_whole
 
 MARK = "evaluation.json"
 """The file by which a folder of an evaluation is known."""
@@ -42,7 +40,7 @@ LONGEST = 16
 
 def lines(found: Evaluation) -> Iterator[str]:
     """Yields lines about an evaluation."""
-    yield "  ".join(f"{name.replace('_', ' ')} {figure_of(value)}" for name, value in found.metrics.items())
+    yield "  ".join(f"{name.replace('_', ' ')} {number_text(value)}" for name, value in found.metrics.items())
     if found.classes is not None:
         yield from _lines_about_classes(found.classes)
     if found.clients is not None:
@@ -67,31 +65,28 @@ def _line_about_clients(found: Evaluation) -> str:
     kept = values[~np.isnan(values)]
     if not len(kept):
         return "clients: none has samples"
-    tenth = np.sort(kept if found.mode == "max" else -kept)[: -(-len(kept) // 10)]
-    worst = abs(tenth.mean()) if found.mode == "min" else tenth.mean()
+    tenth = np.sort(kept if found.mode == "max" else -kept)[: -(-len(kept) // 10)].mean()
+    worst = number_text(tenth if found.mode == "max" else abs(tenth))
     return (
-        f"{len(kept):,} clients: mean {found.main.replace('_', ' ')} {figure_of(kept.mean())}, that of the worst tenth "
-        f"{figure_of(worst)}, standard deviation {figure_of(kept.std())}"
+        f"{len(kept):,} clients: mean {found.main.replace('_', ' ')} {number_text(kept.mean())}, that of the worst "
+        f"tenth {worst}, standard deviation {number_text(kept.std())}"
     )
 
 
-def place_of(found: Evaluation) -> Path:
+def output_of(found: Evaluation) -> Result:
+    """Returns what is written of an evaluation, by which its folder is known."""
+    identity = {
+        "model_sha256": found.model_sha256,
+        "source": found.source,
+        "split": found.split,
+        "settings": dict(found.settings),
+    }
+    return Result("evaluation", MARK, identity)
+
+
+def default_folder(found: Evaluation) -> Path:
     """Returns a folder beside the model in which there is nothing yet, or an older result of the same evaluation."""
-    for number in itertools.count(1):
-        name = plain(f"{found.source}-{found.split}") + (f"-{number}" if number > 1 else "")
-        if not (found.folder / name).exists() or _holds(found.folder / name, found):
-            return found.folder / name
-    raise AssertionError
-
-
-def _holds(folder: Path, found: Evaluation) -> bool:
-    """Returns whether there is a result in ``folder`` of the same model, data and settings."""
-    try:
-        there = json.loads((folder / MARK).read_text())
-    except (OSError, ValueError):
-        return False
-    facts = json.loads(json.dumps(_facts(found)))
-    return all(there.get(key) == facts[key] for key in ("model_sha256", "source", "split", "settings"))
+    return output_of(found).folder_for(found.folder / plain(f"{found.source}-{found.split}"))
 
 
 def write(found: Evaluation, folder: Path) -> list[Path]:
@@ -99,67 +94,55 @@ def write(found: Evaluation, folder: Path) -> list[Path]:
 
     Raises :class:`UserError` if the folder can't be written to, or holds something else than this evaluation.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _holds(folder, found):
-        raise UserError(f"{folder} holds something else than this evaluation: name another folder by --output")
-    written: list[Path] = []
+    output_of(found).check(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("classes.csv", "clients.csv", "confusion.csv", "confusion.png", "features.npz", "tsne.png"):
             (folder / name).unlink(missing_ok=True)
-        written.append(folder / MARK)
-        write_whole(written[0], json.dumps(_facts(found), indent=2) + "\n")
-        tables = {"classes.csv": found.classes, "clients.csv": found.clients}
-        for name, table in tables.items():
-            if table is not None:
-                written.append(_csv(table, folder / name, index=False))
-        if found.confusion is not None and found.classes is not None:
-            small = len(found.classes) <= MATRIX
-            table = found.confusion_matrix() if small else found.confusion
-            written.append(_csv(table, folder / "confusion.csv", index=small))
-            if small:
-                written.append(_picture(found, folder / "confusion.png"))
-        if found.features is not None:
-            written.append(found.features.write(folder / "features.npz"))
-            names = None if found.classes is None else tuple(map(str, found.classes["name"]))
-            if picture := write_tsne(found.features, names, folder / "tsne.png"):
-                written.append(picture)
+        return list(_write_files(found, folder))
     except OSError as error:
         raise UserError(f"can't write {folder}: {error.strerror or error}") from None
-    return written
 
 
-def _facts(found: Evaluation) -> dict[str, Any]:
-    numbers = {name: value if math.isfinite(value) else None for name, value in found.metrics.items()}
-    return {
+def _write_files(found: Evaluation, folder: Path) -> Iterator[Path]:
+    facts = {
         "model": str(found.file),
         "model_sha256": found.model_sha256,
         "source": found.source,
         "split": found.split,
         "samples": found.samples,
         "metric": found.main,
-        "metrics": numbers,
+        "metrics": {name: value if math.isfinite(value) else None for name, value in found.metrics.items()},
         "settings": dict(found.settings),
         "features": 0 if found.features is None else len(found.features.values),
     }
+    texts = {MARK: json.dumps(facts, indent=2) + "\n"}
+    for name, table in {"classes.csv": found.classes, "clients.csv": found.clients}.items():
+        texts |= {} if table is None else {name: table.to_csv(index=False)}
+    draws = found.classes is not None and len(found.classes) <= MATRIX
+    if found.confusion is not None:
+        table = found.confusion_matrix() if draws else found.confusion
+        texts["confusion.csv"] = table.to_csv(index=draws)
+    for name, text in texts.items():
+        write_whole(folder / name, text)
+        yield folder / name
+    if draws:
+        yield _draw_confusion(found, folder / "confusion.png")
+    if found.features is not None:
+        yield found.features.write(folder / "features.npz")
+        names = None if found.classes is None else tuple(map(str, found.classes["name"]))
+        if picture := write_tsne(found.features, names, folder / "tsne.png"):
+            yield picture
 
 
-def _csv(table: pd.DataFrame, path: Path, index: bool) -> Path:
-    with replacement_of(path) as staging:
-        table.to_csv(staging, index=index)
-    return path
-
-
-def _picture(found: Evaluation, path: Path) -> Path:
+def _draw_confusion(found: Evaluation, path: Path) -> Path:
     """Draws the confusion matrix: in each row the shares of the classes for which samples of one class are taken."""
     matrix = found.confusion_matrix()
     counts = matrix.to_numpy()
-    classes, totals = len(counts), counts.sum(axis=1, keepdims=True)
-    shares = counts / np.maximum(totals, 1)
+    classes = len(counts)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size = min(11.0, max(4.5, 2.5 + 0.32 * classes))
-    figure = Figure(figsize=(size + 1, size), layout="constrained")
-    # not through pyplot, which needs a display and has global state
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, (axes,) = figure_of(1, panel=(size + 1, size))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     axes.set(xlabel="predicted class", ylabel="class of the target")
     if classes <= NAMED:
@@ -170,14 +153,10 @@ def _picture(found: Evaluation, path: Path) -> Path:
     if classes <= NUMBERED:
         for row, column in zip(*np.nonzero(counts), strict=True):
             share = shares[row, column]
-            text = f"{100 * share:.0f}" if share >= 0.005 else "<1"
-            axes.text(
-                column, row, text, ha="center", va="center", color="white" if share > 0.5 else "black", fontsize=8
-            )
+            text, color = f"{100 * share:.0f}" if share >= 0.005 else "<1", "white" if share > 0.5 else "black"
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
     figure.colorbar(image, ax=axes, label="share of the class's samples", format=PercentFormatter(1, 0), shrink=0.8)
-    with replacement_of(path) as staging:
-        figure.savefig(staging, dpi=150, format="png", bbox_inches="tight", pad_inches=0.15)
-    return path
+    return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
 def _short(name: str) -> str:

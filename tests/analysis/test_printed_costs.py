@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
-from printed_costs import CELLS, MISPRINT, MODELS, OVERHEADS, counted
-from test_costs import SIZES
+import csv
+from pathlib import Path
 
-from fedray.algorithms import Work, known_algorithms
-from fedray.core.local_training import LocalTraining
-from fedray.models.small import LeNet5
-from fedray.tracking.cost_tables import attached_formula, extra_work
-from fedray.tracking.costs import (
-    Load,
+import pytest
+from paper_costs import main
+from printed_costs import CELLS, MISPRINT, MODELS, OVERHEADS, counted
+from reproducing.accounting import (
+    attached_formula,
     fedtrip_attached,
     fedtrip_communication,
     fedtrip_flops,
     ghbm_bytes,
     ghbm_overhead,
-    load_of,
-    mean_load,
-    overhead,
 )
+
+from fedray.algorithms import Work, known_algorithms
+from fedray.core.local_training import LocalTraining
+from fedray.models.small import LeNet5
+from fedray.tracking.cost_tables import extra_work
+from fedray.tracking.costs import Load, load_of, overhead
 
 
 def algorithm(name, **hyper):
@@ -145,11 +146,33 @@ def test_ghbms_multiples(name, fedavgs, printed):
     assert ghbm_bytes(algorithm(name), 1, 1) / ghbm_bytes(algorithm("fedavg"), 1, 1) * fedavgs == pytest.approx(printed)
 
 
-def test_loads():
-    """Batches of 4 from 10, 6 and 3 samples make 3, 2 and 1 steps an epoch; a client without samples does not count."""
-    epochs = LocalTraining(seed=0, batch_size=4, local_steps=None, local_epochs=2)
-    assert [load_of(n, epochs) for n in SIZES] == [Load(10, 6, 20), Load(6, 4, 12), Load(3, 2, 6)]
-    assert mean_load([*SIZES, 0], epochs) == Load(19 / 3, 4, 38 / 3)
-    steps = LocalTraining(seed=0, batch_size=4, local_steps=5)
-    assert mean_load(SIZES, steps) == Load(19 / 3, 5, 5 * (4 + 4 + 3) / 3)
-    assert load_of(10, LocalTraining(seed=0, batch_size=None, local_steps=5)) == Load(10, 5, 50)
+def compared(folder: Path, *arguments: str, paper: str) -> dict[str, dict[str, str]]:
+    """Runs analysis/paper_costs.py, and returns its table by algorithm and column."""
+    assert main([paper, *arguments, "--csv", str(folder / "costs.csv")]) == 0
+    with (folder / "costs.csv").open(newline="") as file:
+        return {row["algorithm"]: row for row in csv.DictReader(file)}
+
+
+FEDTRIPS = ["algorithm.name=fedavg", "data.clients=10", "data.partition.kind=iid", "data.samples_per_client=600"]
+FEDTRIPS += ["train.local_epochs=1", "train.batch_size=50"]
+
+
+@pytest.mark.parametrize(("model", "place_in_table"), [("mlp", 0), ("cnn", 12)])
+def test_fedtrips_accounting(model, place_in_table, tmp_path, capsys):
+    """Each client has 600 images of MNIST's shape, and every algorithm trains the plain model."""
+    for _, _, name, rounds, printed in CELLS[place_in_table : place_in_table + 6]:
+        if name in ("fedtrip", "moon"):
+            row = compared(tmp_path, *FEDTRIPS, f"model.name={model}", f"run.rounds={rounds}", paper="fedtrip")[name]
+            gflops = float(row[f"GFLOPs in {rounds} rounds"])
+            assert f"{gflops:.{len(printed.partition('.')[2])}f}" == printed
+    assert f"F = {MODELS[model][0]:,.0f} " in capsys.readouterr().out
+    assert (row["attached cost"], float(row["attached MFLOPs"])) == ("2KM FP", 2 * 600 * MODELS[model][0] / 1e6)
+
+
+def test_ghbms_accounting(tmp_path):
+    keys = ["algorithm.name=fedavg", "model.name=mlp", "run.rounds=1000", "train.cohort_size=5"]
+    table = compared(tmp_path, *keys, paper="ghbm")
+    for name, multiple in OVERHEADS.items():
+        assert float(table[name]["overhead"]) == multiple
+        assert float(table[name]["GiB"]) == pytest.approx(4 * 79_510 * 1000 * multiple / 2**30)
+    assert float(table["mimemom"]["GiB of all"]) == pytest.approx(4 * 79_510 * 1000 * 5 * (3 + 2) / 2**30)

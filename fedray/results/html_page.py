@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 import jinja2
 from matplotlib.figure import Figure
+from PIL import Image
 
-from fedray.results.figure_files import svg_of
+from fedray.results.style import svg_of
 from fedray.results.tables import Table
 
 PIXELS_PER_INCH = 96
@@ -27,22 +29,31 @@ class Picture:
     height: int
 
     @classmethod
-    def of(cls, caption: str, figure: Figure) -> Picture:
+    def of_figure(cls, caption: str, figure: Figure) -> Picture:
+        """Returns a picture of a figure, as SVG."""
         width, height = (round(PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
         data = base64.b64encode(svg_of(figure)).decode()
         return cls(caption, f"data:image/svg+xml;base64,{data}", width, height)
 
+    @classmethod
+    def of_file(cls, caption: str, path: Path) -> Picture:
+        """Returns a picture of a PNG file."""
+        with Image.open(path) as image:
+            scale = PIXELS_PER_INCH / image.info.get("dpi", (PIXELS_PER_INCH,))[0]
+            width, height = (round(scale * pixels) for pixels in image.size)
+        return cls(caption, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}", width, height)
+
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page. ``warned`` is a sentence before the ``warnings``."""
+    """A part of a page. ``warnings_title`` is a sentence before the ``warnings``."""
 
     title: str
-    tables: Sequence[Table] = field(default_factory=tuple)
-    pictures: Sequence[Picture] = field(default_factory=tuple)
-    paragraphs: Sequence[str] = field(default_factory=tuple)
-    warnings: Sequence[str] = field(default_factory=tuple)
-    warned: str = ""
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    paragraphs: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    warnings_title: str = ""
 
 
 @dataclass(frozen=True)

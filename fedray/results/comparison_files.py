@@ -1,0 +1,172 @@
+"""Writes a comparison: tables as CSV, Markdown and LaTeX, pictures, and a page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from fedray.errors import UserError
+from fedray.results.comparison import ComparisonTables
+from fedray.results.html_page import Page, Picture, Section
+from fedray.results.number_pictures import number_figures
+from fedray.results.output_folder import Result
+from fedray.results.panel import BAND
+from fedray.results.pictures import curves_figure, environment_figures
+from fedray.results.style import save
+from fedray.results.tables import Table, latex, markdown, plain_markdown, tables_of
+from fedray.util.files import write_whole
+
+MARK = "comparison.json"
+"""The file by which a folder of a comparison is known."""
+
+UNEQUAL = "Keep in mind when comparing these groups:"
+
+BETWEEN = "Keep in mind when comparing these tables with each other:"
+
+NOTES = (
+    "Runs that differ only in their seeds are one group. `±` is half the width of the 95 % confidence interval of the "
+    "mean (Student's t) over these runs; of one run or two the values are shown.",
+    "A run that diverged is counted, is in no mean, and has not reached the target.",
+    "Differences are those of runs with the same seeds and the same samples on each client. p is that of the paired "
+    "t-test, corrected by Holm's rule for all groups of the table that have one; the intervals are not corrected.",
+    "What it took to reach the target is the median over all runs. A run that did not reach it counts as infinite, and "
+    "`> R` says that the median is above R, the least that a run took which did not reach it; `diverged` says that all "
+    "runs that did not reach it diverged. The number in brackets says how many times as much the baseline took.",
+    "Curves have a point for each round in which all runs of the group were evaluated that did not diverge.",
+)
+"""What the tables' words mean."""
+
+COMMON = (
+    "data.source", "data.clients", "data.partition.kind", "data.partition.alpha", "model.name", "train.cohort_size",
+    "train.local_steps", "train.local_epochs", "train.batch_size", "train.lr", "run.rounds",
+)  # fmt: skip
+"""Keys that say what runs are; their values are shown where they are the same in all."""
+
+
+def output_of(comparison: ComparisonTables) -> Result:
+    """Returns what is written of a comparison, by which its folder is known."""
+    return Result("comparison", MARK, {"asked": comparison.asked})
+
+
+def write(comparison: ComparisonTables, folder: Path) -> list[Path]:
+    """Writes a comparison into ``folder``, and returns the paths of the files.
+
+    Raises :class:`UserError` if the folder can't be written to, or holds something else than this comparison.
+    """
+    output_of(comparison).check(folder)
+    facts = {
+        "asked": dict(comparison.asked),
+        "runs": [
+            {"folder": str(run.folder), "model_sha256": run.summary.get("model_sha256")} for run in comparison.runs
+        ],
+        "left_out": {str(each.folder): each.reason for each in comparison.left_out},
+    }
+    tables = [
+        replace(table, title=": ".join(filter(None, [each.name, table.title])))
+        for each in comparison.environments
+        for table in tables_of(comparison, each)
+    ]
+    texts = {
+        MARK: json.dumps(facts, indent=2) + "\n",
+        "comparison.csv": comparison.table.to_csv(index=False),
+        "comparison.md": "\n".join([*map(_markdown, tables), *_lines_below(comparison)]),
+        "comparison.tex": "\n".join(map(latex, tables)),
+        "targets.csv": comparison.targets.to_csv(index=False),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_whole(folder / name, text)
+        pictures = save(curves_figure(comparison), folder, "curves")
+        page = folder / "report.html"
+        write_whole(page, page_of(comparison).html())
+    except OSError as error:
+        raise UserError(f"can't write {folder}: {error.strerror or error}") from None
+    return [*(folder / name for name in texts), *pictures, page]
+
+
+def lines(comparison: ComparisonTables) -> Iterator[str]:
+    """Yields the lines that the command shows: the first tables of each environment, and what makes it unequal."""
+    for environment in comparison.environments:
+        if environment.name:
+            yield environment.name
+        targets = {row["target"] for row in environment.targets}
+        for table in itertools.islice(tables_of(comparison, environment), 1 + len(targets)):
+            yield f"{table.title}:"
+            yield from _aligned(table)
+        if environment.notes:
+            yield UNEQUAL
+            yield from (f"  {note}" for note in environment.notes)
+        yield ""
+    if comparison.notes:
+        yield BETWEEN
+        yield from (f"  {note}" for note in comparison.notes)
+        yield ""
+    yield from (f"left out {each}" for each in _left_out(comparison))
+
+
+def _aligned(table: Table) -> Iterator[str]:
+    """Yields the lines of a table in a type of one width; the names of its rows are aligned at the left."""
+    names = table.cells.iloc[:, 0]
+    width = max(map(len, names))
+    cells = table.cells.assign(**{str(names.name): names.str.ljust(width)})
+    yield from (f"  {line}".rstrip() for line in cells.to_string(index=False).splitlines())
+
+
+def _markdown(table: Table) -> str:
+    return f"**{plain_markdown(table.title)}**\n\n{markdown(table.cells)}"
+
+
+def _lines_below(comparison: ComparisonTables) -> Iterator[str]:
+    """Yields the lines under the tables: what makes them unequal, what is left out, and what the words mean."""
+    unequal = [(f"{each.name}: {UNEQUAL}" if each.name else UNEQUAL, each.notes) for each in comparison.environments]
+    for title, notes in [*unequal, (BETWEEN, comparison.notes), ("Left out:", _left_out(comparison))]:
+        if notes:
+            yield f"{plain_markdown(title)}\n"
+            yield "\n".join(f"* {plain_markdown(note)}" for note in notes) + "\n"
+    yield " ".join(NOTES) + "\n"
+
+
+def _left_out(comparison: ComparisonTables) -> list[str]:
+    return [f"{each.folder}: {each.reason}" for each in comparison.left_out]
+
+
+def page_of(comparison: ComparisonTables) -> Page:
+    """Returns the page of a comparison."""
+    sections = [
+        Section(
+            each.name or "The groups",
+            tables=list(tables_of(comparison, each)),
+            pictures=[Picture.of_figure(caption, figure) for caption, figure in environment_figures(comparison, each)],
+            warnings=each.notes,
+            warnings_title=UNEQUAL,
+        )
+        for each in comparison.environments
+    ]
+    if pictures := [Picture.of_figure(caption, figure) for caption, figure in number_figures(comparison)]:
+        title = "Over a number in which groups differ"
+        sections.append(Section(title, pictures=pictures, warnings=comparison.notes, warnings_title=BETWEEN))
+    if comparison.left_out:
+        warnings_title = "These folders are in no table:"
+        sections.append(Section("Left out", warnings=_left_out(comparison), warnings_title=warnings_title))
+    how = [note.replace("`", "") for note in (*NOTES, f"In the pictures, {BAND}.")]
+    sections.append(Section("How to read this", paragraphs=how))
+    versions = {f"fedray {v.get('fedray')}, torch {v.get('torch')}" for v in (run.versions for run in comparison.runs)}
+    made_by = " and ".join(sorted(versions))
+    lead = [f"{len(comparison.runs)} runs in {len(comparison.groups)} groups, made by {made_by}."]
+    if common := _common_settings(comparison):
+        lead.append(f"In all of them: {common}.")
+    return Page("Comparison of runs", lead, sections)
+
+
+def _common_settings(comparison: ComparisonTables) -> str:
+    """Returns the settings that say what runs are, as far as all runs have the same."""
+    same = {}
+    for key in COMMON:
+        values = [run.settings.get(key) for run in comparison.runs]
+        if values[0] is not None and all(value == values[0] for value in values):
+            same[key] = values[0]
+    return ", ".join(f"{key}={value}" for key, value in same.items())
