@@ -1,4 +1,4 @@
-"""Finds out, from the record in a sweep's folder, whether it holds the sweep that is asked for."""
+"""Compares the record in a sweep's folder with the sweep that is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one trial in the process that computes it: its runs, one after another, each in its own folder. Uses no Ray."""
+"""Runs one trial in the process that computes it: its runs, one after another, each in a folder. Uses no Ray."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import shutil
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.config import load
 from fedray.engine.run import Report
 from fedray.errors import ClientError, UserError
-from fedray.tuning.axis import steps_reached, value_of
+from fedray.tuning.axis import amount, steps_reached
 
 if TYPE_CHECKING:
     from fedray.experiment.experiment import Own
@@ -88,19 +88,19 @@ def run_trial(
     from fedray.api import run_experiment
 
     for number, settings in enumerate(assignment.runs):
-        step, rounds = 0, load(settings).rounds
+        config, step = load(settings), 0
 
-        def on_round(finished: Report, run: int = number, rounds: int = rounds) -> bool:
+        def on_round(finished: Report, run: int = number, rounds: int = config.rounds) -> bool:
             nonlocal step
             row = dict(finished.metrics)
             now = steps_reached(row, assignment.axis, assignment.budget)
-            if now == step or math.isnan(value_of(row, assignment.objective)):
+            if now == step or math.isnan(amount(row, assignment.objective)):
                 return interrupted()
             before, step = step, now
             is_last = finished.round == rounds and run + 1 == len(assignment.runs)
             return report(Round(run, range(before + 1, now + 1), row, is_last)) or interrupted()
 
-        result = run_experiment(load(settings), lambda: own, [on_round])
+        result = run_experiment(config, lambda: own, [on_round])
         status, rows = result.summary["status"], result.metrics
         if status == "interrupted" and interrupted():
             return TrialEnd(interrupted=True)
@@ -120,44 +120,41 @@ class TrialThread:
     """
 
     def __init__(self, assignment: Assignment, own: Own, interrupted: Callable[[], bool]) -> None:
-        self._work = lambda: run_trial(assignment, own, self._report, interrupted)
-        # each message comes with the future in which the trial waits for its answer
-        self._messages: queue.Queue[tuple[Message, Future[bool]]] = queue.Queue()
-        self._answer: Future[bool] | None = None
+        self._work = partial(run_trial, assignment, own, self._report, interrupted)
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        # whether the trial must stop: an answer to each message
+        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._must_stop = False
         self._thread = threading.Thread(target=self._run, name=assignment.key, daemon=True)
 
     def next_message(self) -> Message:
         """Lets the trial compute until it has its next message, and returns that.
 
-        A message is a :class:`Round`, a :class:`RunEnd` or, at the end, a :class:`TrialEnd`; there is none after that,
-        so that this must not be called again. Between two calls the trial waits, so that it can be stopped before it
-        computes further than what Tune has seen. If the trial raises, its error comes in the TrialEnd.
+        The last message is a :class:`TrialEnd`; this must not be called again after it. Between two calls the trial
+        waits, so that it can be stopped before it computes further than what Tune has seen. If the trial raises, its
+        error comes in the TrialEnd.
         """
-        if self._answer is None:
+        if self._thread.ident is None:
             self._thread.start()
         else:
-            self._answer.set_result(False)
-        message, self._answer = self._messages.get()
-        return message
+            self._answers.put(False)
+        return self._messages.get()
 
     def stop(self) -> None:
         """Stops the trial at the message that was returned last, and waits until it has ended.
 
         Does nothing if the trial has not begun.
         """
-        if self._answer is not None and not self._must_stop:
+        if self._thread.ident is not None:
             self._must_stop = True
-            self._answer.set_result(True)
+            self._answers.put(True)
             self._thread.join()
 
     def _report(self, message: Message) -> bool:
-        """Hands over a message from the trial's thread, and waits for the answer, whether the trial must stop."""
         if self._must_stop:
             return True
-        answer: Future[bool] = Future()
-        self._messages.put((message, answer))
-        return answer.result()
+        self._messages.put(message)
+        return self._answers.get()
 
     def _run(self) -> None:
         try:
@@ -166,4 +163,4 @@ class TrialThread:
             end = TrialEnd(str(known))
         except BaseException:
             end = TrialEnd(traceback.format_exc())
-        self._messages.put((end, Future()))
+        self._messages.put(end)

@@ -14,7 +14,7 @@ from fedray.cli.main import main
 from fedray.config import load, read_file
 from fedray.errors import UserError
 from fedray.testing.contracts import small_source
-from fedray.tuning.opening import trials_of
+from fedray.tuning.opening import number_of_trials
 from fedray.tuning.spec import known_spaces, merge_settings, read_sweeps
 from fedray.tuning.suite import known_suites, read_suite
 
@@ -219,7 +219,7 @@ def test_a_space_file_is_of_its_algorithm_and_begins_with_the_base(name):
         for spec in read_sweeps(name, [f"tune.space={space}"]):
             algorithm = spec.base["algorithm.name"]
             assert name.startswith(algorithm)
-            assert trials_of(spec, spec.base) == (30 if space == "wide" else len(spec.space.grid({})))
+            assert number_of_trials(spec, spec.base) == (30 if space == "wide" else len(spec.space.grid({})))
             hyper = known_algorithms()[algorithm]().hyper.model_dump()
             defaults = {f"algorithm.{key}": value for key, value in hyper.items()} | {"train.server_lr": 1.0}
             defaults |= {"train.weight_decay": 0.0} | spec.base | (spec.first[0] if spec.first else {})
