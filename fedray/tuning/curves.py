@@ -40,7 +40,7 @@ def learning_curves(trials: pd.DataFrame, folders: Sequence[Path], axis: str, ob
     drawn = [place for place, state in enumerate(states) if state in DRAWN]
     if not drawn or objective.partition("_")[0] == axis:
         return None
-    # Optuna changes the style of all figures that are drawn after its own
+    # Optuna changes the style of all figures that are drawn after its pictures
     with plt.style.context("default"):
         figure, axes = plt.subplots(figsize=(8, 5))
         seeds = 0

@@ -85,7 +85,7 @@ def tune(
         overrides: Texts ``key=value`` that replace keys of the base configuration or of ``tune.*``.
         data, test, client_column, label_column, loss, metrics, transform, algorithm: As in :func:`fedray.simulate`.
         model: A module, from whose weights the runs of all seeds (``tune.seeds``) start; or a class, for which each
-            seed draws its own weights.
+            seed draws other weights.
         retry_failed: Whether trials that failed run once more.
         verbose: Whether to show what the command ``fedray tune`` shows.
         view: Replaces the object that shows it.
@@ -109,8 +109,8 @@ def tune(
     there = [name for name, each in {"data": data, **objects}.items() if each is not None]
     check_first(load(specs[0].base), there)
     with start_ray(specs, view) as start:
-        own = load_own(specs[0], data, test, client_column, label_column, **objects)
-        return run_sweeps(specs, own, start, view, retry_failed)
+        custom = load_own(specs[0], data, test, client_column, label_column, **objects)
+        return run_sweeps(specs, custom, start, view, retry_failed)
 
 
 def start_ray(specs: Sequence[SweepSpec], view: View) -> RayStart:
@@ -130,7 +130,7 @@ def load_own(
     label_column: str = "label",
     **objects: Any,
 ) -> Own:
-    """Returns what all trials are made from: the user's own objects and the data set, which is loaded once for all.
+    """Returns what all trials are made from: the user's objects and the data set, which is loaded once for all.
 
     ``objects`` are the further ones that :func:`tune` takes. Raises :class:`UserError` if ``test`` comes without
     ``data``, or if the data can't be loaded.
@@ -141,13 +141,13 @@ def load_own(
         raise UserError("tune(test=...) needs data=... too")
     config = load(spec.base)
     objects = {"model": None, "loss": None, "metrics": None, **objects}
-    own = own_objects(config, data, test, client_column, label_column, **objects)
-    return own if data is not None else replace(own, source=source_of(config.data, config.task), preloaded=True)
+    custom = own_objects(config, data, test, client_column, label_column, **objects)
+    return custom if data is not None else replace(custom, source=source_of(config.data, config.task), preloaded=True)
 
 
 def run_sweeps(
     specs: Sequence[SweepSpec],
-    own: Own,
+    custom: Own,
     start: RayStart,
     view: View,
     retry_failed: bool = False,
@@ -155,8 +155,8 @@ def run_sweeps(
 ) -> list[SweepResult]:
     """Runs sweeps that have the same data and engine to their end, and returns a result for each.
 
-    All trials are made from ``own``. ``start`` is the connection to Ray, which is waited for when the first trial must
-    run. ``view`` shows the progress. ``retry_failed`` runs the trials that failed in an earlier call once more.
+    All trials are made from ``custom``. ``start`` is the connection to Ray, awaited when the first trial must run.
+    ``view`` shows the progress. ``retry_failed`` runs the trials that failed in an earlier call once more.
 
     ``further_sources`` is called with the opened sweeps, and returns further sources of trials, which run beside those
     of the sweeps. A suite uses it to run the winner of each sweep on fresh seeds.
@@ -165,7 +165,7 @@ def run_sweeps(
     from fedray.tuning.trial_source import CombinedTrialSource
 
     with contextlib.ExitStack() as stack:
-        sweeps = [stack.enter_context(open_sweep(spec, own, view.say)) for spec in specs]
+        sweeps = [stack.enter_context(open_sweep(spec, custom, view.say)) for spec in specs]
         for sweep in sweeps:
             sweep.view = view
             if retry_failed and (again := sweep.study.retry_failed()):
@@ -173,7 +173,7 @@ def run_sweeps(
             if sweep.finished:
                 view.say(f"{sweep.name} is finished already: {len(sweep.study.trials)} trials -> {sweep.folder}")
         source = CombinedTrialSource([*sweeps, *further_sources(sweeps)])
-        interrupted = not source.exhausted and _run(sweeps, source, own, start, view)
+        interrupted = not source.exhausted and _run(sweeps, source, custom, start, view)
         for sweep in sweeps:
             sweep.write_best()
             if failed := len(sweep.study.failed):
@@ -182,7 +182,7 @@ def run_sweeps(
         return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
 
 
-def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart, view: View) -> bool:
+def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: Own, start: RayStart, view: View) -> bool:
     """Runs the trials of ``source``, which are those of ``sweeps`` and others.
 
     Returns whether the user stopped them.
@@ -208,13 +208,13 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
         if not sweep.finished:
             for line in (*sweep.notes, sweep.introduction(concurrent)):
                 view.say(line)
-    changes = () if own.transform is None else SeededTransform(own.transform).code
-    own_objects = (own.model, own.loss, own.algorithm, *changes, *own.metrics.values())
-    ship_own_code([thing for thing in own_objects if thing is not None])
+    changes = () if custom.transform is None else SeededTransform(custom.transform).code
+    from_user = (custom.model, custom.loss, custom.algorithm, *changes, *custom.metrics.values())
+    ship_own_code([thing for thing in from_user if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:
-            run_trials(source, bundles, concurrent, own, engine.start_timeout, stopping)
+            run_trials(source, bundles, concurrent, custom, engine.start_timeout, stopping)
         except Interrupted:
             return True
         finally:

@@ -111,7 +111,7 @@ class FinalRuns:
         return False
 
     def trial_lost(self, key: str, error: str) -> None:
-        self._say(f"winner on seed {key}: {error}; it goes on from its last checkpoint")
+        self._say(f"winner on seed {key}: {error}; it continues from its last checkpoint")
 
     def trial_failed(self, key: str, error: str) -> None:
         self.failures += 1

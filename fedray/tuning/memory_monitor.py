@@ -1,7 +1,7 @@
 """Keeps a sweep alive when Ray's memory monitor kills the process of a trial.
 
 If a node runs out of memory, Ray kills a process on it, and whoever waits for that process gets an OutOfMemoryError.
-Ray Tune expects a RayActorError for a process that died, and takes an OutOfMemoryError for a bug of its own, so that it
+Ray Tune expects a RayActorError for a process that died, and takes an OutOfMemoryError for a bug in Tune, so that it
 stops all trials. There is no public way to change this. This file is the only one of fedray that touches Tune's
 internals: it makes Tune see a RayActorError instead, and Tune then reports the trial as lost, like any other.
 

@@ -37,22 +37,22 @@ BASE = {"run.log_clients": False}
 
 
 @contextlib.contextmanager
-def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
+def open_sweep(spec: SweepSpec, custom: Own, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
     """A context with the sweep of ``spec``, which is new or continues from what its folder has recorded.
 
-    Other processes are kept out of its folder until the context ends. ``own`` has the data set, and ``say`` shows a
+    Other processes are kept out of its folder until the context ends. ``custom`` has the data set, and ``say`` shows a
     line. Raises :class:`UserError` if something can't be searched as asked, and if the folder belongs to another sweep
     or another process.
     """
-    spec = _with_validation(spec, own)
-    if own.given:
-        spec = replace(spec, base={**spec.base, "run.given": own.given})
+    spec = _with_validation(spec, custom)
+    if custom.given:
+        spec = replace(spec, base={**spec.base, "run.given": custom.given})
     base = {**BASE, **spec.base}
-    experiment, data = resolve(load(base), own)
+    experiment, data = resolve(load(base), custom)
     resolved = flat(experiment.config.model_dump(mode="json"))
     spec = _with_objective(spec, experiment, data)
     _check_conditions(spec, resolved)
-    costs, models = _check_values(spec, base, own)
+    costs, models = _check_values(spec, base, custom)
     if (first_seed := experiment.config.run.seed) >= 2**62:
         raise UserError(f"{spec.name}: run.seed={first_seed} leaves no room for further seeds: use less than 2**62")
     with hold_study(spec.folder, say):
@@ -61,7 +61,7 @@ def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda li
         storage = _open_folder(spec, record)
         first, outside = _first_values(spec, resolved)
         warnings = [line for line in experiment.notes if line.startswith(WARNING)]
-        notes = [*outside, *unequal, *own.notes(spec.tune.seeds), *warnings]
+        notes = [*outside, *unequal, *custom.notes(spec.tune.seeds), *warnings]
         total = number_of_trials(spec, resolved)
         study = Study(
             storage=storage,
@@ -79,13 +79,13 @@ def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda li
         yield Sweep(spec, study, base, total, budget_of(experiment, data, spec.tune.pruner.axis), notes)
 
 
-def _with_validation(spec: SweepSpec, own: Own) -> SweepSpec:
+def _with_validation(spec: SweepSpec, custom: Own) -> SweepSpec:
     """Returns ``spec`` with a validation set, on which its trials are compared: a tenth of the training set unless the
     base sets ``data.validation_samples`` or the space searches it."""
-    assert own.source is not None
+    assert custom.source is not None
     if "data.validation_samples" in spec.base or "data.validation_samples" in spec.raw_space:
         return spec
-    return replace(spec, base={**spec.base, "data.validation_samples": len(own.source.y_train) // 10})
+    return replace(spec, base={**spec.base, "data.validation_samples": len(custom.source.y_train) // 10})
 
 
 def number_of_trials(spec: SweepSpec, base: Mapping[str, Any]) -> int:
@@ -145,7 +145,7 @@ def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
 
 
 def _check_values(
-    spec: SweepSpec, base: Mapping[str, Any], own: Own
+    spec: SweepSpec, base: Mapping[str, Any], custom: Own
 ) -> tuple[dict[str, list[RoundCost]], dict[str, str]]:
     """Checks that both ends of every range and all listed values make a possible configuration.
 
@@ -155,21 +155,21 @@ def _check_values(
     costs: dict[str, list[RoundCost]] = {}
     models: dict[str, str] = {}
     for values in spec.space.extremes(base):
-        experiment, data = _resolve_with(values, spec, base, own)
+        experiment, data = _resolve_with(values, spec, base, custom)
         # the searched key comes last, after the keys on which it depends
         costs.setdefault([*values][-1], []).append(cost_of_a_round(experiment, data))
         if "model.name" in values:
             models[f"model {values['model.name']}"] = experiment.inputs["code of the model"]
     for values in spec.first:
-        _resolve_with(values, spec, base, own)
+        _resolve_with(values, spec, base, custom)
     return costs, models
 
 
 def _resolve_with(
-    values: Values, spec: SweepSpec, base: Mapping[str, Any], own: Own
+    values: Values, spec: SweepSpec, base: Mapping[str, Any], custom: Own
 ) -> tuple[Experiment, FederatedData]:
     try:
-        return resolve(load(merge_settings(base, values)), own)
+        return resolve(load(merge_settings(base, values)), custom)
     except UserError as error:
         shown = ", ".join(f"{key}={value}" for key, value in values.items())
         raise UserError(f"{spec.name}: spaces.{spec.tune.space} with {shown}: {error}") from None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedray.experiment.experiment import Own
 
 SETTINGS = {
-    # fedray writes its own records, shows its own progress, and handles Ctrl-C
+    # fedray keeps the records, shows the progress and handles Ctrl-C
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
@@ -56,13 +56,13 @@ MAX_RESTARTS = 3
 class Shared:
     """What the processes of all trials are sent.
 
-    ``source`` is the data set in the object store, and ``own`` is what else the trials are made from. ``path`` has the
+    ``source`` is the data set in the object store, and ``custom`` has the user's objects. ``path`` has the
     folders with the user's modules. ``directory`` is the driver's working directory, to which paths in a configuration
     are relative. When the file ``stop_file`` appears, each trial on this node ends after the round that it is in.
     """
 
     source: StoredSource
-    own: Own
+    custom: Own
     path: Sequence[str]
     directory: Path
     stop_file: Path
@@ -80,12 +80,12 @@ class TrialActor(tune.Trainable):
         assert shared is not None
         sys.path += [entry for entry in shared.path if entry not in sys.path]
         os.chdir(shared.directory)
-        self._own = replace(shared.own, source=shared.source.get())
+        self._custom = replace(shared.custom, source=shared.source.get())
         self._stop_file = shared.stop_file
         self._begin(config)
 
     def _begin(self, config: Mapping[str, Any]) -> None:
-        self._trial = TrialThread(Assignment(**config["assignment"]), self._own, self._stop_file.exists)
+        self._trial = TrialThread(Assignment(**config["assignment"]), self._custom, self._stop_file.exists)
 
     def step(self) -> dict[str, Any]:
         message = self._trial.next_message()
@@ -117,7 +117,7 @@ class SourceSearcher(Searcher):
         self.deaths: Counter[str] = Counter()
 
     def __getstate__(self) -> dict[str, Any]:
-        # a sweep is continued from its own records, never from Tune's
+        # a sweep is continued from fedray's records, never from Tune's
         return {}
 
     def suggest(self, trial_id: str) -> Any:
@@ -150,10 +150,10 @@ class SourceSearcher(Searcher):
             self.source.trial_lost(assignment.key, line)
 
     def save(self, checkpoint_path: str) -> None:
-        """Does nothing, because the source keeps its own records."""
+        """Does nothing, because the source keeps the records."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Does nothing, because the source continues from its own records."""
+        """Does nothing, because the source continues from its records."""
 
 
 class Interrupted(Exception):
@@ -163,8 +163,8 @@ class Interrupted(Exception):
 class SourceStopper(Stopper, tune.Callback):
     """Tells the source what its trials report and which of them died, and decides when trials, or all of Tune, stop.
 
-    Tune asks it as its :class:`Stopper` about each message and, about ten times a second, about the whole. All stop if
-    the source raises; if no trial could start for ``start_timeout`` seconds; or if ``stopping`` is set and the trials,
+    Tune asks it whether a trial stops, at each message, and about ten times a second whether all do. All stop if the
+    source raises; if no trial could start for ``start_timeout`` seconds; or if ``stopping`` is set and the trials,
     which the file ``stop_file`` tells of it, have ended. ``error`` is what the caller must then raise.
     """
 
@@ -189,7 +189,7 @@ class SourceStopper(Stopper, tune.Callback):
         try:
             return self.searcher.source.report(self.searcher.running[trial_id].key, result["messages"][0])
         except Exception as error:
-            # Tune would raise an error of its own, of which this one is only a text
+            # Tune would raise a TuneError that has this one only as a text
             self.error = self.error or error
             return True
 
@@ -225,7 +225,7 @@ def run_trials(
     source: TrialSource,
     bundles: Bundles,
     max_concurrent_trials: int,
-    own: Own,
+    custom: Own,
     start_timeout: float,
     stopping: threading.Event,
 ) -> None:
@@ -237,7 +237,7 @@ def run_trials(
         source: Decides which trials run, and receives what they report.
         bundles: The resources of a trial, reserved as one placement group.
         max_concurrent_trials: How many trials run at the same time.
-        own: The data set and the user's objects, from which all trials are made.
+        custom: The data set and the user's objects, from which all trials are made.
         start_timeout: Seconds after which the sweep ends if no trial could be started.
         stopping: When it is set, the trials stop after the round that they are in.
 
@@ -254,8 +254,10 @@ def run_trials(
         stop_file = Path(scratch) / "stop"
         searcher = SourceSearcher(source, MAX_RESTARTS)
         stopper = SourceStopper(searcher, bundles, start_timeout, stopping, stop_file)
-        assert own.source is not None
-        shared = Shared(store_source(own.source), replace(own, source=None), user_import_path(), Path.cwd(), stop_file)
+        assert custom.source is not None
+        shared = Shared(
+            store_source(custom.source), replace(custom, source=None), user_import_path(), Path.cwd(), stop_file
+        )
         trainable = tune.with_parameters(TrialActor, shared=shared)
         tune.Tuner(
             tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),

@@ -5,7 +5,7 @@ base: {algorithm.name: fedprox, data.source: mnist, run.iterations: 400}   # or 
 spaces:
   wide: {algorithm.mu: {loguniform: [0.0001, 1]}}
   paper: {algorithm.mu: {grid: [0.001, 0.01, 0.1]}}
-environments: {data.partition.alpha: [0.1, 1]}    # a sweep of its own for each value
+environments: {data.partition.alpha: [0.1, 1]}    # a separate sweep for each value
 first: [{algorithm.mu: 0.1}]                      # tried after the base itself, and before all others
 tune: {space: wide, trials: 30}                   # the keys of TuneConfig
 """

@@ -22,8 +22,8 @@ JOURNAL = "study.journal"
 def study_name(spec: SweepSpec) -> str:
     """Returns the name of a sweep's study in its storage.
 
-    In a storage that the user names it is the sweep's name, because that storage may hold other studies. In the sweep's
-    own journal it is always ``sweep``, because the folder may be renamed.
+    In a storage that the user names it is the sweep's name, because that storage may hold other studies. In the journal
+    of the sweep's folder it is always ``sweep``, because the folder may be renamed.
     """
     return spec.name if spec.tune.storage else "sweep"
 

@@ -95,8 +95,8 @@ class Study:
             frozen = self._interrupted.pop(0)
             trial = Trial(self._study, frozen._trial_id)
         else:
-            # each trial has a sampler with a seed of its own: with one seed, a process that continues the study would
-            # draw the same values again
+            # each trial has a sampler with another seed: with one seed for all, a process that continues the study
+            # would draw the same values again
             self._study.sampler = self._make_sampler(len(self.trials))
             trial = self._study.ask()
         # for an interrupted trial Optuna returns the values that it has recorded

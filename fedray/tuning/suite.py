@@ -1,7 +1,7 @@
 """Reads and runs a suite: a fair comparison of algorithms.
 
-Each algorithm is tuned with the same budget on its own space. Then the best trial of each runs on seeds that no trial
-had, and these runs are compared. A suite is a file:
+Each algorithm is tuned with the same budget, on a space for this algorithm. Then the best trial of each runs on seeds
+that no trial had, and these runs are compared. A suite is a file:
 
 about: what is compared
 base: {data.source: sample, run.rounds: 40}      # the same for all algorithms
@@ -12,7 +12,7 @@ seeds: 3                                         # on so many fresh seeds the wi
 tune: {trials: 8}                                # the keys of TuneConfig, for each algorithm
 
 The hyper-parameters of an algorithm itself, that is ``algorithm.*`` and those of the optimizers
-(:data:`OF_OPTIMIZERS`), are set or searched as its own space file says, unless the suite sets or searches the key for
+(:data:`OF_OPTIMIZERS`), are set or searched as its space file says, unless the suite sets or searches the key for
 all. All other keys are taken from the suite alone: data, model, rounds, local work, cohort and batch size. Model head,
 weighting and public set are the same for all, so that nothing but the algorithm differs (:func:`_share_settings`).
 """
@@ -57,7 +57,7 @@ OF_OPTIMIZERS = (
     "train.decay_norms_and_biases", "train.grad_clip", "train.lr_decay",
     *(f"train.{rate}_schedule.{key}" for rate in ("lr", "server_lr") for key in ScheduleConfig.model_fields),
 )  # fmt: skip
-"""Hyper-parameters outside ``algorithm.*`` that an algorithm's own space file may set or search in a suite."""
+"""Hyper-parameters outside ``algorithm.*`` that an algorithm's space file may set or search in a suite."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Suite:
         """What runs on fresh seeds: the best trial of each sweep, and perhaps a second one of the baseline.
 
         If the server of some algorithm trains on a public set and the baseline does not use it, the baseline also runs
-        with the public samples dealt to its clients, so that both train on the same labelled samples.
+        with the public samples spread over its clients, so that both train on the same labelled samples.
         """
         finals, base = [Final(spec) for spec in self.specs], self.baseline.base
         is_held_out = base.get("data.public_samples", "auto") not in ("auto", 0)
@@ -149,7 +149,7 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
         flat(overridden),
     )
     if "algorithm.name" in common.base or "algorithm.name" in common.overrides:
-        raise UserError(f"{where}algorithm.name is each algorithm's own: leave it out of what a suite has in common")
+        raise UserError(f"{where}algorithm.name comes from each space file: leave it out of what a suite has in common")
     sweeps = [_sweep_of_algorithm(str(each), f"{suite_name}/", common, path) for each in algorithms]
     specs = [spec for spec, _ in sweeps]
     if len({spec.name for spec in specs}) < len(specs):
@@ -244,7 +244,7 @@ def _share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[s
         config = load(specs[0].base)
         common["data.public_samples"] = source_of(config.data, config.task).public_by_default
     notes = [
-        f"{key}={value} for all algorithms, {why[key]}; with {key}=auto each algorithm has its own"
+        f"{key}={value} for all algorithms, {why[key]}; {key}=auto gives each algorithm what it has by itself"
         for key, value in common.items()
         if why[key]
     ]
@@ -264,7 +264,7 @@ def _notes_on_optimizers(specs: Sequence[SweepSpec], common: _Common) -> list[st
         if found:
             parts = [f"{how} for {', '.join(labels)}" for how, labels in found.items()]
             parts += [f"{defaults[key]} for the others"] if others else []
-            notes.append(f"{key} is each algorithm's own, from its space file: {'; '.join(parts)}")
+            notes.append(f"{key} comes from each algorithm's space file: {'; '.join(parts)}")
     return notes
 
 
@@ -280,15 +280,20 @@ def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str
 def run_suite(
     suite: Suite, view: View | None = None, retry_failed: bool = False
 ) -> Literal["completed", "incomplete", "interrupted"]:
-    """Runs a suite to its end or continues it, and returns how that ended.
+    """Runs a suite to its end, or continues one that was stopped or killed.
 
-    "completed": the best trial of every algorithm has run on all fresh seeds. "incomplete": no trial of some algorithm
-    completed with finite values, or a final run on a fresh seed failed; why it did was shown in ``view``.
-    "interrupted": the user stopped the suite. It goes on if it is run again, and final runs that failed are then tried
-    again.
+    Args:
+        suite: What :func:`read_suite` has read.
+        view: Shows the progress; None shows nothing.
+        retry_failed: Whether trials that failed in an earlier call run once more.
 
-    ``view`` shows the progress; None shows nothing. ``retry_failed`` runs the trials that failed in an earlier call
-    once more.
+    Returns:
+        "completed" if the best trial of every algorithm has run on all fresh seeds. "incomplete" if no trial of some
+        algorithm completed with finite values, or a final run failed, as was shown in ``view``; failed final runs are
+        tried again in the next call. "interrupted" if the user stopped it.
+
+    Raises:
+        UserError: Something can't be searched as asked.
     """
     view = view or View(quiet=True)
     finals: list[FinalRuns] = []

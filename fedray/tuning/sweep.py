@@ -147,7 +147,7 @@ class Sweep:
 
     def trial_lost(self, key: str, error: str) -> None:
         self.running[int(key)] = RunningTrial(self.running[int(key)].values)
-        self.view.say(f"{self.name}: trial {key}: {error}; it goes on from its last checkpoint")
+        self.view.say(f"{self.name}: trial {key}: {error}; it continues from its last checkpoint")
 
     def trial_failed(self, key: str, error: str) -> None:
         """Records a failed trial in the study, and its error in the file error.txt of its folder."""

@@ -61,7 +61,7 @@ class TrialEnd(NamedTuple):
     """A message that says that the trial ended. It is the last message of a trial.
 
     ``error`` says why the trial failed; it is None if it did not. ``interrupted`` says that the user stopped the
-    program, and that the trial has a checkpoint from which it goes on when the program is started again.
+    program, and that the trial has a checkpoint from which it continues when the program is started again.
     """
 
     error: str | None = None
@@ -76,14 +76,14 @@ Reporter = Callable[[Message], bool]
 
 
 def run_trial(
-    assignment: Assignment, own: Own, report: Reporter, interrupted: Callable[[], bool] = lambda: False
+    assignment: Assignment, custom: Own, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
     """Carries out all runs of a trial, and returns its last message.
 
     A run that its folder shows to be finished is not repeated but only reported, and one that was cut short continues
-    from its checkpoint. All runs are made from ``own``. ``report`` is called with the other messages of the trial, and
-    the trial ends if it returns True. ``interrupted`` is called after every round; if it returns True, the trial ends
-    there and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
+    from its checkpoint. All runs are made from ``custom``. ``report`` is called with the other messages of the trial,
+    and the trial ends if it returns True. ``interrupted`` is called after every round; if it returns True, the trial
+    ends there and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
     """
     from fedray.api import run_experiment
 
@@ -100,7 +100,7 @@ def run_trial(
             is_last = finished.round == rounds and run + 1 == len(assignment.runs)
             return report(Round(run, range(before + 1, now + 1), row, is_last)) or interrupted()
 
-        result = run_experiment(config, lambda: own, [on_round])
+        result = run_experiment(config, lambda: custom, [on_round])
         status, rows = result.summary["status"], result.metrics
         if status == "interrupted" and interrupted():
             return TrialEnd(interrupted=True)
@@ -114,13 +114,13 @@ def run_trial(
 class TrialThread:
     """A thread that runs a trial, and pauses at each message until the next one is asked for.
 
-    Ray Tune calls for a trial's results one at a time, whereas a trial computes on its own; the thread turns one into
-    the other. It begins with the first call of :meth:`next_message` and not before, because Tune may create a process
-    for a trial and then let another process run that trial.
+    Ray Tune calls for a trial's results one at a time, whereas a trial computes without asking; the thread turns one
+    into the other. It begins with the first call of :meth:`next_message` and not before, because Tune may create a
+    process for a trial and then let another process run that trial.
     """
 
-    def __init__(self, assignment: Assignment, own: Own, interrupted: Callable[[], bool]) -> None:
-        self._work = partial(run_trial, assignment, own, self._report, interrupted)
+    def __init__(self, assignment: Assignment, custom: Own, interrupted: Callable[[], bool]) -> None:
+        self._work = partial(run_trial, assignment, custom, self._report, interrupted)
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         # whether the trial must stop: an answer to each message
         self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()

@@ -284,7 +284,7 @@ def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
 def test_a_suite_has_no_algorithm_of_its_own(tmp_path):
     for base in ({"algorithm.name": "fedprox"}, {"algorithm": {"name": "fedprox"}}):
         (tmp_path / "s.yaml").write_text(yaml.safe_dump({"base": base, "algorithms": ["fedavg"]}))
-        with pytest.raises(UserError, match=r"algorithm.name is each algorithm's own"):
+        with pytest.raises(UserError, match=r"algorithm.name comes from each space file"):
             read_suite(tmp_path / "s.yaml")
-    with pytest.raises(UserError, match=r"algorithm.name is each algorithm's own"):
+    with pytest.raises(UserError, match=r"algorithm.name comes from each space file"):
         read_suite("sample", ["algorithm.name=fedprox"])
