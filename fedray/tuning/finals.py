@@ -17,8 +17,7 @@ from fedray.tuning.study import sampled_values
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
 
 if TYPE_CHECKING:
-    from fedray.tuning.sweep import Sweep
-    from fedray.tuning.view import View
+    from fedray.tuning.sweep import Sweep, SweepView
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class FinalRuns:
     failed.
     """
 
-    def __init__(self, sweep: Sweep, final: Final, seeds: int, view: View) -> None:
+    def __init__(self, sweep: Sweep, final: Final, seeds: int, view: SweepView) -> None:
         self.sweep, self.final, self.view = sweep, final, view
         self.left = list(fresh_seeds(sweep.spec, seeds))
         self.failures = 0

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from fedray.config import dump_yaml, expand
 from fedray.errors import last_line
@@ -15,7 +15,6 @@ from fedray.tuning.space import Values
 from fedray.tuning.spec import SweepSpec, first_seed, merge_settings
 from fedray.tuning.study import ENDED, Study, sampled_values
 from fedray.tuning.trial import Assignment, Message, Round, RunEnd
-from fedray.tuning.view import View
 from fedray.util.files import write_whole
 
 
@@ -35,6 +34,23 @@ class RunningTrial:
     diverged: bool = False
 
 
+class SweepView(Protocol):
+    """Is shown what happens in a sweep; :class:`fedray.tuning.view.View` shows it to the user."""
+
+    def say(self, line: str) -> None:
+        """Takes a line for the user."""
+
+    def progress(self) -> None:
+        """Is called when a running trial has reached a further step."""
+
+    def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
+        """Is called when a trial of ``sweep`` has ended; ``how`` is complete, pruned, diverged or failed."""
+
+
+class NoView(SweepView):
+    """Shows nothing."""
+
+
 class Sweep:
     """A source of trials (:class:`~fedray.tuning.trial_source.TrialSource`) that records what they reach in a study.
 
@@ -51,7 +67,7 @@ class Sweep:
         self.objectives = list(spec.tune.objective)
         self.engine: Mapping[str, Any] = {}
         self.running: dict[int, RunningTrial] = {}
-        self.view = View(quiet=True)
+        self.view: SweepView = NoView()
 
     @property
     def name(self) -> str:

@@ -29,8 +29,7 @@ TABLE_SECONDS = 0.2
 class View:
     """Shows several sweeps on one console. With ``quiet`` it shows nothing, and gives the lines to ``warn``.
 
-    A subclass may act on what happens: :meth:`say` gets each line, :meth:`progress` is called when a running trial has
-    reached a further step, and :meth:`ended` when a trial has ended.
+    It is a :class:`~fedray.tuning.sweep.SweepView`, which says when its methods are called.
     """
 
     def __init__(

@@ -20,10 +20,9 @@ from small_sweeps import ends, opened, row
 
 from fedray.tuning.finals import Final, FinalRuns
 from fedray.tuning.runner import Interrupted, SourceSearcher, SourceStopper
-from fedray.tuning.sweep import Sweep
+from fedray.tuning.sweep import NoView, Sweep
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
 from fedray.tuning.trial_source import CombinedTrialSource, TrialSource
-from fedray.tuning.view import View
 
 
 @contextlib.contextmanager
@@ -53,14 +52,14 @@ def final_runs(folder: Path) -> Iterator[FinalRuns]:
         done = final.folder(0) / "seed-2"
         done.mkdir(parents=True)
         (done / "summary.json").write_text(json.dumps({"status": "completed"}))
-        yield FinalRuns(found, final, 3, View(quiet=True))
+        yield FinalRuns(found, final, 3, NoView())
 
 
 @contextlib.contextmanager
 def combination(folder: Path) -> Iterator[CombinedTrialSource]:
     """A sweep and its final runs, which can't begin before the sweep has ended."""
     with sweep(folder) as found:
-        yield CombinedTrialSource([found, FinalRuns(found, Final(found.spec), 2, View(quiet=True))])
+        yield CombinedTrialSource([found, FinalRuns(found, Final(found.spec), 2, NoView())])
 
 
 @contextlib.contextmanager
