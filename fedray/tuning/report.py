@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,8 @@ def write_report(spec: SweepSpec) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
+    from optuna.visualization import matplotlib as draw
+
     spec = with_recorded_objective(spec)
     study = study_of(spec)
     folder = spec.folder / "report"
@@ -117,18 +119,19 @@ def write_report(spec: SweepSpec) -> list[Path]:
         warnings.simplefilter("ignore", ExperimentalWarning)
         warnings.simplefilter("ignore", UserWarning)
         for objective, finite in _finite_studies(spec, study):
-            importances = _importances(finite)
-            if importances:
-                path = folder / _file_name("importance", objective, spec, "csv")
+            suffix = f"-{objective}" if len(spec.tune.objective) > 1 else ""
+            if importances := _importances(finite):
+                written.append(folder / f"importance{suffix}.csv")
                 found = pd.Series(importances, name="importance").rename_axis("key").reset_index()
-                write_whole(path, found.assign(trials=len(finite.trials)).to_csv(index=False))
-                written.append(path)
-            for name, draw in _pictures(finite, importances, objective).items():
-                written.append(_save_drawn(draw, folder / _file_name(name, objective, spec, "png")))
+                write_whole(written[-1], found.assign(trials=len(finite.trials)).to_csv(index=False))
+            for name, axes in _pictures(finite, importances, objective):
+                written.append(save_figure(np.ravel(axes)[0].figure, folder / f"{name}{suffix}.png"))
             if figure := _curves(spec, table, objective):
-                written.append(save_figure(figure, folder / _file_name("curves", objective, spec, "png")))
+                written.append(save_figure(figure, folder / f"curves{suffix}.png"))
         if len(spec.tune.objective) > 1 and "complete" in set(table.get("state", ())):
-            written.append(_save_drawn(_pareto_front(study, spec), folder / "pareto.png"))
+            names = [f"{name} ({mode})" for name, mode in list(spec.tune.objective.items())[:2]]
+            axes = draw.plot_pareto_front(study, target_names=names, targets=lambda trial: trial.values[:2])
+            written.append(save_figure(axes.figure, folder / "pareto.png"))
     return written
 
 
@@ -148,10 +151,6 @@ def _curves(spec: SweepSpec, table: pd.DataFrame, objective: str) -> Any:
     trials = rank_trials(table, objective, spec.tune.objective[objective])
     axis = read_record(spec.folder)["tune"]["pruner"]["axis"]
     return learning_curves(trials, [spec.trial_folder(n) for n in trials["trial"]], axis, objective, spec.name)
-
-
-def _file_name(name: str, objective: str, spec: SweepSpec, ending: str) -> str:
-    return f"{name}.{ending}" if len(spec.tune.objective) == 1 else f"{name}-{objective}.{ending}"
 
 
 def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str, optuna.Study]]:
@@ -195,37 +194,20 @@ def _importances(study: optuna.Study) -> dict[str, float]:
         return {}
 
 
-def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: str) -> dict[str, Any]:
-    """Returns those of Optuna's pictures that can be drawn, by name, as functions without arguments that draw them."""
+def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: str) -> Iterator[tuple[str, Any]]:
+    """Yields the name and the axes of those of Optuna's pictures that can be drawn."""
     from optuna.visualization import matplotlib as draw
 
-    complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
-    keys = sorted({key for trial in complete for key in trial.params})
-    pictures: dict[str, Any] = {"history": lambda: draw.plot_optimization_history(study, target_name=objective)}
-    if complete and keys:
-        pictures["slices"] = lambda: draw.plot_slice(study, target_name=objective)
-    if importances:
+    yield "history", draw.plot_optimization_history(study, target_name=objective)
+    if any(trial.params for trial in study.trials if trial.state == TrialState.COMPLETE):
+        yield "slices", draw.plot_slice(study, target_name=objective)
+    # they come in the order of their importance
+    keys = list(importances)
+    if keys:
         evaluator = PedAnovaImportanceEvaluator()
-        params = list(importances)
-        pictures["importance"] = lambda: draw.plot_param_importances(
-            study, evaluator=evaluator, params=params, target_name=objective
-        )
-    if len(importances) > 1 and len(complete) > 3:
-        two = sorted(importances, key=lambda key: -importances[key])[:2]
-        pictures["contour"] = lambda: draw.plot_contour(study, params=two, target_name=objective)
-    return pictures
-
-
-def _pareto_front(study: optuna.Study, spec: SweepSpec) -> Callable[[], Any]:
-    from optuna.visualization import matplotlib as draw
-
-    names = [f"{name} ({mode})" for name, mode in list(spec.tune.objective.items())[:2]]
-    return lambda: draw.plot_pareto_front(study, target_names=names, targets=lambda trial: trial.values[:2])
-
-
-def _save_drawn(draw: Callable[[], Any], path: Path) -> Path:
-    """Calls ``draw``, one of Optuna's functions, and writes the picture that it makes to ``path``."""
-    return save_figure(np.ravel(draw())[0].figure, path)
+        yield "importance", draw.plot_param_importances(study, evaluator, params=keys, target_name=objective)
+    if len(keys) > 1:
+        yield "contour", draw.plot_contour(study, params=keys[:2], target_name=objective)
 
 
 def save_figure(figure: Any, path: Path) -> Path:
