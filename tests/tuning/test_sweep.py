@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,6 +193,23 @@ def test_the_picture_of_the_front_has_optunas_front(tmp_path, monkeypatch):
     report.write_report(spec)
     (best,) = [points for points in drawn["pareto.png"].axes[0].collections if points.get_label() == "Best Trial"]
     assert sorted(best.get_offsets().tolist()) == [[0.5, 2000], [0.6, 4000], [0.7, 6000]]
+
+
+def test_from_eight_complete_trials_on_the_report_says_which_keys_matter(tmp_path):
+    """The more important one of the two comes first; a trial that diverged is left out."""
+    with opened(tmp_path, "tune.trials=12", "tune.sampler=random") as sweep:
+        for number in range(12):
+            lr = load(sweep.next_trial().runs[0]).train.lr
+            if number == 5:
+                sweep.report("5", RunEnd(0, "diverged", row(3, math.nan)))
+                sweep.report("5", TrialEnd(None))
+            else:
+                ends(sweep, number, lr)
+        written = {path.name for path in report.write_report(sweep.spec)}
+    assert {"importance.csv", "importance.png", "contour.png", "slices.png", "history.png"} <= written
+    table = pd.read_csv(tmp_path / "s" / "report" / "importance.csv")
+    assert table["key"].tolist() == ["train.lr", "algorithm.mu"]
+    assert table["trials"].tolist() == [11, 11]
 
 
 def test_what_ended_before_its_driver_heard_of_it(tmp_path):
