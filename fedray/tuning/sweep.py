@@ -47,8 +47,14 @@ class SweepView(Protocol):
         """Is called when a trial of ``sweep`` has ended; ``how`` is complete, pruned, diverged or failed."""
 
 
-class NoView(SweepView):
-    """Shows nothing."""
+class NoView:
+    """A :class:`SweepView` that shows nothing."""
+
+    def say(self, line: str) -> None: ...
+
+    def progress(self) -> None: ...
+
+    def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None: ...
 
 
 class Sweep:
