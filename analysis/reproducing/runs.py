@@ -64,7 +64,7 @@ class PlannedRuns:
         return False
 
     def trial_lost(self, key: str, error: str) -> None:
-        self.say(f"{key}: {error}; it goes on from its last checkpoint")
+        self.say(f"{key}: {error}; it continues from its last checkpoint")
 
     def trial_failed(self, key: str, error: str) -> None:
         self.failures += 1

@@ -1,15 +1,21 @@
-"""How far a trial has come on the axis on which trials are compared (rounds, bytes or FLOPs), and what it reached."""
+"""The axis on which a sweep compares its trials (rounds, bytes or FLOPs): which one it is, and how far a run has come.
+
+Trials are to have done equal work when they are compared.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from fedray.config import flat
 from fedray.core.rounding import whole
 from fedray.data.federated import FederatedData
 from fedray.experiment.experiment import Experiment
 from fedray.tracking import costs
+from fedray.tuning.spec import SweepSpec, read_record
 
 STEPS = 20
 """The number of steps of a run on the axis: each is a 20th (5 %) of what a whole run of the base configuration takes.
@@ -30,24 +36,21 @@ class RoundCost(NamedTuple):
         return not math.isclose(getattr(self, axis), getattr(other, axis), rel_tol=SAME_COST)
 
 
+def amount(row: Any, name: str) -> Any:
+    """Returns the value of an axis, an objective or a column in ``row``; NaN if it was not recorded.
+
+    ``row`` is a row of metrics.csv, or the whole table, which gives a series. ``bytes`` is the sum of both ways, and
+    ``rounds`` the number of the round.
+    """
+    if name == "bytes":
+        return row["bytes_down"] + row["bytes_up"]
+    found = row.get("round" if name == "rounds" else name)
+    return math.nan if found is None else found
+
+
 def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
     """Returns how many of the :data:`STEPS` steps a run has reached, if ``row`` is its last row of metrics.csv."""
     return min(STEPS, whole(STEPS * amount(row, axis) / budget))
-
-
-def amount(row: Any, name: str) -> Any:
-    """Returns the value of an axis or a column in ``row``: a row of metrics.csv, or the whole table, which gives a
-    series.
-
-    ``bytes`` is the sum of both ways, and ``rounds`` the number of the round.
-    """
-    return row["bytes_down"] + row["bytes_up"] if name == "bytes" else row["round" if name == "rounds" else name]
-
-
-def value_of(row: Mapping[str, Any], objective: str) -> float:
-    """Returns the value of an objective in a row of metrics.csv; NaN if it was not evaluated in that round."""
-    found = row["bytes_down"] + row["bytes_up"] if objective == "bytes" else row.get(objective)
-    return math.nan if found is None else float(found)
 
 
 def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:
@@ -72,6 +75,42 @@ def cost_of_a_round(experiment: Experiment, data: FederatedData) -> RoundCost:
     )
 
 
-def mean(values: Sequence[float]) -> float:
-    """Returns the mean of at least one value. The sum is rounded only once."""
-    return math.fsum(values) / len(values)
+def axis_of_equal_work(base: RoundCost, others: Iterable[RoundCost], objective: str) -> str:
+    """Returns the axis on which trials have done equal work when they are compared: rounds, flops or bytes.
+
+    ``base`` is the cost of a round of the base configuration, and ``others`` are costs of rounds of possible trials. If
+    all cost the same, the axis is rounds. If their FLOPs differ it is FLOPs, and if only their bytes differ it is
+    bytes. The ``objective`` is never the axis, since trials that have used equal FLOPs can't be compared by FLOPs.
+    """
+    found = list(others)
+    for axis in ("flops", "bytes"):
+        if objective.partition("_")[0] != axis and any(base.differs(cost, axis) for cost in found):
+            return axis
+    return "rounds"
+
+
+def choose_axis(
+    spec: SweepSpec, base: RoundCost, costs: Mapping[str, Sequence[RoundCost]]
+) -> tuple[SweepSpec, list[str]]:
+    """Returns ``spec`` with a definite axis in place of ``tune.pruner.axis=auto``.
+
+    ``base`` is the cost of a round of the base configuration, and ``costs`` has, for each searched key, costs of rounds
+    with values of it. A sweep that has begun keeps its axis. The second value has lines for the user: one if the axis
+    makes the pruner compare trials that have done unequal work.
+    """
+    pruner = spec.tune.pruner
+    fair = axis_of_equal_work(base, [cost for each in costs.values() for cost in each], next(iter(spec.tune.objective)))
+    axis: str = pruner.axis
+    if axis == "auto":
+        recorded = flat(read_record(spec.folder)["tune"]) if spec.has_begun else {}
+        axis = recorded.get("pruner.axis") or fair
+    notes = []
+    # trials with equal FLOPs have done equal work, also if their bytes differ
+    if pruner.kind != "none" and axis != fair != "rounds" and axis != "flops":
+        keys = [key for key, each in costs.items() if any(base.differs(cost, fair) for cost in each)]
+        notes.append(
+            f"{spec.name}: trials are pruned at equal {axis}, and the {fair} that these take depend on "
+            f"{' and '.join(keys)}; tune.pruner.axis={fair} compares them at equal work"
+        )
+    tune = spec.tune.model_copy(update={"pruner": pruner.model_copy(update={"axis": axis})})
+    return replace(spec, tune=tune), notes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.api import handed_over
+from fedray.api import handed_over, own_objects
 from fedray.config import load
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SweepResult:
     """The result of a sweep, which is read from its folder. ``interrupted`` says that the user stopped it before its
-    end."""
+    end.
+
+    Example::
+
+        (result,) = fedray.tune("fedprox", ["tune.trials=20", "data.source=sample"])
+        print(result.trials, result.best)
+    """
 
     folder: Path
     interrupted: bool = False
@@ -74,32 +80,43 @@ def tune(
 ) -> list[SweepResult]:
     """Searches hyper-parameters, or continues a search that was stopped or killed.
 
-    ``space`` is a space file, the name of one that comes with fedray, or a mapping like a space file. ``overrides`` are
-    texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. ``data`` to ``algorithm`` are as
-    in :func:`fedray.simulate`; a module as ``model`` starts the runs of all seeds (``tune.seeds``) from its own
-    weights, and a class starts each from weights that are drawn with its seed. ``retry_failed`` runs trials that failed
-    once more. ``verbose`` shows what the command ``fedray tune`` shows. ``view`` replaces the object that shows it.
+    Args:
+        space: A space file, the name of one that comes with fedray, or a mapping like a space file.
+        overrides: Texts ``key=value`` that replace keys of the base configuration or of ``tune.*``.
+        data, test, client_column, label_column, loss, metrics, transform, algorithm: As in :func:`fedray.simulate`.
+        model: A module, from whose weights the runs of all seeds (``tune.seeds``) start; or a class, for which each
+            seed draws other weights.
+        retry_failed: Whether trials that failed run once more.
+        verbose: Whether to show what the command ``fedray tune`` shows.
+        view: Replaces the object that shows it.
 
-    Returns a result for each environment of the space file, or a single one if it has none. Raises
-    :class:`fedray.UserError` for what can't be searched as asked.
+    Returns:
+        A result for each environment of the space file, or a single one if it has none.
+
+    Raises:
+        fedray.UserError: Something can't be searched as asked.
+
+    Example::
+
+        space = {"train.lr": {"loguniform": [0.01, 1]}}
+        (result,) = fedray.tune({"base": {"data.source": "sample"}, "spaces": {"wide": space}}, ["tune.trials=20"])
     """
     view = view or View(quiet=not verbose, warn=PythonWarnings())
     named, algorithm = handed_over(algorithm)
     specs = read_sweeps(space, [*overrides, *named])
     check_together(specs)
-    objects = {"data": data, "model": model, "loss": loss, "metrics": metrics, "transform": transform}
-    objects["algorithm"] = algorithm
-    check_first(load(specs[0].base), [name for name, each in objects.items() if each is not None])
+    objects = {"model": model, "loss": loss, "metrics": metrics, "transform": transform, "algorithm": algorithm}
+    there = [name for name, each in {"data": data, **objects}.items() if each is not None]
+    check_first(load(specs[0].base), there)
     with start_ray(specs, view) as start:
-        own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics, transform, algorithm)
-        return run_sweeps(specs, own, start, view, retry_failed)
+        custom = load_own(specs[0], data, test, client_column, label_column, **objects)
+        return run_sweeps(specs, custom, start, view, retry_failed)
 
 
 def start_ray(specs: Sequence[SweepSpec], view: View) -> RayStart:
     """Returns a connection to Ray for the sweeps.
 
-    It is made at once if any of the sweeps is new, and otherwise only when a trial is left to run. Lines about it are
-    shown in ``view``.
+    It is made at once if any of the sweeps is new, and otherwise only when a trial is left to run.
     """
     is_new = any(not spec.folder.exists() for spec in specs)
     return RayStart(load(specs[0].base).engine, view.say, at_once=is_new)
@@ -111,37 +128,26 @@ def load_own(
     test: Any = None,
     client_column: str | None = None,
     label_column: str = "label",
-    model: Any = None,
-    loss: Any = None,
-    metrics: Mapping[str, Any] | None = None,
-    transform: Any = None,
-    algorithm: type[Algorithm] | None = None,
+    **objects: Any,
 ) -> Own:
-    """Returns what all trials are made from: the user's own objects and the data set, which is loaded once for all.
+    """Returns what all trials are made from: the user's objects and the data set, which is loaded once for all.
 
-    Raises :class:`UserError` if ``test`` comes without ``data``, or if the data can't be loaded.
+    ``objects`` are the further ones that :func:`tune` takes. Raises :class:`UserError` if ``test`` comes without
+    ``data``, or if the data can't be loaded.
     """
     from fedray.data.sources.source import source_of
-    from fedray.data.sources.user_data import user_source
-    from fedray.experiment.experiment import Own
 
-    config = load(spec.base)
-    of_task = config.task.kind, config.task.ignore_index
-    if data is not None:
-        source = user_source(
-            data, test, client_column, label_column, config.data.normalization, *of_task, config.data.access,
-            config.data.image_size,
-        )  # fmt: skip
-    elif test is not None:
+    if data is None and test is not None:
         raise UserError("tune(test=...) needs data=... too")
-    else:
-        source = source_of(config.data, config.task)
-    return Own(source, model, loss, metrics or {}, transform, algorithm, preloaded=data is None)
+    config = load(spec.base)
+    objects = {"model": None, "loss": None, "metrics": None, **objects}
+    custom = own_objects(config, data, test, client_column, label_column, **objects)
+    return custom if data is not None else replace(custom, source=source_of(config.data, config.task), preloaded=True)
 
 
 def run_sweeps(
     specs: Sequence[SweepSpec],
-    own: Own,
+    custom: Own,
     start: RayStart,
     view: View,
     retry_failed: bool = False,
@@ -149,8 +155,8 @@ def run_sweeps(
 ) -> list[SweepResult]:
     """Runs sweeps that have the same data and engine to their end, and returns a result for each.
 
-    All trials are made from ``own``. ``start`` is the connection to Ray, which is waited for when the first trial must
-    run. ``view`` shows the progress. ``retry_failed`` runs the trials that failed in an earlier call once more.
+    All trials are made from ``custom``. ``start`` is the connection to Ray, awaited when the first trial must run.
+    ``view`` shows the progress. ``retry_failed`` runs the trials that failed in an earlier call once more.
 
     ``further_sources`` is called with the opened sweeps, and returns further sources of trials, which run beside those
     of the sweeps. A suite uses it to run the winner of each sweep on fresh seeds.
@@ -159,27 +165,28 @@ def run_sweeps(
     from fedray.tuning.trial_source import CombinedTrialSource
 
     with contextlib.ExitStack() as stack:
-        sweeps = [stack.enter_context(open_sweep(spec, own, view.say)) for spec in specs]
+        sweeps = [stack.enter_context(open_sweep(spec, custom, view.say)) for spec in specs]
         for sweep in sweeps:
-            sweep.observer = view
+            sweep.view = view
             if retry_failed and (again := sweep.study.retry_failed()):
                 view.say(f"{sweep.name}: {again} failed trial{'s are' if again > 1 else ' is'} tried again")
             if sweep.finished:
                 view.say(f"{sweep.name} is finished already: {len(sweep.study.trials)} trials -> {sweep.folder}")
         source = CombinedTrialSource([*sweeps, *further_sources(sweeps)])
-        interrupted = not source.exhausted and _run(sweeps, source, own, start, view)
+        interrupted = not source.exhausted and _run(sweeps, source, custom, start, view)
         for sweep in sweeps:
             sweep.write_best()
             if failed := len(sweep.study.failed):
-                view.say(
-                    f"{sweep.name}: {failed} trial{'s' if failed > 1 else ''} failed; to try again: --retry-failed"
-                )
+                many = "s" if failed > 1 else ""
+                view.say(f"{sweep.name}: {failed} trial{many} failed; to try again: --retry-failed")
         return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
 
 
-def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart, view: View) -> bool:
-    """Runs the trials of ``source``, which are those of ``sweeps`` and others. Returns whether the user stopped
-    them."""
+def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: Own, start: RayStart, view: View) -> bool:
+    """Runs the trials of ``source``, which are those of ``sweeps`` and others.
+
+    Returns whether the user stopped them.
+    """
     started_here = start.ready()
     from fedray.core.transform import SeededTransform
     from fedray.engine.ray.engine import ship_own_code
@@ -201,13 +208,13 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
         if not sweep.finished:
             for line in (*sweep.notes, sweep.introduction(concurrent)):
                 view.say(line)
-    changes = () if own.transform is None else SeededTransform(own.transform).code
-    own_objects = (own.model, own.loss, own.algorithm, *changes, *own.metrics.values())
-    ship_own_code([thing for thing in own_objects if thing is not None])
+    changes = () if custom.transform is None else SeededTransform(custom.transform).code
+    from_user = (custom.model, custom.loss, custom.algorithm, *changes, *custom.metrics.values())
+    ship_own_code([thing for thing in from_user if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:
-            run_trials(source, bundles, concurrent, own, engine.start_timeout, stopping)
+            run_trials(source, bundles, concurrent, custom, engine.start_timeout, stopping)
         except Interrupted:
             return True
         finally:

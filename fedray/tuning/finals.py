@@ -17,7 +17,7 @@ from fedray.tuning.study import sampled_values
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
 
 if TYPE_CHECKING:
-    from fedray.tuning.sweep import Sweep, SweepObserver
+    from fedray.tuning.sweep import Sweep, SweepView
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,15 @@ class Final:
     @property
     def label(self) -> str:
         """The name of the row in the suite's table: the name of the space file, and what was changed."""
-        return ", ".join(filter(None, (label_of(self.spec), self.what)))
+        return f"{label_of(self.spec)}, {self.what}" if self.what else label_of(self.spec)
 
     def folder(self, trial: int) -> Path:
         """Returns the folder of the final runs of trial number ``trial``.
 
         The number is in its name, because another trial may win if the suite is continued with more trials.
         """
-        return self.spec.folder / "winners" / "-".join(filter(None, (f"trial-{trial:04d}", self.suffix)))
+        name = f"trial-{trial:04d}"
+        return self.spec.folder / "winners" / (f"{name}-{self.suffix}" if self.suffix else name)
 
 
 def label_of(spec: SweepSpec) -> str:
@@ -77,8 +78,8 @@ class FinalRuns:
     failed.
     """
 
-    def __init__(self, sweep: Sweep, final: Final, seeds: int, observer: SweepObserver) -> None:
-        self.sweep, self.final, self.observer = sweep, final, observer
+    def __init__(self, sweep: Sweep, final: Final, seeds: int, view: SweepView) -> None:
+        self.sweep, self.final, self.view = sweep, final, view
         self.left = list(fresh_seeds(sweep.spec, seeds))
         self.failures = 0
 
@@ -109,7 +110,7 @@ class FinalRuns:
         return False
 
     def trial_lost(self, key: str, error: str) -> None:
-        self._say(f"winner on seed {key}: {error}; it goes on from its last checkpoint")
+        self._say(f"winner on seed {key}: {error}; it continues from its last checkpoint")
 
     def trial_failed(self, key: str, error: str) -> None:
         self.failures += 1
@@ -127,4 +128,4 @@ class FinalRuns:
 
     def _say(self, line: str) -> None:
         suite = self.sweep.name.removesuffix(label_of(self.sweep.spec))
-        self.observer.say(f"{suite}{self.final.label}: {line}")
+        self.view.say(f"{suite}{self.final.label}: {line}")

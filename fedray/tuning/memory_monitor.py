@@ -1,19 +1,18 @@
 """Keeps a sweep alive when Ray's memory monitor kills the process of a trial.
 
 If a node runs out of memory, Ray kills a process on it, and whoever waits for that process gets an OutOfMemoryError.
-Ray Tune expects a RayActorError for a process that died, and takes an OutOfMemoryError for a bug of its own, so that it
+Ray Tune expects a RayActorError for a process that died, and takes an OutOfMemoryError for a bug in Tune, so that it
 stops all trials. There is no public way to change this. This file is the only one of fedray that touches Tune's
 internals: it makes Tune see a RayActorError instead, and Tune then reports the trial as lost, like any other.
 
-It is for the Ray versions in :data:`VERSIONS`. With the installed version,
-``tests/tuning/test_memory_monitor.py`` shows that the internals are there and that the error still stops Tune without
-this file.
+With the installed version of Ray, ``tests/tuning/test_memory_monitor.py`` shows that the internals are there and that
+the error still stops Tune without this file.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ray.air.execution._internal import RayActorManager
@@ -24,7 +23,7 @@ VERSIONS = ("2.48", "2.60")
 """The releases of Ray (major.minor) with which this file was tested."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def survive_memory_monitor() -> Iterator[None]:
     """A context in which Tune treats a process that Ray's memory monitor has killed like any other process that
     died."""

@@ -17,8 +17,7 @@ from fedray.errors import UserError, near_miss
 from fedray.experiment.experiment import Experiment, Own
 from fedray.experiment.resolve import resolve
 from fedray.tracking.tensorboard import declare_columns
-from fedray.tuning.axis import RoundCost, budget_of, cost_of_a_round
-from fedray.tuning.equal_work import choose_axis
+from fedray.tuning.axis import RoundCost, budget_of, choose_axis, cost_of_a_round
 from fedray.tuning.pruning import make_pruner
 from fedray.tuning.recorded import list_keys, record_keys_that_differ
 from fedray.tuning.settings import COSTS
@@ -38,31 +37,32 @@ BASE = {"run.log_clients": False}
 
 
 @contextlib.contextmanager
-def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
+def open_sweep(spec: SweepSpec, custom: Own, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
     """A context with the sweep of ``spec``, which is new or continues from what its folder has recorded.
 
-    Other processes are kept out of its folder until the context ends. ``own`` has the data set, and ``say`` shows a
+    Other processes are kept out of its folder until the context ends. ``custom`` has the data set, and ``say`` shows a
     line. Raises :class:`UserError` if something can't be searched as asked, and if the folder belongs to another sweep
     or another process.
     """
-    spec = with_validation(spec, own)
-    if own.given:
-        spec = replace(spec, base={**spec.base, "run.given": own.given})
+    spec = _with_validation(spec, custom)
+    if custom.given:
+        spec = replace(spec, base={**spec.base, "run.given": custom.given})
     base = {**BASE, **spec.base}
-    experiment, data = resolve(load(base), own)
+    experiment, data = resolve(load(base), custom)
     resolved = flat(experiment.config.model_dump(mode="json"))
     spec = _with_objective(spec, experiment, data)
     _check_conditions(spec, resolved)
-    costs, models = _check_values(spec, base, own)
-    _check_seeds(spec, experiment.config.run.seed)
+    costs, models = _check_values(spec, base, custom)
+    if (first_seed := experiment.config.run.seed) >= 2**62:
+        raise UserError(f"{spec.name}: run.seed={first_seed} leaves no room for further seeds: use less than 2**62")
     with hold_study(spec.folder, say):
         spec, unequal = choose_axis(spec, cost_of_a_round(experiment, data), costs)
         record = {"inputs": {**experiment.inputs, **models}, **spec.record()}
         storage = _open_folder(spec, record)
         first, outside = _first_values(spec, resolved)
         warnings = [line for line in experiment.notes if line.startswith(WARNING)]
-        notes = [*outside, *unequal, *own.notes(spec.tune.seeds), *warnings]
-        total = trials_of(spec, resolved)
+        notes = [*outside, *unequal, *custom.notes(spec.tune.seeds), *warnings]
+        total = number_of_trials(spec, resolved)
         study = Study(
             storage=storage,
             name=study_name(spec),
@@ -79,23 +79,17 @@ def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda li
         yield Sweep(spec, study, base, total, budget_of(experiment, data, spec.tune.pruner.axis), notes)
 
 
-def with_validation(spec: SweepSpec, own: Own) -> SweepSpec:
-    """Returns ``spec`` with a validation set, on which its trials are compared.
-
-    It is a tenth of the training set unless the base sets ``data.validation_samples`` or the space searches it. ``own``
-    must have the data set as its ``source``.
-    """
-    assert own.source is not None
+def _with_validation(spec: SweepSpec, custom: Own) -> SweepSpec:
+    """Returns ``spec`` with a validation set, on which its trials are compared: a tenth of the training set unless the
+    base sets ``data.validation_samples`` or the space searches it."""
+    assert custom.source is not None
     if "data.validation_samples" in spec.base or "data.validation_samples" in spec.raw_space:
         return spec
-    return replace(spec, base={**spec.base, "data.validation_samples": len(own.source.y_train) // 10})
+    return replace(spec, base={**spec.base, "data.validation_samples": len(custom.source.y_train) // 10})
 
 
-def trials_of(spec: SweepSpec, base: Mapping[str, Any]) -> int:
-    """Returns how many trials a sweep has; a grid has at most as many as there are combinations.
-
-    ``base`` is the resolved configuration, with dotted keys.
-    """
+def number_of_trials(spec: SweepSpec, base: Mapping[str, Any]) -> int:
+    """Returns how many trials a sweep has; a grid has at most as many as there are combinations."""
     if spec.sampler == "grid":
         combinations = len(spec.space.grid(base))
         return min(spec.tune.trials or combinations, combinations)
@@ -105,8 +99,8 @@ def trials_of(spec: SweepSpec, base: Mapping[str, Any]) -> int:
 def _first_values(spec: SweepSpec, resolved: Mapping[str, Any]) -> tuple[list[Values], list[str]]:
     """Returns the values that are tried before any others: those of the base itself, then those that the file lists.
 
-    The second list has a line for the user for each that is outside the space and can't be tried. A grid has no such
-    lines, since its own combinations are all that it tries.
+    The second list has a line for the user for each that is outside the space and can't be tried. A grid has none,
+    because it tries nothing but its combinations.
     """
     found: list[Values] = []
     notes: list[str] = []
@@ -151,7 +145,7 @@ def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
 
 
 def _check_values(
-    spec: SweepSpec, base: Mapping[str, Any], own: Own
+    spec: SweepSpec, base: Mapping[str, Any], custom: Own
 ) -> tuple[dict[str, list[RoundCost]], dict[str, str]]:
     """Checks that both ends of every range and all listed values make a possible configuration.
 
@@ -161,39 +155,37 @@ def _check_values(
     costs: dict[str, list[RoundCost]] = {}
     models: dict[str, str] = {}
     for values in spec.space.extremes(base):
-        experiment, data = _resolve_with(values, spec, base, own)
+        experiment, data = _resolve_with(values, spec, base, custom)
         # the searched key comes last, after the keys on which it depends
         costs.setdefault([*values][-1], []).append(cost_of_a_round(experiment, data))
         if "model.name" in values:
             models[f"model {values['model.name']}"] = experiment.inputs["code of the model"]
     for values in spec.first:
-        _resolve_with(values, spec, base, own)
+        _resolve_with(values, spec, base, custom)
     return costs, models
 
 
 def _resolve_with(
-    values: Values, spec: SweepSpec, base: Mapping[str, Any], own: Own
+    values: Values, spec: SweepSpec, base: Mapping[str, Any], custom: Own
 ) -> tuple[Experiment, FederatedData]:
     try:
-        return resolve(load(merge_settings(base, values)), own)
+        return resolve(load(merge_settings(base, values)), custom)
     except UserError as error:
         shown = ", ".join(f"{key}={value}" for key, value in values.items())
         raise UserError(f"{spec.name}: spaces.{spec.tune.space} with {shown}: {error}") from None
 
 
-def _check_seeds(spec: SweepSpec, first: int) -> None:
-    if first >= 2**62:
-        raise UserError(f"{spec.name}: run.seed={first} leaves no room for further seeds: use less than 2**62")
-
-
 def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
     """Creates the sweep's folder with its record, or checks that it can be continued; returns the study's storage."""
-    begun = _prepare_folder(spec, record)
+    is_continued = _prepare_folder(spec, record)
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)
         storage = storage_of(spec)
-        if begun:
-            _check_study(spec, storage)
+        if is_continued and any(spec.folder.glob("trials/*")) and not has_study(storage, study_name(spec)):
+            raise UserError(
+                f"{spec.folder} has trials, but their study {study_name(spec)!r} is not in "
+                f"{spec.tune.storage or JOURNAL}: use tune.resume=false to start over (the old folder is renamed)"
+            )
         write_whole(spec.folder / RECORD, dump_yaml(record))
     except OSError as error:
         raise UserError(f"can't write to {spec.folder}: {error.strerror}") from None
@@ -201,22 +193,12 @@ def _open_folder(spec: SweepSpec, record: Mapping[str, Any]) -> BaseStorage:
 
 
 def _prepare_folder(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
-    """Checks what lies in the sweep's folder, and renames the folder if the sweep starts over.
+    """Renames the sweep's folder if it starts over. Returns whether the folder holds this sweep, to be continued.
 
-    Returns whether the folder holds this sweep, which is then continued. ``record`` is the record that the sweep would
-    write. Raises :class:`UserError` if the folder holds something else.
+    ``record`` is the record that the sweep would write. Raises :class:`UserError` if the folder holds something else.
     """
     folder, resume = spec.folder, spec.tune.resume
-    begun = spec.has_begun
-    if not begun and spec.tune.storage and has_study(open_storage(spec.tune.storage), study_name(spec)):
-        raise UserError(
-            f"tune.storage={spec.tune.storage} has a study {spec.name} already, which is not the one of {folder}: "
-            "choose another tune.name"
-        )
-    if resume is False and folder.exists():
-        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
-        folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))
-    if begun:
+    if spec.has_begun:
         old = read_record(folder)
         if differ := record_keys_that_differ(old, record):
             raise UserError(
@@ -229,16 +211,16 @@ def _prepare_folder(spec: SweepSpec, record: Mapping[str, Any]) -> bool:
                 "same sweep, tune.resume=false starts over (the old folder is renamed)"
             )
         return True
+    if spec.tune.storage and has_study(open_storage(spec.tune.storage), study_name(spec)):
+        raise UserError(
+            f"tune.storage={spec.tune.storage} has a study {spec.name} already, which is not the one of {folder}: "
+            "choose another tune.name"
+        )
     if resume is True:
         raise UserError(f"tune.resume=true, but there is no sweep in {folder}; use tune.resume=auto")
+    if resume is False and folder.exists():
+        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.bak-{n}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.bak-{number}"))
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a sweep's folder: choose another tune.name or tune.output")
     return False
-
-
-def _check_study(spec: SweepSpec, storage: BaseStorage) -> None:
-    if any(spec.folder.glob("trials/*")) and not has_study(storage, study_name(spec)):
-        raise UserError(
-            f"{spec.folder} has trials, but their study {study_name(spec)!r} is not in {spec.tune.storage or JOURNAL}: "
-            "use tune.resume=false to start over (the old folder is renamed)"
-        )

@@ -14,7 +14,12 @@ from fedray.tuning.settings import PrunerConfig
 
 
 def make_pruner(config: PrunerConfig, seeds: int) -> BasePruner:
-    """Returns the pruner for trials that have ``seeds`` runs of :data:`~fedray.tuning.axis.STEPS` steps each."""
+    """Returns the pruner of a sweep.
+
+    Args:
+        config: The keys ``tune.pruner.*``.
+        seeds: How many runs a trial has. Each reports its objective at :data:`~fedray.tuning.axis.STEPS` steps.
+    """
     if config.kind == "none":
         return NopPruner()
     grace = max(1, round(config.grace_period / 100 * STEPS))

@@ -1,4 +1,4 @@
-"""Finds out, from the record in a sweep's folder, whether it holds the sweep that is asked for."""
+"""Compares the record in a sweep's folder with the sweep that is asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedray.tracking.folder import keys_that_differ, names_that_differ
 from fedray.tuning.settings import TuneConfig
 from fedray.tuning.spec import RECORD, SweepSpec, read_record
 
-EFFORT = ("trials", "max_concurrent_trials", "storage", "name", "output", "resume")
+MAY_CHANGE = ("trials", "max_concurrent_trials", "storage", "name", "output", "resume")
 """The keys of TuneConfig that may change when a sweep is continued."""
 
 
@@ -58,7 +58,7 @@ def record_keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> l
     tune = [
         f"tune.{key}"
         for key in TuneConfig.model_fields
-        if key not in EFFORT and json.dumps(a.get(key)) != json.dumps(b.get(key))
+        if key not in MAY_CHANGE and json.dumps(a.get(key)) != json.dumps(b.get(key))
     ]
     others = [key for key in ("spaces", "first") if json.dumps(old.get(key)) != json.dumps(new.get(key))]
     # keys_that_differ allows more rounds, as a run may be made longer; the trials of a sweep may not

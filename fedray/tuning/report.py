@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from fedray.errors import last_line
 from fedray.results.tables import markdown
-from fedray.tuning.axis import value_of
+from fedray.tuning.axis import amount
 from fedray.tuning.curves import learning_curves, runs_of
 from fedray.tuning.recorded import with_recorded_objective
 from fedray.tuning.spec import SweepSpec, read_record, read_sweeps
 from fedray.tuning.storage import study_of
-from fedray.tuning.study import ERROR, VALUES, best_trials, is_finite, sampled_values
+from fedray.tuning.study import ERROR, VALUES, is_finite, sampled_values
 from fedray.util.files import replacement_of, write_whole
 
 STATES = {
@@ -56,14 +56,14 @@ def _table(spec: SweepSpec, study: optuna.Study) -> pd.DataFrame:
     for trial in study.get_trials(deepcopy=False):
         if VALUES not in trial.user_attrs:
             continue
-        runs = [_of_run(rows, spec) for rows in runs_of(spec.trial_folder(trial.number))]
+        runs = pd.DataFrame([_of_run(rows, spec) for rows in runs_of(spec.trial_folder(trial.number))])
+        seconds = float(runs.pop("seconds").sum()) if len(runs) else 0.0
         error = trial.user_attrs.get(ERROR, "")
         rows.append(
             {"trial": trial.number, "state": state_of(trial)}
             | dict(zip(spec.tune.objective, _finals(trial), strict=False))
             | sampled_values(trial)
-            | {"seconds": math.fsum(run.pop("seconds") for run in runs)}
-            | pd.DataFrame(runs).mean().to_dict()
+            | {"seconds": seconds, **runs.mean().to_dict()}
             | ({"error": last_line(error)} if error else {})
         )
     return pd.DataFrame(rows)
@@ -81,21 +81,18 @@ def _finals(trial: FrozenTrial) -> list[float]:
     return [value if math.isfinite(value) else math.nan for value in values]
 
 
-def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, float]:
+def _of_run(rows: pd.DataFrame, spec: SweepSpec) -> dict[str, Any]:
     objective, mode = next(iter(spec.tune.objective.items()))
-    numbers, total = rows["round"].to_numpy(), (rows["bytes_down"] + rows["bytes_up"]).to_numpy(float)
-    records: list[Any] = rows.to_dict("records")
-    values = np.array([value_of(row, objective) for row in records])
-    found = {"seconds": rows["wall_seconds"].to_numpy(float)[-1], "rounds": float(numbers[-1])}
-    found |= {"bytes": total[-1], "flops": rows["flops"].to_numpy(float)[-1]}
-    if not np.isnan(values).all():
-        best = np.nanargmax(values) if mode == "max" else np.nanargmin(values)
-        found |= {"best": values[best], "best_round": float(numbers[best]), "mean": float(np.nanmean(values))}
+    last, values, total = rows.iloc[-1], amount(rows, objective), amount(rows, "bytes")
+    found = {"seconds": last["wall_seconds"], "rounds": last["round"], "bytes": total.iloc[-1], "flops": last["flops"]}
+    if values.notna().any():
+        best = values.idxmax() if mode == "max" else values.idxmin()
+        found |= {"best": values[best], "best_round": rows["round"][best], "mean": values.mean()}
     validated = next((name for name in spec.tune.objective if name.startswith("validation_")), "validation_accuracy")
-    measured, mode = rows[validated].to_numpy(), spec.tune.objective.get(validated, "max")
+    is_less_better = spec.tune.objective.get(validated) == "min"
     for target in spec.base.get("run.targets") or []:
-        reached = total[measured <= target if mode == "min" else measured >= target]
-        found[f"bytes_to_{target:g}"] = reached[0] if len(reached) else math.nan
+        reached = total[rows[validated] <= target if is_less_better else rows[validated] >= target]
+        found[f"bytes_to_{target:g}"] = reached.iloc[0] if len(reached) else math.nan
     return found
 
 
@@ -107,6 +104,8 @@ def write_report(spec: SweepSpec) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
+    from optuna.visualization import matplotlib as draw
+
     spec = with_recorded_objective(spec)
     study = study_of(spec)
     folder = spec.folder / "report"
@@ -120,18 +119,19 @@ def write_report(spec: SweepSpec) -> list[Path]:
         warnings.simplefilter("ignore", ExperimentalWarning)
         warnings.simplefilter("ignore", UserWarning)
         for objective, finite in _finite_studies(spec, study):
-            importances = _importances(finite)
-            if importances:
-                path = folder / _file_name("importance", objective, spec, "csv")
+            suffix = f"-{objective}" if len(spec.tune.objective) > 1 else ""
+            if importances := _importances(finite):
+                written.append(folder / f"importance{suffix}.csv")
                 found = pd.Series(importances, name="importance").rename_axis("key").reset_index()
-                write_whole(path, found.assign(trials=len(finite.trials)).to_csv(index=False))
-                written.append(path)
-            for name, draw in _pictures(finite, importances, objective).items():
-                written.append(_save_drawn(draw, folder / _file_name(name, objective, spec, "png")))
+                write_whole(written[-1], found.assign(trials=len(finite.trials)).to_csv(index=False))
+            for name, axes in _pictures(finite, importances, objective):
+                written.append(save_figure(np.ravel(axes)[0].figure, folder / f"{name}{suffix}.png"))
             if figure := _curves(spec, table, objective):
-                written.append(save_figure(figure, folder / _file_name("curves", objective, spec, "png")))
+                written.append(save_figure(figure, folder / f"curves{suffix}.png"))
         if len(spec.tune.objective) > 1 and "complete" in set(table.get("state", ())):
-            written.append(_draw_front(table, best_trials(study), spec, folder / "pareto.png"))
+            names = [f"{name} ({mode})" for name, mode in list(spec.tune.objective.items())[:2]]
+            axes = draw.plot_pareto_front(study, target_names=names, targets=lambda trial: trial.values[:2])
+            written.append(save_figure(axes.figure, folder / "pareto.png"))
     return written
 
 
@@ -148,14 +148,9 @@ def rank_trials(table: pd.DataFrame, objective: str, mode: str) -> pd.DataFrame:
 
 
 def _curves(spec: SweepSpec, table: pd.DataFrame, objective: str) -> Any:
-    """Returns a figure of the learning curves of an objective over the axis in the sweep's record, or None."""
     trials = rank_trials(table, objective, spec.tune.objective[objective])
     axis = read_record(spec.folder)["tune"]["pruner"]["axis"]
     return learning_curves(trials, [spec.trial_folder(n) for n in trials["trial"]], axis, objective, spec.name)
-
-
-def _file_name(name: str, objective: str, spec: SweepSpec, ending: str) -> str:
-    return f"{name}.{ending}" if len(spec.tune.objective) == 1 else f"{name}-{objective}.{ending}"
 
 
 def _finite_studies(spec: SweepSpec, study: optuna.Study) -> Iterator[tuple[str, optuna.Study]]:
@@ -199,31 +194,20 @@ def _importances(study: optuna.Study) -> dict[str, float]:
         return {}
 
 
-def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: str) -> dict[str, Any]:
-    """Returns those of Optuna's pictures that can be drawn, by name, as functions without arguments that draw them."""
+def _pictures(study: optuna.Study, importances: Mapping[str, float], objective: str) -> Iterator[tuple[str, Any]]:
+    """Yields the name and the axes of those of Optuna's pictures that can be drawn."""
     from optuna.visualization import matplotlib as draw
 
-    complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
-    keys = sorted({key for trial in complete for key in trial.params})
-    pictures: dict[str, Any] = {"history": lambda: draw.plot_optimization_history(study, target_name=objective)}
-    if complete and keys:
-        pictures["slices"] = lambda: draw.plot_slice(study, target_name=objective)
-    if importances:
+    yield "history", draw.plot_optimization_history(study, target_name=objective)
+    if any(trial.params for trial in study.trials if trial.state == TrialState.COMPLETE):
+        yield "slices", draw.plot_slice(study, target_name=objective)
+    # they come in the order of their importance
+    keys = list(importances)
+    if keys:
         evaluator = PedAnovaImportanceEvaluator()
-        params = list(importances)
-        pictures["importance"] = lambda: draw.plot_param_importances(
-            study, evaluator=evaluator, params=params, target_name=objective
-        )
-    if len(importances) > 1 and len(complete) > 3:
-        two = sorted(importances, key=lambda key: -importances[key])[:2]
-        pictures["contour"] = lambda: draw.plot_contour(study, params=two, target_name=objective)
-    return pictures
-
-
-def _save_drawn(draw: Any, path: Path) -> Path:
-    """Calls ``draw``, one of Optuna's functions, and writes the picture that it makes to ``path``."""
-    axes = draw()
-    return save_figure(np.ravel(axes)[0].figure, path)
+        yield "importance", draw.plot_param_importances(study, evaluator, params=keys, target_name=objective)
+    if len(keys) > 1:
+        yield "contour", draw.plot_contour(study, params=keys[:2], target_name=objective)
 
 
 def save_figure(figure: Any, path: Path) -> Path:
@@ -237,23 +221,3 @@ def save_figure(figure: Any, path: Path) -> Path:
         figure.savefig(staging, format=path.suffix[1:], dpi=120, bbox_inches="tight")
     plt.close(figure)
     return path
-
-
-def _draw_front(table: pd.DataFrame, front_trials: Sequence[FrozenTrial], spec: SweepSpec, path: Path) -> Path:
-    """Draws the first two objectives of all complete trials, with a line through those on the Pareto front.
-
-    ``front_trials`` are the latter. Returns ``path``, to which the picture is written.
-    """
-    import matplotlib.pyplot as plt
-
-    (x, x_mode), (y, y_mode) = list(spec.tune.objective.items())[:2]
-    points = table[table["state"] == "complete"]
-    figure, axes = plt.subplots(figsize=(7, 5))
-    axes.scatter(points[x], points[y], label="trials", color="tab:gray")
-    front = points[points["trial"].isin([trial.number for trial in front_trials])].sort_values(x)
-    axes.plot(front[x], front[y], "o-", label="Pareto front", color="tab:red")
-    for _, row in front.iterrows():
-        axes.annotate(str(row["trial"]), (row[x], row[y]), textcoords="offset points", xytext=(4, 4))
-    axes.set(xlabel=f"{x} ({x_mode})", ylabel=f"{y} ({y_mode})", title=spec.name)
-    axes.legend()
-    return save_figure(figure, path)

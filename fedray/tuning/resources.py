@@ -66,10 +66,9 @@ def engine_of_trials(
 
 
 def unused_gpus(engine: EngineConfig, gpus: float) -> str | None:
-    """Returns a line for the user if the cluster has GPUs that the trials will not use; else None.
+    """Returns a line for the user if the cluster has ``gpus`` GPUs that the trials will not use; else None.
 
-    ``engine.device=auto`` takes no GPU in a sweep, because it is not known how many trials can share one. ``gpus`` is
-    the number of GPUs of the cluster.
+    ``engine.device=auto`` takes no GPU in a sweep, because it is not known how many trials can share one.
     """
     if not gpus or engine.device != "auto" or _share(engine)["GPU"]:
         return None
@@ -118,30 +117,25 @@ def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: b
     while any(free.get(kind, 0) + 1e-9 < total.get(kind, 0) for kind in RESOURCES) and time.monotonic() < deadline:
         time.sleep(0.1)
         free = ray.available_resources()
-    idle = [whole(free.get(kind, 0) / need[kind]) for kind in RESOURCES if need[kind]]
     # another program may be using the rest of the cluster
+    idle = [whole(free.get(kind, 0) / need[kind]) for kind in RESOURCES if need[kind]]
     possible = max(1, min([fits, *idle] if idle else [asked or int(total.get("CPU", 1))]))
-    if asked is None:
-        return possible, None
-    if asked <= possible:
-        return asked, None
+    if asked is None or asked <= possible:
+        return asked or possible, None
     return possible, f"{possible} trial{'s' if possible > 1 else ''} at once, not {asked}: {trial_shortage(bundles)}"
 
 
 def _fitting(nodes: Sequence[Mapping[str, float]], bundles: Bundles) -> int:
-    """Returns how many copies of ``bundles`` fit on ``nodes`` if each bundle goes to the first node that has room for
-    it."""
+    """Returns how many copies of ``bundles`` fit on ``nodes``; each bundle goes to the first node with room for it."""
     left = [dict(node) for node in nodes]
-    count = 0
-    while count < 10_000:
+    for count in range(10_000):
         for bundle in bundles:
             node = next((n for n in left if all(n.get(k, 0) + 1e-9 >= v for k, v in bundle.items())), None)
             if node is None:
                 return count
             for kind, amount in bundle.items():
                 node[kind] -= amount
-        count += 1
-    return count
+    return 10_000
 
 
 def trial_shortage(bundles: Bundles) -> str:

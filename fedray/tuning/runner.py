@@ -1,9 +1,8 @@
 """Runs the trials of a source on a Ray cluster, with Ray Tune.
 
 Tune starts the trials side by side, each in a placement group with all the resources that it needs, and keeps their
-processes from one trial to the next. Which trials are run, and what becomes of what they report, is decided by a
-:class:`~fedray.tuning.trial_source.TrialSource`. Three small classes connect the two through Tune's public interface: a
-searcher asks the source for trials, a scheduler passes their messages to it, and a callback watches over the processes.
+processes from one trial to the next. A :class:`~fedray.tuning.trial_source.TrialSource` decides which trials run and
+what their reports mean. A Tune searcher asks it for trials; a Tune callback passes it their reports and deaths.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
+from ray.tune.stopper import Stopper
 
 from fedray.engine.process import user_import_path
 from fedray.engine.ray.stored import StoredSource, store_source
 from fedray.errors import UserError
 from fedray.tuning.memory_monitor import survive_memory_monitor
 from fedray.tuning.resources import Bundles, trial_shortage
-from fedray.tuning.trial import Assignment, Message, TrialEnd, TrialThread
+from fedray.tuning.trial import Assignment, TrialEnd, TrialThread
 from fedray.tuning.trial_source import TrialSource
 
 if TYPE_CHECKING:
     from fedray.experiment.experiment import Own
 
 SETTINGS = {
-    # fedray writes its own records, shows its own progress, and handles Ctrl-C
+    # fedray keeps the records, shows the progress and handles Ctrl-C
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
@@ -49,18 +48,21 @@ SETTINGS = {
 }
 """The settings of Tune that are environment variables."""
 
+MAX_RESTARTS = 3
+"""How often a trial is started again after its process died, before it counts as failed."""
+
 
 @dataclass(frozen=True)
 class Shared:
     """What the processes of all trials are sent.
 
-    ``source`` is the data set in the object store, and ``own`` is what else the trials are made from. ``path`` has the
+    ``source`` is the data set in the object store, and ``custom`` has the user's objects. ``path`` has the
     folders with the user's modules. ``directory`` is the driver's working directory, to which paths in a configuration
     are relative. When the file ``stop_file`` appears, each trial on this node ends after the round that it is in.
     """
 
     source: StoredSource
-    own: Own
+    custom: Own
     path: Sequence[str]
     directory: Path
     stop_file: Path
@@ -68,18 +70,22 @@ class Shared:
 
 class TrialActor(tune.Trainable):
     """The process of a trial, which Tune may use for one trial after another. Each step returns one message of the
-    trial."""
+    trial.
+
+    Tune's API of functions would need no thread of ours, but it waits no longer than 2 s for a trial that it stops, so
+    that a pruned run could lose its last records.
+    """
 
     def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
         assert shared is not None
         sys.path += [entry for entry in shared.path if entry not in sys.path]
         os.chdir(shared.directory)
-        self._own = replace(shared.own, source=shared.source.get())
+        self._custom = replace(shared.custom, source=shared.source.get())
         self._stop_file = shared.stop_file
         self._begin(config)
 
     def _begin(self, config: Mapping[str, Any]) -> None:
-        self._trial = TrialThread(Assignment(**config["assignment"]), self._own, self._stop_file.exists)
+        self._trial = TrialThread(Assignment(**config["assignment"]), self._custom, self._stop_file.exists)
 
     def step(self) -> dict[str, Any]:
         message = self._trial.next_message()
@@ -95,15 +101,7 @@ class TrialActor(tune.Trainable):
         self._trial.stop()
 
 
-class _KeepsNoState:
-    """A base class that makes Tune's own record of an object empty: a sweep is continued from its own records, never
-    from Tune's."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-
-class SourceSearcher(_KeepsNoState, Searcher):
+class SourceSearcher(Searcher):
     """A Tune searcher that suggests the trials of a source.
 
     An assignment whose process died is suggested again, at most ``max_restarts`` times; after that its trial has
@@ -118,6 +116,10 @@ class SourceSearcher(_KeepsNoState, Searcher):
         self.lost: deque[Assignment] = deque()
         self.deaths: Counter[str] = Counter()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a sweep is continued from fedray's records, never from Tune's
+        return {}
+
     def suggest(self, trial_id: str) -> Any:
         if not self.running and not self.lost and (self.stopping or self.source.exhausted):
             return Searcher.FINISHED
@@ -129,9 +131,9 @@ class SourceSearcher(_KeepsNoState, Searcher):
         self.running[trial_id] = assignment
         return {"assignment": assignment._asdict()}
 
-    def trial_ended(self, trial_id: str) -> None:
-        """Forgets a trial that no longer needs its process."""
-        self.running.pop(trial_id, None)
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        if not error:
+            self.running.pop(trial_id, None)
 
     def trial_died(self, trial_id: str, error: str) -> None:
         """Suggests a trial again, or reports that it failed, after its process died or could not be set up.
@@ -147,115 +149,102 @@ class SourceSearcher(_KeepsNoState, Searcher):
             self.lost.append(assignment)
             self.source.trial_lost(assignment.key, line)
 
-    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        """Does nothing: the scheduler reports a trial's end to the source, and the callback its process's death."""
-
     def save(self, checkpoint_path: str) -> None:
-        """Does nothing, because the source keeps its own records."""
+        """Does nothing, because the source keeps the records."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Does nothing, because the source continues from its own records."""
-
-
-class SourceScheduler(_KeepsNoState, FIFOScheduler):
-    """A Tune scheduler that passes the messages of trials to their source, and stops a trial if the source says so.
-
-    If the source raises, the exception is kept in ``error`` for the callback to raise, because Tune would turn it into
-    an error of the trial and start the trial again.
-    """
-
-    def __init__(self, source: TrialSource, searcher: SourceSearcher) -> None:
-        super().__init__()
-        self.source, self.searcher = source, searcher
-        self.error: Exception | None = None
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        stop = self._report(trial, result["messages"][0])
-        return TrialScheduler.STOP if stop else TrialScheduler.CONTINUE
-
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
-        # Tune also calls this with the message after which a trial was stopped, which has been reported
-        message = result["messages"][0]
-        if isinstance(message, TrialEnd):
-            self._report(trial, message)
-
-    def _report(self, trial: Any, message: Message) -> bool:
-        try:
-            return self.source.report(self.searcher.running[trial.trial_id].key, message)
-        except Exception as error:
-            self.error = self.error or error
-            return True
-
-
-class SweepCallback(_KeepsNoState, tune.Callback):
-    """A Tune callback with three jobs.
-
-    It reports trials whose process died. It ends everything if no trial could start for ``start_timeout`` seconds, with
-    a :class:`UserError` that shows what a trial needs and what the cluster has. And when ``stopping`` is set, it tells
-    the trials to stop by creating ``stop_file``, and raises :class:`Interrupted` when they have.
-    """
-
-    def __init__(
-        self,
-        searcher: SourceSearcher,
-        scheduler: SourceScheduler,
-        bundles: Bundles,
-        start_timeout: float,
-        stopping: threading.Event,
-        stop_file: Path,
-    ) -> None:
-        self.searcher, self.scheduler, self.bundles, self.start_timeout = searcher, scheduler, bundles, start_timeout
-        self.stopping, self.stop_file = stopping, stop_file
-        self.started: set[str] = set()
-        self.waiting_since: float | None = None
-
-    def on_step_begin(self, iteration: int, trials: Any, **info: Any) -> None:
-        if self.scheduler.error is not None:
-            raise self.scheduler.error
-        if self.stopping.is_set() and not self.searcher.stopping:
-            self.searcher.stopping = True
-            self.stop_file.touch()
-        if self.searcher.stopping and not self.started:
-            raise Interrupted
-        if self.started or not self.searcher.running:
-            self.waiting_since = None
-            return
-        now = time.monotonic()
-        self.waiting_since = self.waiting_since or now
-        if now - self.waiting_since > self.start_timeout:
-            raise UserError(f"no trial could be started in {self.start_timeout:g} s: {trial_shortage(self.bundles)}")
-
-    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self.started.add(trial.trial_id)
-
-    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self.started.discard(trial.trial_id)
-        self.searcher.trial_ended(trial.trial_id)
-
-    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        self.started.discard(trial.trial_id)
-        self.searcher.trial_died(trial.trial_id, _cause_of_death(trial))
+        """Does nothing, because the source continues from its records."""
 
 
 class Interrupted(Exception):
     """The user asked for an end, and all trials have stopped after the round that they were in, with a checkpoint."""
 
 
+class SourceStopper(Stopper, tune.Callback):
+    """Tells the source what its trials report and which of them died, and decides when trials, or all of Tune, stop.
+
+    Tune asks it whether a trial stops, at each message, and about ten times a second whether all do. All stop if the
+    source raises; if no trial could start for ``start_timeout`` seconds; or if ``stopping`` is set and the trials,
+    which the file ``stop_file`` tells of it, have ended. ``error`` is what the caller must then raise.
+    """
+
+    def __init__(
+        self,
+        searcher: SourceSearcher,
+        bundles: Bundles,
+        start_timeout: float,
+        stopping: threading.Event,
+        stop_file: Path,
+    ) -> None:
+        self.searcher, self.bundles, self.start_timeout = searcher, bundles, start_timeout
+        self.stopping, self.stop_file = stopping, stop_file
+        self.started: set[str] = set()
+        self.waiting_since: float | None = None
+        self.error: Exception | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        try:
+            return self.searcher.source.report(self.searcher.running[trial_id].key, result["messages"][0])
+        except Exception as error:
+            # Tune would raise a TuneError that has this one only as a text
+            self.error = self.error or error
+            return True
+
+    def stop_all(self) -> bool:
+        if self.stopping.is_set() and not self.searcher.stopping:
+            self.searcher.stopping = True
+            self.stop_file.touch()
+        if self.started or not self.searcher.running:
+            self.waiting_since = None
+        elif self.waiting_since is None:
+            self.waiting_since = time.monotonic()
+        if self.error is not None:
+            return True
+        if self.searcher.stopping and not self.started:
+            self.error = Interrupted()
+        elif self.waiting_since is not None and time.monotonic() - self.waiting_since > self.start_timeout:
+            shortage = trial_shortage(self.bundles)
+            self.error = UserError(f"no trial could be started in {self.start_timeout:g} s: {shortage}")
+        return self.error is not None
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self.started.add(trial.trial_id)
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self.started.discard(trial.trial_id)
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self.started.discard(trial.trial_id)
+        self.searcher.trial_died(trial.trial_id, _cause_of_death(trial))
+
+
 def run_trials(
     source: TrialSource,
     bundles: Bundles,
     max_concurrent_trials: int,
-    own: Own,
+    custom: Own,
     start_timeout: float,
     stopping: threading.Event,
-    max_restarts: int = 3,
 ) -> None:
     """Runs the trials of ``source`` until it is exhausted.
 
-    At most ``max_concurrent_trials`` run at the same time, each in a placement group of ``bundles``. All are made from
-    ``own``. A trial whose process dies is started again, at most ``max_restarts`` times. Raises :class:`UserError` if
-    no trial can be started for ``start_timeout`` seconds, :class:`Interrupted` when ``stopping`` was set and the trials
-    have stopped, and what ``source`` raises.
+    A trial whose process dies is started again, at most :data:`MAX_RESTARTS` times.
+
+    Args:
+        source: Decides which trials run, and receives what they report.
+        bundles: The resources of a trial, reserved as one placement group.
+        max_concurrent_trials: How many trials run at the same time.
+        custom: The data set and the user's objects, from which all trials are made.
+        start_timeout: Seconds after which the sweep ends if no trial could be started.
+        stopping: When it is set, the trials stop after the round that they are in.
+
+    Raises:
+        UserError: No trial could be started.
+        Interrupted: ``stopping`` was set, and the trials have stopped.
+        Exception: Whatever ``source`` raises.
     """
     with (
         tempfile.TemporaryDirectory(prefix="fedray-tune-") as scratch,
@@ -263,31 +252,29 @@ def run_trials(
         survive_memory_monitor(),
     ):
         stop_file = Path(scratch) / "stop"
-        searcher = SourceSearcher(source, max_restarts)
-        scheduler = SourceScheduler(source, searcher)
-        callback = SweepCallback(searcher, scheduler, bundles, start_timeout, stopping, stop_file)
-        assert own.source is not None
-        shared = Shared(store_source(own.source), replace(own, source=None), user_import_path(), Path.cwd(), stop_file)
+        searcher = SourceSearcher(source, MAX_RESTARTS)
+        stopper = SourceStopper(searcher, bundles, start_timeout, stopping, stop_file)
+        assert custom.source is not None
+        shared = Shared(
+            store_source(custom.source), replace(custom, source=None), user_import_path(), Path.cwd(), stop_file
+        )
         trainable = tune.with_parameters(TrialActor, shared=shared)
         tune.Tuner(
             tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),
             tune_config=tune.TuneConfig(
-                search_alg=searcher,
-                scheduler=scheduler,
-                num_samples=-1,
-                max_concurrent_trials=max_concurrent_trials,
-                reuse_actors=True,
+                search_alg=searcher, num_samples=-1, max_concurrent_trials=max_concurrent_trials, reuse_actors=True
             ),
             run_config=tune.RunConfig(
                 name="sweep",
                 storage_path=scratch,
-                callbacks=[callback],
+                stop=stopper,
+                callbacks=[stopper],
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
         ).fit()
-        if scheduler.error is not None:
-            raise scheduler.error
+        if stopper.error is not None:
+            raise stopper.error
 
 
 @contextlib.contextmanager

@@ -119,12 +119,10 @@ def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneCon
     """
     written = expand(section({"tune": of_file}, "tune", where))
     objective = overrides.get("objective", written.get("objective"))
+    both = expand(flat({**written, "objective": None}) | flat({**overrides, "objective": None}))
     if isinstance(objective, str):
         objective = {objective: "max" if objective.endswith(("accuracy", "f1")) else "min"}
-    both = expand(flat(_without(written, "objective")) | flat(_without(overrides, "objective")))
-    if objective is not None:
-        both["objective"] = objective
-    tune = check(TuneConfig, both, where, "tune.")
+    tune: TuneConfig = check(TuneConfig, {**both, "objective": {} if objective is None else objective}, where, "tune.")
     if tune.storage is not None:
         tune = tune.model_copy(update={"storage": _permanent_url(tune.storage)})
     for name in tune.objective:
@@ -144,10 +142,7 @@ def read_tune(of_file: Any, overrides: Mapping[str, Any], where: str) -> TuneCon
 
 
 def _permanent_url(url: str) -> str:
-    """Returns ``url`` with an absolute path, so that it means the same file from every working directory.
-
-    Raises :class:`UserError` for an SQLite database in memory, because it would lose the study.
-    """
+    """Returns ``url`` with an absolute path, so that it means the same file from every working directory."""
     found = re.fullmatch(r"(sqlite[^:]*:///?)(.*)", url)
     if not found:
         return url
@@ -157,7 +152,3 @@ def _permanent_url(url: str) -> str:
             f"tune.storage={url} keeps nothing, because it is in memory; name a file, as in sqlite:///studies.db"
         )
     return kind + str(Path(path).absolute())
-
-
-def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != key}

@@ -5,7 +5,7 @@ base: {algorithm.name: fedprox, data.source: mnist, run.iterations: 400}   # or 
 spaces:
   wide: {algorithm.mu: {loguniform: [0.0001, 1]}}
   paper: {algorithm.mu: {grid: [0.001, 0.01, 0.1]}}
-environments: {data.partition.alpha: [0.1, 1]}    # a sweep of its own for each value
+environments: {data.partition.alpha: [0.1, 1]}    # a separate sweep for each value
 first: [{algorithm.mu: 0.1}]                      # tried after the base itself, and before all others
 tune: {space: wide, trials: 30}                   # the keys of TuneConfig
 """
@@ -113,12 +113,13 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     ``key=value`` for the base or for ``tune.*``; a key that one of them sets is not searched. Raises :class:`UserError`
     if something is wrong in the file or the overrides.
     """
-    if not isinstance(space, Mapping) and not (Path(space) / RECORD).is_file():
-        inside = sorted(Path(space).glob(f"*/{RECORD}"))
+    overrides = list(overrides)
+    path = None
+    if not isinstance(space, Mapping):
+        inside = [] if (Path(space) / RECORD).is_file() else sorted(Path(space).glob(f"*/{RECORD}"))
         if inside:
-            overrides = list(overrides)
             return [spec for each in inside for spec in read_sweeps(each, overrides)]
-    path = None if isinstance(space, Mapping) else find_file(space, known_spaces(), "space file or sweep")
+        path = find_file(space, known_spaces(), "space file or sweep")
     values = _read(path) if path else _plain_values(space)
     where = f"{path}: " if path else ""
     known_sections(values, ("about", "base", "spaces", "environments", "first", "tune", "inputs"), where)
@@ -130,28 +131,28 @@ def read_sweeps(space: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     fixed = flat(overridden)
     base = merge_settings(read_base(values.get("base"), path, where), fixed)
     spaces = {str(key): space for key, space in section(values, "spaces", where).items()}
-    tune = tune.model_copy(update={"space": _choose_space(spaces, tune.space, where)})
-    raw_space = _raw_space(spaces, str(tune.space), fixed, where)
+    chosen = _choose_space(spaces, tune.space, where)
+    tune = tune.model_copy(update={"space": chosen})
+    entries = section(spaces, chosen, f"{where}spaces.")
+    raw_space = {str(key): text for key, text in entries.items() if key not in fixed}
     name = tune.name or (path.stem if path else plain(short_name(str(base.get("algorithm.name", "sweep")))))
     environments = list(_environments(section(values, "environments", where), fixed, raw_space, where))
     if len({label for label, _ in environments}) < len(environments):
         raise UserError(f"{where}environments: two of them have the same name: {[label for label, _ in environments]}")
-    return [
-        check_spec(
-            SweepSpec(
-                f"{name}/{label}" if label else name,
-                tune,
-                _with_equal_work(merge_settings(base, environment), raw_space),
-                raw_space,
-                _first(values, [*raw_space, *fixed], where),
-            )
-        )
-        for label, environment in environments
-    ]
+    first = first_of(values, where)
+    for key in itertools.chain(*first):
+        if key not in raw_space and key not in fixed:
+            known = [*raw_space, *fixed]
+            raise UserError(f"{where}first: {key} is not searched{near_miss(str(key), known)}")
+    specs = []
+    for label, environment in environments:
+        settings = _with_equal_work(merge_settings(base, environment), raw_space)
+        specs.append(SweepSpec(f"{name}/{label}" if label else name, tune, settings, raw_space, first))
+        _check(specs[-1])
+    return specs
 
 
 def _choose_space(spaces: Mapping[str, Any], asked: str | None, where: str) -> str:
-    """Returns the name of the space to search: the one that is asked for; else the only one there is, or ``wide``."""
     if not spaces:
         example = "spaces: {wide: {train.lr: {uniform: [0.01, 1]}}}"
         raise UserError(f"{where}spaces: give at least one, as in {example}")
@@ -161,19 +162,10 @@ def _choose_space(spaces: Mapping[str, Any], asked: str | None, where: str) -> s
     return name
 
 
-def _raw_space(spaces: Mapping[str, Any], name: str, fixed: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the entries of the space ``name``, without keys that ``fixed`` sets: those are not searched."""
-    return {str(key): text for key, text in section(spaces, name, f"{where}spaces.").items() if key not in fixed}
-
-
 def _read(path: Path) -> dict[str, Any]:
-    """Returns the content of a space file.
-
-    If it is a sweep's record, its ``tune.name`` and ``tune.output`` name the folder in which the record lies now,
-    because the folder may have been moved since it was written.
-    """
     if path.name != RECORD:
         return read_file(path)
+    # the folder of a sweep may have been moved since its record was written
     folder = path.absolute().parent
     values = read_record(folder)
     depth = min(len(Path(str(values["tune"]["name"])).parts), len(folder.parts) - 1)
@@ -182,7 +174,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _plain_values(values: Any) -> Any:
-    """Returns a copy of a mapping from Python with plain lists and numbers where it has NumPy's."""
+    """Returns a mapping from Python with plain lists and numbers where it has NumPy's."""
     if isinstance(values, Mapping):
         return {key: _plain_values(value) for key, value in values.items()}
     if isinstance(values, Sequence) and not isinstance(values, str):
@@ -247,7 +239,7 @@ def first_seed(settings: Mapping[str, Any]) -> int:
 
 
 def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``base`` with the values of ``by`` in place of its own.
+    """Returns ``base`` with its values replaced by those of ``by``.
 
     A key of :data:`ALTERNATIVES` also replaces the other one of its pair: run.iterations removes run.rounds.
     """
@@ -258,11 +250,8 @@ def merge_settings(base: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, 
 def _environments(
     listed: Mapping[str, Any], fixed: Mapping[str, Any], searched: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields a label and the keys of each environment: every combination of the ``listed`` values.
-
-    Keys in ``fixed`` are left out. A file without environments has one, whose label is empty and which sets nothing.
-    Raises :class:`UserError` for an environment that can't be.
-    """
+    """Yields a label and the keys of each environment: every combination of the ``listed`` values, without the keys in
+    ``fixed``. A file without environments has one, whose label is empty and which sets nothing."""
     free = {str(key): values for key, values in listed.items() if key not in fixed}
     for key, values in free.items():
         if not isinstance(values, list) or not values:
@@ -277,14 +266,6 @@ def _environments(
         yield plain(label), environment
 
 
-def _first(values: Mapping[str, Any], searched: Sequence[str], where: str) -> list[Values]:
-    first = first_of(values, where)
-    for key in itertools.chain(*first):
-        if key not in searched:
-            raise UserError(f"{where}first: {key} is not searched{near_miss(str(key), searched)}")
-    return first
-
-
 def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
     """Returns the section ``first`` of a space file: values that are tried before all others.
 
@@ -297,11 +278,8 @@ def first_of(values: Mapping[str, Any], where: str) -> list[Values]:
 
 
 def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``base`` with run.iterations instead of run.rounds if local steps are searched.
-
-    All trials then train for the same number of iterations; with the same number of rounds, those of more local steps
-    would train for longer.
-    """
+    """Returns ``base`` with run.iterations instead of run.rounds if local steps are searched, because with the same
+    number of rounds, trials of more local steps would train for longer."""
     if "train.local_steps" not in raw_space or base.get("run.iterations") is not None:
         return base
     config = load(base)
@@ -310,11 +288,8 @@ def _with_equal_work(base: dict[str, Any], raw_space: Mapping[str, Any]) -> dict
     return merge_settings(base, {"run.iterations": config.rounds * config.train.steps})
 
 
-def check_spec(spec: SweepSpec) -> SweepSpec:
-    """Returns ``spec`` if it is in order.
-
-    Raises :class:`UserError` if it sets what a sweep decides itself, or searches what can't be searched.
-    """
+def _check(spec: SweepSpec) -> None:
+    """Raises :class:`UserError` if ``spec`` sets what a sweep decides itself, or searches what can't be searched."""
     for key in DECIDED:
         if key in spec.base or key in spec.raw_space:
             instead = {"run.name": "tune.name", "run.output": "tune.output", "run.resume": "tune.resume"}.get(key)
@@ -333,7 +308,6 @@ def check_spec(spec: SweepSpec) -> SweepSpec:
             )
     if spec.sampler == "grid" and not spec.space.is_grid:
         raise UserError(f"tune.sampler=grid: {spec.name}: every key needs a list (grid or choice); use tpe")
-    return spec
 
 
 def check_together(specs: Sequence[SweepSpec]) -> None:

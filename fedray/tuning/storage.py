@@ -22,25 +22,10 @@ JOURNAL = "study.journal"
 def study_name(spec: SweepSpec) -> str:
     """Returns the name of a sweep's study in its storage.
 
-    In a storage that the user names it is the sweep's name, because that storage may hold other studies. In the sweep's
-    own journal it is always ``sweep``, because the folder may be renamed.
+    In a storage that the user names it is the sweep's name, because that storage may hold other studies. In the journal
+    of the sweep's folder it is always ``sweep``, because the folder may be renamed.
     """
     return spec.name if spec.tune.storage else "sweep"
-
-
-def storage_of(spec: SweepSpec) -> BaseStorage:
-    """Returns the storage of a sweep's study, opened for writing."""
-    return open_storage(spec.tune.storage) if spec.tune.storage else open_journal(spec.folder / JOURNAL)
-
-
-def study_of(spec: SweepSpec) -> optuna.Study:
-    """Returns the study of a sweep, which must only be read: another process may be writing it.
-
-    Raises :class:`UserError` if there is none, or if it can't be read.
-    """
-    if spec.tune.storage:
-        return load_study(open_storage(spec.tune.storage), study_name(spec), spec.tune.storage)
-    return read_study(spec.folder / JOURNAL, study_name(spec))
 
 
 @contextlib.contextmanager
@@ -58,6 +43,16 @@ def hold_study(folder: Path, say: Callable[[str], None], patience: float = PATIE
         yield
 
 
+def storage_of(spec: SweepSpec) -> BaseStorage:
+    """Returns the storage of a sweep's study, opened for writing (:func:`open_journal`)."""
+    return open_storage(spec.tune.storage) if spec.tune.storage else open_journal(spec.folder / JOURNAL)
+
+
+def open_storage(url: str) -> BaseStorage:
+    """Returns the storage at an Optuna URL. Raises :class:`UserError` if it can't be read."""
+    return _checked(lambda: get_storage(url), f"tune.storage={url}")
+
+
 def open_journal(path: Path) -> BaseStorage:
     """Returns the storage in a journal file, opened for writing; it is created if it is missing.
 
@@ -66,55 +61,27 @@ def open_journal(path: Path) -> BaseStorage:
     if the file can't be read.
     """
     Path(f"{path}.lock").unlink(missing_ok=True)
-    with _explain_errors(path):
-        _cut_torn_line(path)
-    return _load_journal(path)
+    if path.exists():
+        with open(path, "r+b") as file:
+            # the next record would be appended to a line without an end
+            file.truncate(file.read().rfind(b"\n") + 1)
+            os.fsync(file.fileno())
+    return _journal(path)
 
 
-def _load_journal(path: Path) -> BaseStorage:
-    with _explain_errors(path):
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        optuna.get_all_study_names(storage)
-    return storage
+def _journal(path: Path) -> BaseStorage:
+    return _checked(lambda: JournalStorage(JournalFileBackend(str(path))), path)
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Removes a last line that has no end, because the next record would be appended to it."""
-    if not path.exists():
-        return
-    with open(path, "r+b") as file:
-        text = file.read()
-        file.truncate(text.rfind(b"\n") + 1)
-        os.fsync(file.fileno())
-
-
-def open_storage(url: str) -> BaseStorage:
-    """Returns the storage at an Optuna URL. Raises :class:`UserError` if it can't be read."""
-    with _explain_errors(f"tune.storage={url}"):
-        storage = get_storage(url)
-        optuna.get_all_study_names(storage)
-    return storage
-
-
-def read_study(path: Path, name: str) -> optuna.Study:
-    """Returns the study ``name`` in a journal file, which must only be read: another process may be writing it.
-
-    Raises :class:`UserError` if there is none, or if it can't be read.
-    """
-    if not path.exists():
-        raise UserError(f"there is no study {path}")
-    return load_study(_load_journal(path), name, path)
-
-
-def load_study(storage: BaseStorage, name: str, where: object) -> optuna.Study:
-    """Returns the study ``name`` of a storage.
-
-    Raises :class:`UserError` if there is no such study; the error names the storage as ``where``.
-    """
+def _checked(opened: Callable[[], BaseStorage], where: object) -> BaseStorage:
+    """Returns ``opened()``. Raises :class:`UserError` about ``where`` if it can't be opened and read."""
     try:
-        return optuna.load_study(study_name=name, storage=storage)
-    except KeyError:
-        raise UserError(f"there is no study {name!r} in {where}") from None
+        storage = opened()
+        optuna.get_all_study_names(storage)
+    except Exception as error:
+        # Optuna raises errors of all types, and the reason is always a damaged file or a wrong URL
+        raise UserError(f"{where} can't be read as a study: {type(error).__name__}: {first_line(error)}") from None
+    return storage
 
 
 def has_study(storage: BaseStorage, name: str) -> bool:
@@ -122,14 +89,16 @@ def has_study(storage: BaseStorage, name: str) -> bool:
     return name in optuna.get_all_study_names(storage)
 
 
-@contextlib.contextmanager
-def _explain_errors(where: object) -> Iterator[None]:
-    """A context in which any error becomes a :class:`UserError` about ``where``.
+def study_of(spec: SweepSpec) -> optuna.Study:
+    """Returns the study of a sweep, which must only be read: another process may be writing it.
 
-    Optuna raises errors of all types for a storage that it can't read, and the reason is always a damaged file or a
-    wrong URL.
+    Raises :class:`UserError` if there is none, or if it can't be read.
     """
+    where = spec.tune.storage or spec.folder / JOURNAL
+    if isinstance(where, Path) and not where.exists():
+        raise UserError(f"there is no study {where}")
+    storage = _journal(where) if isinstance(where, Path) else open_storage(where)
     try:
-        yield
-    except Exception as error:
-        raise UserError(f"{where} can't be read as a study: {type(error).__name__}: {first_line(error)}") from None
+        return optuna.load_study(study_name=study_name(spec), storage=storage)
+    except KeyError:
+        raise UserError(f"there is no study {study_name(spec)!r} in {where}") from None

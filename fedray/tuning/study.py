@@ -10,14 +10,14 @@ import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler, CmaEsSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fedray.tuning.space import Space, Values
@@ -31,8 +31,7 @@ VALUES, ERROR = "values", "error"
 """User attributes of a trial: the sampled values as JSON, and why the trial failed."""
 
 
-@dataclass(frozen=True)
-class AskedTrial:
+class AskedTrial(NamedTuple):
     """A trial that the study wants run: its number in the study, and a value for each searched key."""
 
     number: int
@@ -84,7 +83,6 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     def best(self) -> list[FrozenTrial]:
-        """Returns what :func:`best_trials` finds in this study."""
         return best_trials(self._study)
 
     def count(self, *states: TrialState) -> int:
@@ -97,7 +95,8 @@ class Study:
             frozen = self._interrupted.pop(0)
             trial = Trial(self._study, frozen._trial_id)
         else:
-            # the sampler is seeded anew for each trial: one seed for each process would draw the same values again
+            # each trial has a sampler with another seed: with one seed for all, a process that continues the study
+            # would draw the same values again
             self._study.sampler = self._make_sampler(len(self.trials))
             trial = self._study.ask()
         # for an interrupted trial Optuna returns the values that it has recorded
@@ -124,37 +123,30 @@ class Study:
 
         Values that are not finite become the worst possible ones, because Optuna refuses NaN.
         """
-        worst = {"MAXIMIZE": -math.inf, "MINIMIZE": math.inf}
-        directions = [direction.name for direction in self._study.directions]
-        finite = [v if math.isfinite(v) else worst[way] for v, way in zip(values, directions, strict=True)]
-        self._study.tell(self._running[number], finite)
-        del self._running[number]
+        worst = {StudyDirection.MAXIMIZE: -math.inf, StudyDirection.MINIMIZE: math.inf}
+        pairs = zip(values, self._study.directions, strict=True)
+        ends = [value if math.isfinite(value) else worst[direction] for value, direction in pairs]
+        self._study.tell(self._running.pop(number), ends)
 
     def prune(self, number: int) -> None:
         """Records that a trial was pruned. Its last intermediate value becomes its value."""
-        self._study.tell(self._running[number], state=TrialState.PRUNED)
-        del self._running[number]
+        self._study.tell(self._running.pop(number), state=TrialState.PRUNED)
 
     def fail(self, number: int, error: str) -> None:
         """Records that a trial failed with ``error``."""
-        trial = self._running[number]
+        trial = self._running.pop(number)
         trial.set_user_attr(ERROR, error)
         self._study.tell(trial, state=TrialState.FAIL)
-        del self._running[number]
 
     @property
     def failed(self) -> list[FrozenTrial]:
         """The trials that failed and have not been queued again."""
         again = {trial.user_attrs.get("retries") for trial in self.trials}
-        return [
-            t for t in self.trials if t.state == TrialState.FAIL and t.number not in again and VALUES in t.user_attrs
-        ]
+        failed = [trial for trial in self.trials if trial.state == TrialState.FAIL and VALUES in trial.user_attrs]
+        return [trial for trial in failed if trial.number not in again]
 
     def retry_failed(self) -> int:
-        """Queues the values of each failed trial once more, as a new trial.
-
-        Returns how many trials were queued. A trial that was queued again earlier is left out.
-        """
+        """Queues the values of each trial in ``failed`` once more, as a new trial. Returns how many there are."""
         failed = self.failed
         for trial in failed:
             self._study.enqueue_trial(trial.params, user_attrs={"retries": trial.number})
@@ -184,7 +176,7 @@ class Study:
 
 def sampled_values(trial: FrozenTrial) -> Values:
     """Returns the values that were sampled for a trial which has been handed out."""
-    return json.loads(trial.user_attrs[VALUES])
+    return dict(json.loads(trial.user_attrs[VALUES]))
 
 
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:

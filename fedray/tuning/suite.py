@@ -1,7 +1,7 @@
 """Reads and runs a suite: a fair comparison of algorithms.
 
-Each algorithm is tuned with the same budget on its own space. Then the best trial of each runs on seeds that no trial
-had, and these runs are compared. A suite is a file:
+Each algorithm is tuned with the same budget, on a space for this algorithm. Then the best trial of each runs on seeds
+that no trial had, and these runs are compared. A suite is a file:
 
 about: what is compared
 base: {data.source: sample, run.rounds: 40}      # the same for all algorithms
@@ -12,16 +12,16 @@ seeds: 3                                         # on so many fresh seeds the wi
 tune: {trials: 8}                                # the keys of TuneConfig, for each algorithm
 
 The hyper-parameters of an algorithm itself, that is ``algorithm.*`` and those of the optimizers
-(:data:`OF_OPTIMIZERS`), are set or searched as its own space file says, unless the suite sets or searches the key for
+(:data:`OF_OPTIMIZERS`), are set or searched as its space file says, unless the suite sets or searches the key for
 all. All other keys are taken from the suite alone: data, model, rounds, local work, cohort and batch size. Model head,
-weighting and public set are the same for all (:mod:`fedray.tuning.alike`).
+weighting and public set are the same for all, so that nothing but the algorithm differs (:func:`_share_settings`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +29,6 @@ from pydantic import Field
 
 from fedray.config import ScheduleConfig, Section, Whole, assign, check, dump_yaml, flat, load, read_file
 from fedray.errors import UserError, near_miss
-from fedray.tuning.alike import algorithm_of, share_settings
 from fedray.tuning.driver import load_own, run_sweeps, start_ray
 from fedray.tuning.finals import Final, FinalRuns, label_of
 from fedray.tuning.settings import section
@@ -47,15 +46,18 @@ from fedray.tuning.view import View
 from fedray.util.files import write_whole
 
 if TYPE_CHECKING:
+    from fedray.algorithms import Algorithm
     from fedray.tuning.sweep import Sweep
 
+SUITE_RECORD = "suite.yaml"
+"""The file in a suite's folder by which it is known."""
 
 OF_OPTIMIZERS = (
     "train.lr", "train.server_lr", "train.momentum", "train.nesterov", "train.weight_decay",
     "train.decay_norms_and_biases", "train.grad_clip", "train.lr_decay",
     *(f"train.{rate}_schedule.{key}" for rate in ("lr", "server_lr") for key in ScheduleConfig.model_fields),
 )  # fmt: skip
-"""Hyper-parameters outside ``algorithm.*`` that an algorithm's own space file may set or search in a suite."""
+"""Hyper-parameters outside ``algorithm.*`` that an algorithm's space file may set or search in a suite."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,15 @@ class Suite:
         """What runs on fresh seeds: the best trial of each sweep, and perhaps a second one of the baseline.
 
         If the server of some algorithm trains on a public set and the baseline does not use it, the baseline also runs
-        with the public samples dealt to its clients, so that both train on the same labelled samples.
+        with the public samples spread over its clients, so that both train on the same labelled samples.
         """
-        finals = [Final(spec) for spec in self.specs]
-        if (
-            not algorithm_of(self.baseline).needs_public
-            and self.baseline.base.get("data.public_samples", "auto") not in ("auto", 0)
-            and self.baseline.base.get("data.public_to", "server") == "server"
-            and any(algorithm_of(spec).needs_public for spec in self.specs)
-        ):
-            dealt = {"data.public_to": "clients"}
-            finals.append(Final(self.baseline, dealt, "the public samples dealt to its clients", "public-dealt"))
+        finals, base = [Final(spec) for spec in self.specs], self.baseline.base
+        is_held_out = base.get("data.public_samples", "auto") not in ("auto", 0)
+        is_for_server = base.get("data.public_to", "server") == "server"
+        with_public = [spec for spec in self.specs if _algorithm_of(spec).needs_public]
+        if is_held_out and is_for_server and with_public and self.baseline not in with_public:
+            to_clients = {"data.public_to": "clients"}
+            finals.append(Final(self.baseline, to_clients, "the public samples dealt to its clients", "public-dealt"))
         return finals
 
     def write_record(self) -> None:
@@ -101,10 +101,6 @@ class Suite:
         record = {"algorithms": algorithms, "baseline": label_of(self.baseline), "seeds": self.seeds}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / SUITE_RECORD, dump_yaml(record))
-
-
-SUITE_RECORD = "suite.yaml"
-"""The file in a suite's folder by which it is known."""
 
 
 def suite_of_folder(folder: Path) -> Suite:
@@ -145,7 +141,7 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
     for override in overrides:
         assign(overridden, override)
     overridden["tune"] = dict(section(overridden, "tune", ""))
-    own_name = overridden["tune"].pop("name", None) or path.stem
+    suite_name = overridden["tune"].pop("name", None) or path.stem
     common = _Common(
         read_base(values.get("base"), path, where),
         section(values, "space", where),
@@ -153,9 +149,9 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
         flat(overridden),
     )
     if "algorithm.name" in common.base or "algorithm.name" in common.overrides:
-        raise UserError(f"{where}algorithm.name is each algorithm's own: leave it out of what a suite has in common")
-    read = [_of_algorithm(str(each), f"{own_name}/", common, path) for each in algorithms]
-    specs = [spec for spec, _ in read]
+        raise UserError(f"{where}algorithm.name comes from each space file: leave it out of what a suite has in common")
+    sweeps = [_sweep_of_algorithm(str(each), f"{suite_name}/", common, path) for each in algorithms]
+    specs = [spec for spec, _ in sweeps]
     if len({spec.name for spec in specs}) < len(specs):
         raise UserError(f"{where}algorithms: two of them have the same name: {[spec.name for spec in specs]}")
     if len(specs[0].tune.objective) > 1:
@@ -166,9 +162,9 @@ def read_suite(name: str | Path, overrides: Iterable[str] = ()) -> Suite:
         raise UserError(
             f"{where}baseline: {baseline!r} is none of the suite's algorithms{near_miss(str(baseline), labels)}"
         )
-    specs, notes = share_settings(specs)
-    notes += [*_notes_on_own(specs, common), *_notes_on_dropped(specs, [dropped for _, dropped in read])]
-    return Suite(own_name, specs, specs[labels.index(baseline)], seeds, notes)
+    specs, notes = _share_settings(specs)
+    notes += [*_notes_on_optimizers(specs, common), *_notes_on_dropped(specs, [dropped for _, dropped in sweeps])]
+    return Suite(suite_name, specs, specs[labels.index(baseline)], seeds, notes)
 
 
 @dataclass(frozen=True)
@@ -181,33 +177,29 @@ class _Common:
     overrides: Mapping[str, Any]
 
     def leaves(self, key: str) -> bool:
-        """Returns whether the suite leaves ``key`` to the space file of each algorithm.
+        """Whether ``key`` is a hyper-parameter of an algorithm itself that the suite neither sets nor searches."""
+        is_of_algorithm = key.startswith("algorithm.") or key in OF_OPTIMIZERS
+        return is_of_algorithm and not any(key in keys for keys in (self.base, self.space, self.overrides))
 
-        That is so if it is a hyper-parameter of the algorithm itself, and the suite neither sets nor searches it.
-        """
-        own = key.startswith("algorithm.") or key in OF_OPTIMIZERS
-        return own and not any(key in claimed for claimed in (self.base, self.space, self.overrides))
+    def left_of(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those of an algorithm's ``keys`` that the suite leaves to it."""
+        return {key: value for key, value in keys.items() if self.leaves(str(key))}
 
 
-def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple[SweepSpec, list[str]]:
+def _sweep_of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple[SweepSpec, list[str]]:
     """Returns the sweep of one algorithm, and the keys that its space file searches and the suite does not."""
     beside = suite.parent / name
     path = find_file(beside if beside.is_file() else name, known_spaces(), "space file")
-    values = read_file(path)
-    where = f"{path}: "
-
-    def own(keys: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in keys.items() if common.leaves(str(key))}
-
+    values, where = read_file(path), f"{path}: "
     raw_spaces = section(values, "spaces", where)
     spaces = {str(each): section(raw_spaces, each, where) for each in raw_spaces}
-    whole = {
-        "base": {**own(read_base(values.get("base"), path, where)), **common.base},
-        "spaces": {each: {**own(space), **common.space} for each, space in spaces.items()},
-        "first": [kept for each in first_of(values, where) if (kept := own(each))],
+    sweep = {
+        "base": {**common.left_of(read_base(values.get("base"), path, where)), **common.base},
+        "spaces": {each: {**common.left_of(space), **common.space} for each, space in spaces.items()},
+        "first": [left for each in first_of(values, where) if (left := common.left_of(each))],
         "tune": {**common.tune, "name": prefix + path.stem},
     }
-    (spec,) = read_sweeps(whole, [f"{key}={json.dumps(value)}" for key, value in common.overrides.items()])
+    (spec,) = read_sweeps(sweep, [f"{key}={json.dumps(value)}" for key, value in common.overrides.items()])
     dropped = [key for key in spaces[str(spec.tune.space)] if key not in spec.raw_space]
     # a key is not searched either if its condition is on one of these keys, and the suite's value does not meet it
     dropped += [
@@ -218,11 +210,49 @@ def _of_algorithm(name: str, prefix: str, common: _Common, suite: Path) -> tuple
     return spec, [*dropped, *(["environments"] if values.get("environments") else [])]
 
 
-def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
-    """Returns a line for each hyper-parameter of the optimizers that space files set or search.
+def _algorithm_of(spec: SweepSpec) -> type[Algorithm]:
+    from fedray.algorithms import find_algorithm
 
-    The line says which algorithms have which value.
+    return find_algorithm(load(spec.base).algorithm.name)
+
+
+def _share_settings(specs: Sequence[SweepSpec]) -> tuple[list[SweepSpec], list[str]]:
+    """Returns the sweeps with the same model head, weighting and public set, where the suite leaves these open.
+
+    With ``auto``, some algorithms put a projection head on the model, weigh clients as their paper does, or hold
+    samples out for the server. All get the smallest head with which each can work, weights by numbers of samples, and
+    the data source's public set if any algorithm needs one. The second value has a line for the user for each setting
+    that some of the algorithms would not have by themselves.
     """
+    from fedray.data.sources.source import source_of
+    from fedray.models.heads import DEFAULT
+
+    algorithms = {label_of(spec): _algorithm_of(spec) for spec in specs}
+    with_head = [label for label, each in algorithms.items() if each.needs_head != "nothing"]
+    uniform = [label for label, each in algorithms.items() if each.weighting != "samples"]
+    with_public = [label for label, each in algorithms.items() if each.needs_public]
+    head = max((each.needs_head for each in algorithms.values()), key=list(DEFAULT).index)
+    why = {
+        "model.head": f"because {' and '.join(with_head)} can't do without" if with_head else "",
+        "train.weighting": f"although the papers of {', '.join(uniform)} have uniform weights" if uniform else "",
+        "data.public_samples": "held out of the clients' samples because the server of "
+        f"{' and '.join(with_public)} trains on them" if with_public else "",
+    }  # fmt: skip
+    common: dict[str, Any] = {"model.head": DEFAULT[head], "train.weighting": "samples", "data.public_samples": 0}
+    common = {key: common[key] for key in common if not any(key in {**each.base, **each.raw_space} for each in specs)}
+    if with_public and "data.public_samples" in common:
+        config = load(specs[0].base)
+        common["data.public_samples"] = source_of(config.data, config.task).public_by_default
+    notes = [
+        f"{key}={value} for all algorithms, {why[key]}; {key}=auto gives each algorithm what it has by itself"
+        for key, value in common.items()
+        if why[key]
+    ]
+    return [replace(spec, base={**spec.base, **common}) for spec in specs], notes
+
+
+def _notes_on_optimizers(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
+    """Returns a line for each hyper-parameter of the optimizers that space files set or search: who has which value."""
     defaults = flat(load({}).model_dump())
     notes = []
     for key in filter(common.leaves, OF_OPTIMIZERS):
@@ -234,12 +264,11 @@ def _notes_on_own(specs: Sequence[SweepSpec], common: _Common) -> list[str]:
         if found:
             parts = [f"{how} for {', '.join(labels)}" for how, labels in found.items()]
             parts += [f"{defaults[key]} for the others"] if others else []
-            notes.append(f"{key} is each algorithm's own, from its space file: {'; '.join(parts)}")
+            notes.append(f"{key} comes from each algorithm's space file: {'; '.join(parts)}")
     return notes
 
 
 def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str]]) -> list[str]:
-    """Returns a line that lists what space files search and this suite does not; an empty list if there is nothing."""
     found: dict[str, list[str]] = {}
     for spec, keys in zip(specs, dropped, strict=True):
         for key in keys:
@@ -251,15 +280,20 @@ def _notes_on_dropped(specs: Sequence[SweepSpec], dropped: Sequence[Sequence[str
 def run_suite(
     suite: Suite, view: View | None = None, retry_failed: bool = False
 ) -> Literal["completed", "incomplete", "interrupted"]:
-    """Runs a suite to its end or continues it, and returns how that ended.
+    """Runs a suite to its end, or continues one that was stopped or killed.
 
-    "completed": the best trial of every algorithm has run on all fresh seeds. "incomplete": no trial of some algorithm
-    completed with finite values, or a final run on a fresh seed failed; why it did was shown in ``view``.
-    "interrupted": the user stopped the suite. It goes on if it is run again, and final runs that failed are then tried
-    again.
+    Args:
+        suite: What :func:`read_suite` has read.
+        view: Shows the progress; None shows nothing.
+        retry_failed: Whether trials that failed in an earlier call run once more.
 
-    ``view`` shows the progress; None shows nothing. ``retry_failed`` runs the trials that failed in an earlier call
-    once more.
+    Returns:
+        "completed" if the best trial of every algorithm has run on all fresh seeds. "incomplete" if no trial of some
+        algorithm completed with finite values, or a final run failed, as was shown in ``view``; failed final runs are
+        tried again in the next call. "interrupted" if the user stopped it.
+
+    Raises:
+        UserError: Something can't be searched as asked.
     """
     view = view or View(quiet=True)
     finals: list[FinalRuns] = []
@@ -276,5 +310,5 @@ def run_suite(
         results = run_sweeps(suite.specs, load_own(suite.specs[0]), start, view, retry_failed, final_runs)
     if any(result.interrupted for result in results):
         return "interrupted"
-    whole = all(result.best for result in results) and not any(each.failures for each in finals)
-    return "completed" if whole else "incomplete"
+    is_complete = all(result.best for result in results) and not any(each.failures for each in finals)
+    return "completed" if is_complete else "incomplete"

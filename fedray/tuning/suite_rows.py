@@ -1,14 +1,11 @@
-"""Computes the rows of a suite's table from run folders: accuracies over seeds, costs, differences to a baseline.
-
-A :class:`Row` stands for an algorithm with fixed hyper-parameters that was run once for each of several seeds. The runs
-need not come from a sweep.
-"""
+"""Computes the rows of a suite's table from run folders: accuracies over seeds, costs, differences to a baseline."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +26,13 @@ REACHED = ("target", "reached", "rounds_to", "rounds_bound", "bytes_to", "bytes_
 """The further columns that are those of :func:`~fedray.results.outcomes.reaching`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One row of the table: an algorithm with fixed hyper-parameters, run once for each of several seeds.
 
-    ``folders`` has the run folder of each seed. ``measure`` is the number by which the row is compared; the table's
-    columns call it ``accuracy``. ``facts`` are further columns of the table; a fact with the name of a computed column
-    replaces it.
+    ``folders`` has the run folder of each seed; the runs need not come from a sweep. ``measure`` is the number by which
+    the row is compared; the table's columns call it ``accuracy``. ``facts`` are further columns of the table; a fact
+    with the name of a computed column replaces it.
     """
 
     label: str
@@ -43,17 +40,13 @@ class Row:
     measure: Measure = field(default_factory=Measure)
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-
-def read_runs(row: Row) -> list[RecordedRun]:
-    """Reads the runs of a row from its run folders, and returns them in the order of ``row.folders``.
-
-    Raises :class:`UserError` for a folder that is damaged.
-    """
-    return [run_of(folder) for folder in row.folders]
+    @cached_property
+    def runs(self) -> list[RecordedRun]:
+        """The runs in ``folders``. Raises :class:`UserError` for a folder that is damaged."""
+        return [_read(folder) for folder in self.folders]
 
 
-def run_of(folder: Path) -> RecordedRun:
-    """Reads the run in ``folder``. Raises :class:`UserError` if it is damaged."""
+def _read(folder: Path) -> RecordedRun:
     found = read_run(folder)
     if not isinstance(found, RecordedRun):
         raise UserError(f"{folder} can't be compared: {found.reason}")
@@ -76,36 +69,32 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     - ``target``; ``reached``: how many runs reached it; ``rounds_to``, ``bytes_to``: what they took to reach it;
       ``rounds_bound``, ``bytes_bound``: what it took more than, if these are infinite
       (:func:`~fedray.results.outcomes.to_reach`).
-    - ``differences``: to the baseline, for each seed whose run ended in both rows; ``difference``,
-      ``difference_margin``: their mean and its margin; ``p``: of the paired t-test; ``p_holm``: the same, corrected by
-      Holm's rule over all rows that have one.
+    - ``differences``, ``difference``, ``difference_margin``, ``p``: to the baseline, over the seeds whose run ended in
+      both rows (:func:`~fedray.results.outcomes.difference`); ``p_holm``: corrected by Holm's rule over all rows.
 
-    Rows are sorted by mean accuracy, rounded to the hundredth of a percent that is shown. Of two rows with the same,
-    the one with fewer diverged runs comes first. Rows without any run that ended come last.
+    Rows are sorted by :func:`~fedray.results.outcomes.order_of`.
     """
-    runs = {row.label: read_runs(row) for row in rows}
-    found = [outcome(runs[row.label], row.measure) if row.folders else {} for row in rows]
-    finals = [{run.seeds: run.final(row.measure) for run in runs[row.label] if not run.diverged} for row in rows]
-    of_baseline = next((place for place, row in enumerate(rows) if row.label == baseline), None)
+    found = [outcome(row.runs, row.measure) if row.folders else {} for row in rows]
+    finals = {row.label: Finals.of(row.runs, row.measure, lambda run: run.seeds) for row in rows}
     if target is None:
-        target = _target(rows, found, of_baseline)
+        target = _target(rows, found, baseline)
     lines = []
-    for place, row in enumerate(rows):
-        line = {"algorithm": row.label} | {NAMES[name]: found[place][name] for name in NAMES if name in found[place]}
+    for row, reached in zip(rows, found, strict=True):
+        line = {"algorithm": row.label} | {NAMES[name]: reached[name] for name in NAMES if name in reached}
         if row.folders:
-            reached = reaching(runs[row.label], row.measure, target)
-            line |= {name: reached[name] for name in REACHED}
-        if of_baseline is not None and place != of_baseline:
-            line |= difference(finals[place], finals[of_baseline])
+            to_target = reaching(row.runs, row.measure, target)
+            line |= {name: to_target[name] for name in REACHED}
+        if baseline in finals and row.label != baseline:
+            line |= difference(finals[row.label], finals[baseline])
         lines.append(line)
     correct(lines)
     order = sorted(range(len(rows)), key=lambda place: order_of(found[place], rows[place].measure))
     return pd.DataFrame([lines[place] | dict(rows[place].facts) for place in order])
 
 
-def _target(rows: Sequence[Row], found: Sequence[Mapping[str, Any]], of_baseline: int | None) -> float:
-    means = {place: each["final"] for place, each in enumerate(found) if not math.isnan(each.get("final", math.nan))}
-    if of_baseline in means:
-        return float(means[of_baseline])
-    sign = rows[0].measure.sign if rows else 1
-    return sign * min((sign * mean for mean in means.values()), default=math.nan)
+def _target(rows: Sequence[Row], found: Sequence[Mapping[str, Any]], baseline: str | None) -> float:
+    finals = {row.label: float(each.get("final", math.nan)) for row, each in zip(rows, found, strict=True)}
+    means = {label: mean for label, mean in finals.items() if not math.isnan(mean)}
+    if baseline in means:
+        return means[baseline]
+    return min(means.values(), key=lambda mean: rows[0].measure.sign * mean, default=math.nan)

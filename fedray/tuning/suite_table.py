@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from optuna.trial import FrozenTrial
 
 from fedray.results.curves import mean_curve
 from fedray.results.measure import Measure
@@ -19,16 +17,14 @@ from fedray.results.panel import Curve, Panel, bands_caption, draw_panels, parts
 from fedray.results.statistics import with_interval
 from fedray.results.style import lines_for
 from fedray.results.tables import amount, markdown, p_value
-from fedray.tracking.folder import read_metrics
-from fedray.tuning.finals import Final, fresh_seeds, is_finished, label_of
+from fedray.results.unequal import public_samples
+from fedray.tuning.finals import fresh_seeds, is_finished, label_of
 from fedray.tuning.recorded import objective_of
 from fedray.tuning.report import STATES, state_of
-from fedray.tuning.spec import SweepSpec
 from fedray.tuning.storage import study_of
 from fedray.tuning.study import best_trials, sampled_values
 from fedray.tuning.suite import OF_OPTIMIZERS, Suite
-from fedray.tuning.suite_facts import facts_of
-from fedray.tuning.suite_rows import Row, compare_rows, read_runs, run_of
+from fedray.tuning.suite_rows import Row, compare_rows
 from fedray.tuning.view import format_values
 from fedray.util.files import replacement_of, write_whole
 
@@ -48,72 +44,73 @@ def suite_table(suite: Suite) -> pd.DataFrame:
     :func:`fedray.tuning.suite_rows.compare_rows` describes its columns. The target is the last of run.targets, or the
     mean accuracy of the baseline if there are none.
     """
+    return _compared(suite, suite_rows(suite))
+
+
+def _compared(suite: Suite, rows: Sequence[Row]) -> pd.DataFrame:
     targets = suite.specs[0].base.get("run.targets")
-    return compare_rows(suite_rows(suite), baseline_of(suite), float(targets[-1]) if targets else None)
-
-
-def baseline_of(suite: Suite) -> str:
-    """Returns the label of the row with which the others are compared."""
-    return label_of(suite.baseline)
+    return compare_rows(rows, label_of(suite.baseline), float(targets[-1]) if targets else None)
 
 
 def suite_rows(suite: Suite) -> list[Row]:
     """Returns the rows of the table: one for each final of the suite.
 
     Where an algorithm's server trains a representation model, a further row shows what that model reaches alone, in the
-    same runs. The facts of a row are: ``trials``, how many have ended, and how many of them are ``complete``,
+    same runs. The facts of a row are: ``trials``, how many were begun, and how many of them are ``complete``,
     ``pruned``, ``diverged`` and ``failed``; ``seeds_asked``; ``winner``, the number of the best trial; ``validation``,
     its value of the objective, which is left out if keys were changed since; ``with``, the values that it ran with and
-    others did not; and those of :func:`fedray.tuning.suite_facts.facts_of`.
+    others did not; ``parameters`` of its model; ``weighting`` of its clients; and ``public_samples`` that were trained
+    on (:func:`~fedray.results.unequal.public_samples`).
     """
     rows = []
     differ = [key for key in OF_OPTIMIZERS if len({spec.base.get(key) for spec in suite.specs}) > 1]
     for final in suite.finals:
-        best = _winner(final.spec)
-        folders = _folders(final, best, suite.seeds)
-        states = Counter(map(state_of, _ended(study_of(final.spec))))
-        facts: dict[str, Any] = {"trials": sum(states.values())}
-        facts |= {state: states[state] for state in ("complete", "pruned", "diverged", "failed")}
-        facts |= facts_of(run_of(folders[0])) if folders else {}
-        facts |= {"seeds_asked": suite.seeds}
-        if best is not None:
-            own = {key: final.spec.base[key] for key in differ if key in final.spec.base}
-            facts |= {"winner": best.number, "with": format_values(own | sampled_values(best))}
-        tuned = {"validation": best.value} if best is not None and not final.changed else {}
-        measure = _measure_of(folders)
-        rows.append(Row(final.label, folders, measure, facts | tuned))
+        study = study_of(final.spec)
+        states = Counter(state_of(trial) for trial in study.get_trials(deepcopy=False) if trial.state in STATES)
+        counts = {state: states[state] for state in ("complete", "pruned", "diverged", "failed")}
+        facts: dict[str, Any] = {"trials": states.total(), **counts, "seeds_asked": suite.seeds}
+        row, measure, tuned = Row(final.label, []), Measure(), {}
+        for best in best_trials(study)[:1]:
+            runs = [final.folder(best.number) / f"seed-{seed}" for seed in fresh_seeds(final.spec, suite.seeds)]
+            row = replace(row, folders=[run for run in runs if is_finished(run)])
+            values = {key: final.spec.base[key] for key in differ if key in final.spec.base} | sampled_values(best)
+            facts |= {"winner": best.number, "with": format_values(values)}
+            tuned = {} if final.changed else {"validation": best.value}
+        if row.runs:
+            first = row.runs[0]
+            facts |= {"parameters": first.summary["parameters"], "weighting": first.settings["train.weighting"]}
+            facts |= {"public_samples": public_samples(first)}
+            measure = Measure(first.summary.get("metric", "accuracy"), first.summary.get("mode", "max"))
+        rows.append(replace(row, measure=measure, facts=facts | tuned))
         alone = replace(measure, of="representation")
-        if any(read_metrics(folder).get(alone.column, pd.Series()).notna().any() for folder in folders):
-            rows.append(Row(f"{final.label}, representation model alone", folders, alone, facts))
+        if any(run.rows.get(alone.column, pd.Series()).notna().any() for run in row.runs):
+            rows.append(Row(f"{final.label}, representation model alone", row.folders, alone, facts))
     # a row without runs is compared as the others are
     known = next((row.measure for row in rows if row.folders), Measure())
     return [row if row.folders else replace(row, measure=known) for row in rows]
 
 
-def _measure_of(folders: Sequence[Path]) -> Measure:
-    """Returns the main metric of runs on the test set, as their summaries name it."""
-    if not folders:
-        return Measure()
-    summary = json.loads((folders[0] / "summary.json").read_text())
-    return Measure(summary.get("metric", "accuracy"), summary.get("mode", "max"))
-
-
 def write_suite(suite: Suite) -> list[Path]:
     """Writes suite.csv, suite.md and curves.png in the suite's folder, and returns their paths."""
     paths = [suite.folder / name for name in ("suite.csv", "suite.md", "curves.png")]
-    table = suite_table(suite)
-    lists = [column for column in ("accuracies", "differences") if column in table]
-    write_whole(paths[0], table.assign(**{name: table[name].map(_spaced) for name in lists}).to_csv(index=False))
-    shown, notes = suite_for_people(suite)
+    rows = suite_rows(suite)
+    table = _compared(suite, rows)
+    lists = {name: table[name].map(_spaced) for name in ("accuracies", "differences") if name in table}
+    write_whole(paths[0], table.assign(**lists).to_csv(index=False))
+    shown, notes = _with_notes(suite, rows, table)
     write_whole(paths[1], markdown(shown) + (f"\n{notes}\n" if notes else ""))
-    draw_curves(suite_rows(suite), suite.name, paths[2])
+    draw_curves(rows, suite.name, paths[2])
     return paths
 
 
 def suite_for_people(suite: Suite) -> tuple[pd.DataFrame, str]:
     """Returns the table as it is shown to people, and the paragraph under it, which explains its numbers."""
-    rows, table, baseline = suite_rows(suite), suite_table(suite), baseline_of(suite)
-    measure = rows[0].measure
+    rows = suite_rows(suite)
+    return _with_notes(suite, rows, _compared(suite, rows))
+
+
+def _with_notes(suite: Suite, rows: Sequence[Row], table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    baseline, measure = label_of(suite.baseline), rows[0].measure
     is_target_given = bool(suite.specs[0].base.get("run.targets"))
     notes = _notes(table, baseline, is_target_given, measure) if "accuracy" in table else ""
     return _for_people(table, objective_of(suite.specs[0]), baseline, measure), notes
@@ -124,11 +121,9 @@ def _spaced(values: Any) -> str:
 
 
 def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measure: Measure) -> pd.DataFrame:
-    """Returns the table as it is shown to people.
+    """Returns the table as it is shown to people: accuracies in percent, bytes in megabytes, intervals beside means.
 
-    ``objective`` is what trials were compared by, None if no sweep has begun. Accuracies are in percent and bytes in
-    megabytes, intervals stand beside the means, and ``> R`` stands where the target was not reached in the R rounds or
-    megabytes of a whole run.
+    ``objective`` is what trials were compared by, None if no sweep has begun.
     """
     shown = table[["algorithm", "trials", "complete", "pruned", "diverged", "failed"]].copy()
     if "accuracy" not in table:
@@ -146,8 +141,7 @@ def _for_people(table: pd.DataFrame, objective: str | None, baseline: str, measu
         ]
     if "p_holm" in table:
         shown["p (Holm)"] = [p_value(p) for p in table["p_holm"]]
-    target = table["target"].max()
-    shown[f"reached {100 * target:.2f} %" if measure.percent else f"reached {target:.4g}"] = [
+    shown[f"reached {measure.shown(table['target'].max())}"] = [
         "" if math.isnan(row["seeds"]) else f"{row['reached']:.0f} of {row['seeds']:.0f}" for row in records
     ]
     shown["rounds to it (median)"] = [amount(row["rounds_to"], row["rounds_bound"]) for row in records]
@@ -209,22 +203,6 @@ def _notes(table: pd.DataFrame, baseline: str, is_target_given: bool, measure: M
     return " ".join([*lines, *NOTES, order])
 
 
-def _winner(spec: SweepSpec) -> FrozenTrial | None:
-    return next(iter(best_trials(study_of(spec))), None)
-
-
-def _ended(study: Any) -> list[FrozenTrial]:
-    return [trial for trial in study.get_trials(deepcopy=False) if trial.state in STATES]
-
-
-def _folders(final: Final, best: FrozenTrial | None, seeds: int) -> list[Path]:
-    """Returns the folders of those runs of a final that have ended; none if ``best``, its trial, is None."""
-    if best is None:
-        return []
-    folders = [final.folder(best.number) / f"seed-{seed}" for seed in fresh_seeds(final.spec, seeds)]
-    return [folder for folder in folders if is_finished(folder)]
-
-
 def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draws the mean accuracy (or other main metric) of each row over its iterations, with a band for its interval.
 
@@ -236,11 +214,10 @@ def draw_curves(rows: Sequence[Row], title: str, path: Path) -> None:
     for part in parts_of(rows):
         curves = []
         for row, line in zip(part, lines_for([row.label for row in part]).values(), strict=True):
-            runs = read_runs(row)
-            lost = sum(run.diverged for run in runs)
-            name = f"{row.label} ({lost} of {len(runs)} diverged)" if lost else row.label
-            if runs:
-                curves.append(Curve(name, line, mean_curve(runs, row.measure.column, "iterations")))
+            lost = sum(run.diverged for run in row.runs)
+            name = f"{row.label} ({lost} of {len(row.runs)} diverged)" if lost else row.label
+            if row.runs:
+                curves.append(Curve(name, line, mean_curve(row.runs, row.measure.column, "iterations")))
         ceiling = 100.0 if measure.percent else math.inf
         ylabel = f"test {measure.words}{measure.unit}"
         if curves:

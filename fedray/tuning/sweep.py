@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedray.config import dump_yaml, expand
 from fedray.errors import last_line
-from fedray.tuning.axis import STEPS, mean, value_of
+from fedray.tuning.axis import STEPS, amount
 from fedray.tuning.space import Values
 from fedray.tuning.spec import SweepSpec, first_seed, merge_settings
 from fedray.tuning.study import ENDED, Study, sampled_values
@@ -33,8 +34,8 @@ class RunningTrial:
     diverged: bool = False
 
 
-class SweepObserver(Protocol):
-    """An object that is told what happens in a sweep; :class:`fedray.tuning.view.View` shows it to the user."""
+class SweepView(Protocol):
+    """Is shown what happens in a sweep; :class:`fedray.tuning.view.View` shows it to the user."""
 
     def say(self, line: str) -> None:
         """Takes a line for the user."""
@@ -46,8 +47,8 @@ class SweepObserver(Protocol):
         """Is called when a trial of ``sweep`` has ended; ``how`` is complete, pruned, diverged or failed."""
 
 
-class SilentObserver:
-    """A :class:`SweepObserver` that ignores everything."""
+class NoView:
+    """A :class:`SweepView` that shows nothing."""
 
     def say(self, line: str) -> None: ...
 
@@ -72,7 +73,7 @@ class Sweep:
         self.objectives = list(spec.tune.objective)
         self.engine: Mapping[str, Any] = {}
         self.running: dict[int, RunningTrial] = {}
-        self.observer: SweepObserver = SilentObserver()
+        self.view: SweepView = NoView()
 
     @property
     def name(self) -> str:
@@ -135,22 +136,22 @@ class Sweep:
             self.study.complete(number, [math.nan] * len(self.objectives))
             self._end(number, "diverged")
         else:
-            self.study.complete(number, [mean(column) for column in zip(*trial.finals, strict=True)])
+            self.study.complete(number, [statistics.fmean(column) for column in zip(*trial.finals, strict=True)])
             self._end(number, "complete")
             self.write_best()
         return False
 
     def _record_round(self, number: int, trial: RunningTrial, message: Round) -> bool:
-        value = value_of(message.row, self.objectives[0])
-        trial.value = mean([*(final[0] for final in trial.finals), value])
+        value = amount(message.row, self.objectives[0])
+        trial.value = statistics.fmean([*(final[0] for final in trial.finals), value])
         steps = [message.run * STEPS + step for step in message.steps]
         # a trial is not stopped after its last round, because that would save nothing
         return self._record_steps(number, trial, steps, may_stop=not message.is_last)
 
     def _record_run_end(self, number: int, trial: RunningTrial, message: RunEnd) -> bool:
         trial.diverged |= message.status == "diverged"
-        trial.finals.append([value_of(message.row, name) for name in self.objectives])
-        trial.value = mean([final[0] for final in trial.finals])
+        trial.finals.append([amount(message.row, name) for name in self.objectives])
+        trial.value = statistics.fmean([final[0] for final in trial.finals])
         if trial.diverged or message.run + 1 == self.spec.tune.seeds:
             return False
         return self._record_steps(number, trial, [(message.run + 1) * STEPS], may_stop=True)
@@ -163,12 +164,12 @@ class Sweep:
             self.study.prune(number)
             self._end(number, "pruned")
         else:
-            self.observer.progress()
+            self.view.progress()
         return stop
 
     def trial_lost(self, key: str, error: str) -> None:
         self.running[int(key)] = RunningTrial(self.running[int(key)].values)
-        self.observer.say(f"{self.name}: trial {key}: {error}; it goes on from its last checkpoint")
+        self.view.say(f"{self.name}: trial {key}: {error}; it continues from its last checkpoint")
 
     def trial_failed(self, key: str, error: str) -> None:
         """Records a failed trial in the study, and its error in the file error.txt of its folder."""
@@ -178,10 +179,10 @@ class Sweep:
         write_whole(folder / "error.txt", error.rstrip() + "\n")
         self.study.fail(number, error)
         self._end(number, "failed")
-        self.observer.say(f"{self.name}: trial {number} failed: {last_line(error)} ({folder / 'error.txt'})")
+        self.view.say(f"{self.name}: trial {number} failed: {last_line(error)} ({folder / 'error.txt'})")
 
     def _end(self, number: int, how: str) -> None:
-        self.observer.ended(self, number, self.running.pop(number), how)
+        self.view.ended(self, number, self.running.pop(number), how)
 
     def write_best(self) -> None:
         """Writes the configuration of the best trial, for ``fedray run``, to best.yaml.

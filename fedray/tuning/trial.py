@@ -1,4 +1,4 @@
-"""Runs one trial in the process that computes it: its runs, one after another, each in its own folder. Uses no Ray."""
+"""Runs one trial in the process that computes it: its runs, one after another, each in a folder. Uses no Ray."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import shutil
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.config import load
 from fedray.engine.run import Report
 from fedray.errors import ClientError, UserError
-from fedray.tuning.axis import steps_reached, value_of
+from fedray.tuning.axis import amount, steps_reached
 
 if TYPE_CHECKING:
     from fedray.experiment.experiment import Own
@@ -61,7 +61,7 @@ class TrialEnd(NamedTuple):
     """A message that says that the trial ended. It is the last message of a trial.
 
     ``error`` says why the trial failed; it is None if it did not. ``interrupted`` says that the user stopped the
-    program, and that the trial has a checkpoint from which it goes on when the program is started again.
+    program, and that the trial has a checkpoint from which it continues when the program is started again.
     """
 
     error: str | None = None
@@ -76,31 +76,31 @@ Reporter = Callable[[Message], bool]
 
 
 def run_trial(
-    assignment: Assignment, own: Own, report: Reporter, interrupted: Callable[[], bool] = lambda: False
+    assignment: Assignment, custom: Own, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
     """Carries out all runs of a trial, and returns its last message.
 
     A run that its folder shows to be finished is not repeated but only reported, and one that was cut short continues
-    from its checkpoint. All runs are made from ``own``. ``report`` is called with the other messages of the trial, and
-    the trial ends if it returns True. ``interrupted`` is called after every round; if it returns True, the trial ends
-    there and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
+    from its checkpoint. All runs are made from ``custom``. ``report`` is called with the other messages of the trial,
+    and the trial ends if it returns True. ``interrupted`` is called after every round; if it returns True, the trial
+    ends there and keeps its checkpoint. Runs that will not be continued delete their checkpoints.
     """
     from fedray.api import run_experiment
 
     for number, settings in enumerate(assignment.runs):
-        step, rounds = 0, load(settings).rounds
+        config, step = load(settings), 0
 
-        def on_round(finished: Report, run: int = number, rounds: int = rounds) -> bool:
+        def on_round(finished: Report, run: int = number, rounds: int = config.rounds) -> bool:
             nonlocal step
             row = dict(finished.metrics)
             now = steps_reached(row, assignment.axis, assignment.budget)
-            if now == step or math.isnan(value_of(row, assignment.objective)):
+            if now == step or math.isnan(amount(row, assignment.objective)):
                 return interrupted()
             before, step = step, now
             is_last = finished.round == rounds and run + 1 == len(assignment.runs)
             return report(Round(run, range(before + 1, now + 1), row, is_last)) or interrupted()
 
-        result = run_experiment(load(settings), lambda: own, [on_round])
+        result = run_experiment(config, lambda: custom, [on_round])
         status, rows = result.summary["status"], result.metrics
         if status == "interrupted" and interrupted():
             return TrialEnd(interrupted=True)
@@ -114,50 +114,47 @@ def run_trial(
 class TrialThread:
     """A thread that runs a trial, and pauses at each message until the next one is asked for.
 
-    Ray Tune calls for a trial's results one at a time, whereas a trial computes on its own; the thread turns one into
-    the other. It begins with the first call of :meth:`next_message` and not before, because Tune may create a process
-    for a trial and then let another process run that trial.
+    Ray Tune calls for a trial's results one at a time, whereas a trial computes without asking; the thread turns one
+    into the other. It begins with the first call of :meth:`next_message` and not before, because Tune may create a
+    process for a trial and then let another process run that trial.
     """
 
-    def __init__(self, assignment: Assignment, own: Own, interrupted: Callable[[], bool]) -> None:
-        self._work = lambda: run_trial(assignment, own, self._report, interrupted)
-        # each message comes with the future in which the trial waits for its answer
-        self._messages: queue.Queue[tuple[Message, Future[bool]]] = queue.Queue()
-        self._answer: Future[bool] | None = None
+    def __init__(self, assignment: Assignment, custom: Own, interrupted: Callable[[], bool]) -> None:
+        self._work = partial(run_trial, assignment, custom, self._report, interrupted)
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        # whether the trial must stop: an answer to each message
+        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._must_stop = False
         self._thread = threading.Thread(target=self._run, name=assignment.key, daemon=True)
 
     def next_message(self) -> Message:
         """Lets the trial compute until it has its next message, and returns that.
 
-        A message is a :class:`Round`, a :class:`RunEnd` or, at the end, a :class:`TrialEnd`; there is none after that,
-        so that this must not be called again. Between two calls the trial waits, so that it can be stopped before it
-        computes further than what Tune has seen. If the trial raises, its error comes in the TrialEnd.
+        The last message is a :class:`TrialEnd`; this must not be called again after it. Between two calls the trial
+        waits, so that it can be stopped before it computes further than what Tune has seen. If the trial raises, its
+        error comes in the TrialEnd.
         """
-        if self._answer is None:
+        if self._thread.ident is None:
             self._thread.start()
         else:
-            self._answer.set_result(False)
-        message, self._answer = self._messages.get()
-        return message
+            self._answers.put(False)
+        return self._messages.get()
 
     def stop(self) -> None:
         """Stops the trial at the message that was returned last, and waits until it has ended.
 
         Does nothing if the trial has not begun.
         """
-        if self._answer is not None and not self._must_stop:
+        if self._thread.ident is not None:
             self._must_stop = True
-            self._answer.set_result(True)
+            self._answers.put(True)
             self._thread.join()
 
     def _report(self, message: Message) -> bool:
-        """Hands over a message from the trial's thread, and waits for the answer, whether the trial must stop."""
         if self._must_stop:
             return True
-        answer: Future[bool] = Future()
-        self._messages.put((message, answer))
-        return answer.result()
+        self._messages.put(message)
+        return self._answers.get()
 
     def _run(self) -> None:
         try:
@@ -166,4 +163,4 @@ class TrialThread:
             end = TrialEnd(str(known))
         except BaseException:
             end = TrialEnd(traceback.format_exc())
-        self._messages.put((end, Future()))
+        self._messages.put(end)

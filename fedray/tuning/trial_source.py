@@ -66,17 +66,17 @@ class CombinedTrialSource:
         return None
 
     def report(self, key: str, message: Message) -> bool:
-        source, own_key = self._find(key)
-        return source.report(own_key, message)
+        source, key_there = self._find(key)
+        return source.report(key_there, message)
 
     def trial_lost(self, key: str, error: str) -> None:
-        source, own_key = self._find(key)
-        source.trial_lost(own_key, error)
+        source, key_there = self._find(key)
+        source.trial_lost(key_there, error)
 
     def trial_failed(self, key: str, error: str) -> None:
-        source, own_key = self._find(key)
-        source.trial_failed(own_key, error)
+        source, key_there = self._find(key)
+        source.trial_failed(key_there, error)
 
     def _find(self, key: str) -> tuple[TrialSource, str]:
-        number, _, own_key = key.partition("/")
-        return self.sources[int(number)], own_key
+        number, _, key_there = key.partition("/")
+        return self.sources[int(number)], key_there

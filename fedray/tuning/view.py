@@ -27,9 +27,9 @@ TABLE_SECONDS = 0.2
 
 
 class View:
-    """A :class:`~fedray.tuning.sweep.SweepObserver` that shows several sweeps on one console.
+    """Shows several sweeps on one console. With ``quiet`` it shows nothing, and gives the lines to ``warn``.
 
-    With ``quiet`` it shows nothing, and gives the lines to ``warn``.
+    It is a :class:`~fedray.tuning.sweep.SweepView`, which says when its methods are called.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class View:
         self._shown = now
         if self._live:
             self._live.update(self._table(), refresh=True)
-        else:
-            for sweep in self.sweeps:
-                running = sorted(sweep.running.items())
-                if parts := [f"{number} {sweep.fraction_done(trial):.0%}" for number, trial in running]:
-                    self.say(f"{sweep.name} {_counts(sweep)}: running {', '.join(parts)}{self._remaining_in_words()}")
+            return
+        for sweep in self.sweeps:
+            parts = [f"{number} {sweep.fraction_done(trial):.0%}" for number, trial in sorted(sweep.running.items())]
+            if parts:
+                self.say(f"{sweep.name} {_counts(sweep)}: running {', '.join(parts)}{self._time_left()}")
 
     def ended(self, sweep: Sweep, number: int, trial: RunningTrial, how: str) -> None:
-        """Shows that a trial has ended, and with which value."""
+        """Shows that a trial has ended, and with which value; ``how`` is complete, pruned, diverged or failed."""
         self._ended += 1
         if self._live:
             self._shown = 0.0
@@ -90,40 +90,33 @@ class View:
         self._shown = time.monotonic()
         value = f" {sweep.objectives[0]} {trial.value:.4f}" if math.isfinite(trial.value) else ""
         with_values = f"{how}{value} ({format_values(trial.values)})"
-        self.say(f"{sweep.name} {_counts(sweep)}: trial {number} {with_values}{self._remaining_in_words()}")
+        self.say(f"{sweep.name} {_counts(sweep)}: trial {number} {with_values}{self._time_left()}")
 
-    def _remaining(self) -> float | None:
-        """Estimates the seconds that are left from the number of trials done so far; None before any is begun."""
+    def _time_left(self) -> str:
+        """Estimates the time that is left from the trials done so far; empty before any is begun."""
         begun = [sweep.fraction_done(trial) for sweep in self.sweeps for trial in sweep.running.values()]
         done = self._ended + sum(begun)
         left = sum(sweep.study.left(sweep.total) for sweep in self.sweeps) + sum(1 - part for part in begun)
-        return left * (time.monotonic() - self._start_time) / done if done and left else None
-
-    def _remaining_in_words(self) -> str:
-        remaining = self._remaining()
-        return f"  {clock(remaining)} left" if remaining is not None else ""
+        return f"  {clock(left * (time.monotonic() - self._start_time) / done)} left" if done and left else ""
 
     def _table(self) -> Group:
-        table = Table(box=None, pad_edge=False)
-        for title in ("sweep", "ended", "pruned", "failed", "best", "of trial", "with"):
-            table.add_column(title, justify="left" if title in ("sweep", "with") else "right")
-        running = Table(box=None, pad_edge=False)
-        for title in ("running", "trial", "done", "now", "with"):
-            running.add_column(title, justify="left" if title in ("running", "with") else "right")
+        sweeps = _empty_table("sweep", "ended", "pruned", "failed", "best", "of trial", "with")
+        running = _empty_table("running", "trial", "done", "now", "with")
         for sweep in self.sweeps:
-            study = sweep.study
-            table.add_row(
-                sweep.name,
-                _counts(sweep),
-                str(study.count(TrialState.PRUNED)),
-                str(study.count(TrialState.FAIL)),
-                *_best_cells(sweep),
-            )
+            pruned, failed = (str(sweep.study.count(state)) for state in (TrialState.PRUNED, TrialState.FAIL))
+            sweeps.add_row(sweep.name, _counts(sweep), pruned, failed, *_best_cells(sweep))
             for number, trial in sorted(sweep.running.items()):
                 value = f"{trial.value:.4f}" if math.isfinite(trial.value) else ""
                 done = f"{sweep.fraction_done(trial):.0%}"
                 running.add_row(sweep.name, str(number), done, value, format_values(trial.values))
-        return Group(table, *([running] if running.row_count else []), self._remaining_in_words().strip())
+        return Group(sweeps, *([running] if running.row_count else []), self._time_left().strip())
+
+
+def _empty_table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="left" if place in (0, len(titles) - 1) else "right")
+    return table
 
 
 def _counts(sweep: Sweep) -> str:
@@ -132,11 +125,7 @@ def _counts(sweep: Sweep) -> str:
 
 
 def _best_cells(sweep: Sweep) -> tuple[str, str, str]:
-    """Returns the best value so far, its trial and what was sampled for it, as texts.
-
-    With several objectives, the first text has the size of the front and the others are empty; all are if there is no
-    best trial.
-    """
+    """Returns the best value so far, its trial and its sampled values; the size of the front of several objectives."""
     best = sweep.study.best()
     if not best:
         return "", "", ""

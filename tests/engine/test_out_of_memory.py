@@ -75,7 +75,7 @@ def test_killed_by_rays_memory_monitor(command: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     line = (
-        r"died: .* killed due to the node running low on memory.*; (it goes on from its|going back to the) last check"
+        r"died: .* killed due to the node running low on memory.*; (it continues from its|going back to the) last check"
     )
     assert re.search(line, done.stdout)
     assert "Traceback" not in done.stdout

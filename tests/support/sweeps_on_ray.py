@@ -12,7 +12,8 @@ from small_sweeps import SPACE
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning import tune
 from fedray.tuning.report import state_of
-from fedray.tuning.storage import read_study
+from fedray.tuning.spec import read_sweeps
+from fedray.tuning.storage import study_of
 
 
 def described(space=SPACE, **base: Any) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def go(folder: Path, *overrides: str, sweep=None, **options: Any):
 
 def trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
     """Returns the trials that the study in a sweep's folder holds."""
-    return read_study(folder / "study.journal", "sweep").get_trials(deepcopy=False)
+    return study_of(*read_sweeps(folder)).get_trials(deepcopy=False)
 
 
 def states(folder: Path) -> list[str]:

@@ -7,16 +7,19 @@ import itertools
 import numpy as np
 import pytest
 import yaml
+from optuna.trial import TrialState
 from small_sweeps import described, opened
 
 from fedray.algorithms import known_algorithms
 from fedray.cli.main import main
 from fedray.config import load, read_file
 from fedray.errors import UserError
+from fedray.experiment.experiment import Own
 from fedray.testing.contracts import small_source
-from fedray.tuning.opening import trials_of
+from fedray.tuning.opening import number_of_trials, open_sweep
 from fedray.tuning.spec import known_spaces, merge_settings, read_sweeps
 from fedray.tuning.suite import known_suites, read_suite
+from fedray.tuning.trial import run_trial
 
 
 @pytest.mark.parametrize(
@@ -219,13 +222,40 @@ def test_a_space_file_is_of_its_algorithm_and_begins_with_the_base(name):
         for spec in read_sweeps(name, [f"tune.space={space}"]):
             algorithm = spec.base["algorithm.name"]
             assert name.startswith(algorithm)
-            assert trials_of(spec, spec.base) == (30 if space == "wide" else len(spec.space.grid({})))
+            assert number_of_trials(spec, spec.base) == (30 if space == "wide" else len(spec.space.grid({})))
             hyper = known_algorithms()[algorithm]().hyper.model_dump()
             defaults = {f"algorithm.{key}": value for key, value in hyper.items()} | {"train.server_lr": 1.0}
             defaults |= {"train.weight_decay": 0.0} | spec.base | (spec.first[0] if spec.first else {})
             if space == "wide":
                 assert set(spec.space.stored({}, defaults)) == set(spec.raw_space)
             assert load(spec.base).rounds >= 25
+
+
+SMALL = {
+    "data.clients": 6, "data.partition.kind": "iid", "data.samples_per_client": None, "model.name": "mlp",
+    "model.hidden": [8], "train.local_steps": 2, "train.local_epochs": None, "run.iterations": 4,
+    "run.rounds": None, "train.cohort_size": 3, "data.augment": "none", "data.source": "sample",
+    "data.partition.overlap": False, "data.partition.capped": False, "engine.kind": "local",
+}  # fmt: skip
+"""What makes the trials of any space file short, on other data and a smaller model."""
+
+
+@pytest.mark.parametrize("name", known_spaces())
+def test_a_trial_of_every_space_file_can_be_run(name, tmp_path):
+    """The second one, which has sampled values; the first one is the base."""
+    spec = read_sweeps(name)[0]
+    base = {key: value for key, value in spec.base.items() if not key.startswith(("data.", "model.name"))}
+    space = {key: text for key, text in spec.raw_space.items() if key != "train.local_steps"}
+    values = {"base": {**base, **SMALL}, "spaces": {"wide": space}, "first": spec.first}
+    (spec,) = read_sweeps(values, [f"tune.output={tmp_path}", "tune.trials=2"])
+    with open_sweep(spec, Own(small_source())) as sweep:
+        sweep.next_trial()
+        assignment = sweep.next_trial()
+        end = run_trial(assignment, Own(small_source()), lambda message: sweep.report(assignment.key, message))
+        sweep.report(assignment.key, end)
+        first, second = sweep.study.trials
+        assert (first.state, second.state) == (TrialState.RUNNING, TrialState.COMPLETE)
+        assert first.params != second.params
 
 
 def test_papers_grids():
@@ -284,7 +314,7 @@ def test_a_suite_gives_all_the_same_data_work_and_trials(name, monkeypatch):
 def test_a_suite_has_no_algorithm_of_its_own(tmp_path):
     for base in ({"algorithm.name": "fedprox"}, {"algorithm": {"name": "fedprox"}}):
         (tmp_path / "s.yaml").write_text(yaml.safe_dump({"base": base, "algorithms": ["fedavg"]}))
-        with pytest.raises(UserError, match=r"algorithm.name is each algorithm's own"):
+        with pytest.raises(UserError, match=r"algorithm.name comes from each space file"):
             read_suite(tmp_path / "s.yaml")
-    with pytest.raises(UserError, match=r"algorithm.name is each algorithm's own"):
+    with pytest.raises(UserError, match=r"algorithm.name comes from each space file"):
         read_suite("sample", ["algorithm.name=fedprox"])

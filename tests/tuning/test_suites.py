@@ -85,7 +85,7 @@ def test_what_a_suite_sets_holds_for_all(overrides, more, tmp_path):
         assert (config.train.server_lr, config.train.momentum) == (0.5, 0.1)
         assert "train.server_lr" not in spec.raw_space
         assert spec.raw_space["train.weight_decay"] == {"choice": [0.0, 0.1]}
-    assert not said(suite, "train.server_lr is each algorithm's own")
+    assert not said(suite, "train.server_lr comes from each")
     assert said(suite, "because the suite decides it", "train.server_lr of fedavg, fedadam")
 
 

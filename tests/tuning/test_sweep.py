@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
 from fedray.tuning import report
-from fedray.tuning.axis import STEPS, budget_of, steps_reached, value_of
+from fedray.tuning.axis import STEPS, amount, budget_of, steps_reached
 from fedray.tuning.resources import _fitting
 from fedray.tuning.trial import Round, RunEnd, TrialEnd, run_trial
 
@@ -42,9 +43,9 @@ def test_steps_of_the_axis():
     assert [steps_reached(row(r), "rounds", 10) for r in (1, 3, 9, 10, 11)] == [2, 6, 18, 20, 20]
     assert steps_reached(row(3), "bytes", 6 * 2 * 100) == 10
     assert steps_reached(row(3), "flops", 7 * 4.0) == 15
-    assert value_of(row(3, 0.25), "validation_accuracy") == 0.25
-    assert value_of(row(3), "bytes") == 600
-    assert math.isnan(value_of(row(3), "train_accuracy"))
+    assert amount(row(3, 0.25), "validation_accuracy") == 0.25
+    assert amount(row(3), "bytes") == 600
+    assert math.isnan(amount(row(3), "train_accuracy"))
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "pfedmo", "mime"])
@@ -190,8 +191,25 @@ def test_the_picture_of_the_front_has_optunas_front(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "learning_curves", lambda *arguments: None)
     monkeypatch.setattr(report, "save_figure", lambda figure, path: drawn.setdefault(path.name, figure) and path)
     report.write_report(spec)
-    (line,) = drawn["pareto.png"].axes[0].lines
-    assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == [(0.5, 2000), (0.6, 4000), (0.7, 6000)]
+    (best,) = [points for points in drawn["pareto.png"].axes[0].collections if points.get_label() == "Best Trial"]
+    assert sorted(best.get_offsets().tolist()) == [[0.5, 2000], [0.6, 4000], [0.7, 6000]]
+
+
+def test_from_eight_complete_trials_on_the_report_says_which_keys_matter(tmp_path):
+    """The more important one of the two comes first; a trial that diverged is left out."""
+    with opened(tmp_path, "tune.trials=12", "tune.sampler=random") as sweep:
+        for number in range(12):
+            lr = load(sweep.next_trial().runs[0]).train.lr
+            if number == 5:
+                sweep.report("5", RunEnd(0, "diverged", row(3, math.nan)))
+                sweep.report("5", TrialEnd(None))
+            else:
+                ends(sweep, number, lr)
+        written = {path.name for path in report.write_report(sweep.spec)}
+    assert {"importance.csv", "importance.png", "contour.png", "slices.png", "history.png"} <= written
+    table = pd.read_csv(tmp_path / "s" / "report" / "importance.csv")
+    assert table["key"].tolist() == ["train.lr", "algorithm.mu"]
+    assert table["trials"].tolist() == [11, 11]
 
 
 def test_what_ended_before_its_driver_heard_of_it(tmp_path):
@@ -262,10 +280,10 @@ def test_as_many_trials_as_fit(bundles, nodes):
     assert count * sum(bundles) <= sum(nodes) + 1e-9
     left = [float(cpus) for cpus in nodes]
     for trial in range(count + 1):
-        for amount in bundles:
-            place = next((i for i, free in enumerate(left) if free + 1e-9 >= amount), None)
+        for wanted_amount in bundles:
+            place = next((i for i, free in enumerate(left) if free + 1e-9 >= wanted_amount), None)
             if place is None:
                 assert trial == count
                 return
-            left[place] -= amount
+            left[place] -= wanted_amount
     raise AssertionError("one more would have fitted")

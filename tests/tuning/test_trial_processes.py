@@ -17,6 +17,7 @@ from fedray.errors import UserError
 from fedray.experiment.experiment import Own
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
+from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials
 from fedray.tuning.view import View
 
 
@@ -63,10 +64,20 @@ def test_a_failed_trial_is_recorded_and_the_others_go_on(ray_cluster, tmp_path):
     assert trials(again.folder)[4].params == trials(again.folder)[1].params
 
 
-def test_a_trial_whose_process_is_killed_goes_on(ray_cluster, tmp_path):
+SLOW = described(train__local_epochs=8, run__rounds=16, run__checkpoint_every=1)
+"""A sweep whose trials last long enough to be killed in the middle."""
+
+SEVERAL = ("tune.trials=3", "tune.max_concurrent_trials=2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_cluster, tmp_path_factory):
+    """The folder of the slow sweep, whose processes nobody has killed."""
+    return go(tmp_path_factory.mktemp("undisturbed"), *SEVERAL, sweep=SLOW).folder
+
+
+def test_a_trial_whose_process_is_killed_goes_on(undisturbed, tmp_path):
     """It goes on from its last checkpoint in another process, to the same bits; the other trials notice nothing."""
-    slow = described(train__local_epochs=8, run__rounds=16, run__checkpoint_every=1)
-    whole = go(tmp_path / "whole", "tune.trials=3", "tune.max_concurrent_trials=2", sweep=slow)
     killed: list[int] = []
 
     class Killing(View):
@@ -78,9 +89,7 @@ def test_a_trial_whose_process_is_killed_goes_on(ray_cluster, tmp_path):
                     killed.append(int(re.findall(r"server: pid (\d+)", log)[-1]))
                     os.kill(killed[0], signal.SIGKILL)
 
-    broken = go(
-        tmp_path / "broken", "tune.trials=3", "tune.max_concurrent_trials=2", sweep=slow, view=Killing(quiet=True)
-    )
+    broken = go(tmp_path, *SEVERAL, sweep=SLOW, view=Killing(quiet=True))
     assert killed
     assert states(broken.folder) == ["complete"] * 3
     log = (broken.folder / "trials/0001/seed-0/log.txt").read_text()
@@ -90,9 +99,9 @@ def test_a_trial_whose_process_is_killed_goes_on(ray_cluster, tmp_path):
     assert len(pids) == 2
     for number in range(3):
         # which values the third one gets depends on who ended first
-        if trials(whole.folder)[number].params == trials(broken.folder)[number].params:
-            same_model(whole.folder, broken.folder, number)
-    same_model(whole.folder, broken.folder, 1)
+        if trials(undisturbed)[number].params == trials(broken.folder)[number].params:
+            same_model(undisturbed, broken.folder, number)
+    same_model(undisturbed, broken.folder, 1)
 
 
 def test_a_process_that_dies_between_two_trials(ray_cluster, tmp_path):
@@ -131,14 +140,28 @@ class Deadly(Touchy):
         return super().step(client, carry, batch)
 
 
-def test_trials_with_client_actors_of_their_own_side_by_side(ray_cluster, tmp_path):
+@pytest.fixture(scope="module")
+def crowded(ray_cluster, tmp_path_factory):
+    """A sweep that asks for more trials at once than fit: its folder, and the lines that the user saw."""
+    said: list[str] = []
+    view = View(quiet=True, warn=said.append)
+    options = ("tune.max_concurrent_trials=9", "tune.trials=3", "engine.cpus_per_actor=2")
+    return go(tmp_path_factory.mktemp("crowded"), *options, view=view).folder, said
+
+
+def test_fewer_at_once_than_asked_for_are_announced(crowded):
+    folder, said = crowded
+    assert "2 trials at once, not 9: a trial takes 2 CPU; the cluster has 4 CPU (4 free), 0 GPU (0 free)" in said
+    assert states(folder) == ["complete"] * 3
+
+
+def test_trials_with_client_actors_of_their_own_side_by_side(crowded, tmp_path):
     """Two trials of two client actors each run at once on 4 processors, and give the bits of the local engine."""
     nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=2", "tune.max_concurrent_trials=2")
-    result = go(tmp_path / "nested", *nested)
+    result = go(tmp_path, *nested)
     assert states(result.folder) == ["complete"] * 2
-    local = go(tmp_path / "local", "tune.trials=2", "tune.max_concurrent_trials=2")
     for number in range(2):
-        same_model(result.folder, local.folder, number)
+        same_model(result.folder, crowded[0], number)
     log = (result.folder / "trials/0000/seed-0/log.txt").read_text()
     assert len(re.findall(r"client actor: pid", log)) == 2
 
@@ -152,9 +175,8 @@ def test_four_trials_at_once_with_client_actors_twenty_times(ray_cluster, tmp_pa
         assert states(go(tmp_path / str(turn), *nested).folder) == ["complete"] * 4
 
 
-def test_a_client_actor_of_a_trial_is_killed(ray_cluster, tmp_path):
+def test_a_client_actor_of_a_trial_is_killed(undisturbed, tmp_path):
     """Another actor takes its place within the trial's own resources, as there are no others."""
-    slow = described(train__local_epochs=8, run__rounds=12, run__checkpoint_every=1)
     nested = ("engine.kind=ray", "engine.actors=2", "tune.trials=2", "tune.max_concurrent_trials=2")
     killed: list[int] = []
 
@@ -167,51 +189,49 @@ def test_a_client_actor_of_a_trial_is_killed(ray_cluster, tmp_path):
                         killed.append(int(re.findall(r"client actor: pid (\d+)", log)[-1]))
                         os.kill(killed[0], signal.SIGKILL)
 
-    result = go(tmp_path / "nested", *nested, sweep=slow, view=Killing(quiet=True))
+    result = go(tmp_path, *nested, sweep=SLOW, view=Killing(quiet=True))
     assert killed
     assert states(result.folder) == ["complete"] * 2
     assert "a client actor died" in (result.folder / "trials/0000/seed-0/log.txt").read_text()
-    alone = go(tmp_path / "alone", "tune.trials=2", "tune.max_concurrent_trials=2", sweep=slow)
-    same_model(result.folder, alone.folder, 0)
+    same_model(result.folder, undisturbed, 0)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("engine.gpus_per_actor=1",), "a trial takes 1 CPU and 1 GPU; the cluster has 4 CPU"),
-        (("engine.cpus_per_actor=5",), "a trial takes 5 CPU; the cluster has 4 CPU"),
-        (("engine.kind=ray", "engine.actors=9"), "a trial takes 9 client actors of 1 CPU; the cluster has 4 CPU"),
-    ],
-)
-def test_what_the_cluster_does_not_have_ends_in_one_line(overrides, message, ray_cluster, tmp_path):
+def test_what_the_cluster_does_not_have_ends_in_one_line(ray_cluster, tmp_path):
     began = time.monotonic()
     with pytest.raises(UserError) as error:
-        go(tmp_path, "engine.start_timeout=3", *overrides)
-    assert message in str(error.value)
+        go(tmp_path, "engine.start_timeout=3", "engine.gpus_per_actor=1")
+    assert str(error.value).startswith(
+        "no trial could be started in 3 s: a trial takes 1 CPU and 1 GPU; the cluster ha"
+    )
     assert "\n" not in str(error.value)
     assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("settings", "message"),
     [
-        (("engine.actors_per_gpu=auto",), "give how many trials or client actors share a GPU"),
-        (("engine.server_gpus=1",), "the servers have no GPU"),
-        (("engine.kind=ray", "engine.actors=per_client"), "give a number of client actors"),
+        ({"engine.cpus_per_actor": 5}, "a trial takes 5 CPU; the cluster has 4 CPU"),
+        ({"engine.kind": "ray", "engine.actors": 9}, "a trial takes 9 client actors of 1 CPU; the cluster has 4 CPU"),
     ],
 )
-def test_what_a_sweep_can_not_arrange(overrides, message, ray_cluster, tmp_path):
+def test_what_a_trial_takes_is_compared_with_what_there_is(settings, message, ray_cluster):
+    found = engine_of_trials(load(settings).engine, settings, None)
+    bundles = bundles_of(load({**settings, **found}).engine)
+    with pytest.raises(UserError, match=f"a trial does not fit: {message}"):
+        count_concurrent_trials(bundles, None, started_here=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine.actors_per_gpu": "auto"}, "give how many trials or client actors share a GPU"),
+        ({"engine.server_gpus": 1}, "the servers have no GPU"),
+        ({"engine.kind": "ray", "engine.actors": "per_client"}, "give a number of client actors"),
+    ],
+)
+def test_what_a_sweep_can_not_arrange(settings, message, ray_cluster):
     with pytest.raises(UserError, match=message):
-        go(tmp_path, *overrides)
-
-
-def test_fewer_at_once_than_asked_for_are_announced(ray_cluster, tmp_path):
-    said: list[str] = []
-    view = View(quiet=True)
-    view.say = said.append  # type: ignore[method-assign]
-    go(tmp_path, "tune.max_concurrent_trials=9", "tune.trials=3", "engine.cpus_per_actor=2", view=view)
-    assert "2 trials at once, not 9: a trial takes 2 CPU; the cluster has 4 CPU (4 free), 0 GPU (0 free)" in said
-    assert len(trials(tmp_path / "s")) == 3
+        engine_of_trials(load(settings).engine, settings, None)
 
 
 def test_samples_are_put_into_the_store_once(ray_cluster):

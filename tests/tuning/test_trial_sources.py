@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +13,14 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from reproducing.published import Planned
 from reproducing.runs import PlannedRuns
 from small_sweeps import ends, opened, row
 
 from fedray.tuning.finals import Final, FinalRuns
-from fedray.tuning.runner import SourceScheduler, SourceSearcher
-from fedray.tuning.sweep import SilentObserver, Sweep
+from fedray.tuning.runner import Interrupted, SourceSearcher, SourceStopper
+from fedray.tuning.sweep import NoView, Sweep
 from fedray.tuning.trial import Assignment, Message, RunEnd, TrialEnd
 from fedray.tuning.trial_source import CombinedTrialSource, TrialSource
 
@@ -52,14 +52,14 @@ def final_runs(folder: Path) -> Iterator[FinalRuns]:
         done = final.folder(0) / "seed-2"
         done.mkdir(parents=True)
         (done / "summary.json").write_text(json.dumps({"status": "completed"}))
-        yield FinalRuns(found, final, 3, SilentObserver())
+        yield FinalRuns(found, final, 3, NoView())
 
 
 @contextlib.contextmanager
 def combination(folder: Path) -> Iterator[CombinedTrialSource]:
     """A sweep and its final runs, which can't begin before the sweep has ended."""
     with sweep(folder) as found:
-        yield CombinedTrialSource([found, FinalRuns(found, Final(found.spec), 2, SilentObserver())])
+        yield CombinedTrialSource([found, FinalRuns(found, Final(found.spec), 2, NoView())])
 
 
 @contextlib.contextmanager
@@ -268,7 +268,7 @@ def test_the_searcher_suggests_a_lost_trial_again_and_gives_up_after_so_many_dea
     assert source.told[-1] == ("failed", "0", "its process died\nits process died (3 times)")
     assert searcher.suggest("d")["assignment"]["key"] == "1"
     assert searcher.suggest("e") is None
-    searcher.trial_ended("d")
+    searcher.on_trial_complete("d")
     assert searcher.suggest("f") == Searcher.FINISHED
 
 
@@ -278,27 +278,29 @@ def test_a_searcher_that_is_stopping_suggests_nothing_and_finishes_with_what_is_
     searcher.suggest("a")
     searcher.stopping = True
     assert searcher.suggest("b") is None
-    searcher.trial_ended("a")
+    searcher.on_trial_complete("a")
     assert searcher.suggest("c") == Searcher.FINISHED
 
 
-def test_the_scheduler_passes_messages_on_and_stops_a_trial_as_the_source_says():
-    source = Recording(1)
+def stopper_of(source: TrialSource, folder: Path, start_timeout: float = 60.0) -> SourceStopper:
+    """Returns what asks ``source`` whether its trials stop; the first one has been suggested as "a"."""
     searcher = SourceSearcher(source, max_restarts=0)
-    scheduler = SourceScheduler(source, searcher)
     searcher.suggest("a")
-    trial, message = SimpleNamespace(trial_id="a"), RunEnd(0, "completed", {})
-    assert scheduler.on_trial_result(None, trial, {"messages": [message]}) == TrialScheduler.STOP
-    # Tune then says that the trial is complete, with the same message
-    scheduler.on_trial_complete(None, trial, {"messages": [message]})
+    return SourceStopper(searcher, [{"CPU": 1.0}], start_timeout, threading.Event(), folder / "stop")
+
+
+def test_messages_reach_the_source_which_decides_whether_a_trial_stops(tmp_path):
+    source = Recording(1)
+    stopper = stopper_of(source, tmp_path)
+    message = RunEnd(0, "completed", {})
+    assert stopper("a", {"messages": [message]})
     assert source.told == [("report", "0", message)]
+    assert not stopper.stop_all()
 
 
-def test_what_a_source_raises_is_kept_and_stops_the_trial(monkeypatch):
+def test_what_a_source_raises_is_kept_and_stops_all_trials(monkeypatch, tmp_path):
     source = Recording(1)
-    searcher = SourceSearcher(source, max_restarts=0)
-    scheduler = SourceScheduler(source, searcher)
-    searcher.suggest("a")
+    stopper = stopper_of(source, tmp_path)
     first = ValueError("first")
     errors = iter([first, ValueError("second")])
 
@@ -307,6 +309,20 @@ def test_what_a_source_raises_is_kept_and_stops_the_trial(monkeypatch):
 
     monkeypatch.setattr(source, "report", broken)
     for _ in range(2):
-        result = {"messages": [RunEnd(0, "completed", {})]}
-        assert scheduler.on_trial_result(None, SimpleNamespace(trial_id="a"), result) == TrialScheduler.STOP
-    assert scheduler.error is first
+        assert stopper("a", {"messages": [RunEnd(0, "completed", {})]})
+    assert stopper.stop_all()
+    assert stopper.error is first
+
+
+def test_all_stops_when_the_user_asks_for_it_and_no_trial_runs_any_more(tmp_path):
+    stopper = stopper_of(Recording(2), tmp_path)
+    trial = SimpleNamespace(trial_id="a")
+    stopper.on_trial_start(1, [], trial)
+    assert not stopper.stop_all()
+    stopper.stopping.set()
+    assert not stopper.stop_all()
+    assert (tmp_path / "stop").exists()
+    assert stopper.searcher.suggest("b") is None
+    stopper.on_trial_complete(2, [], trial)
+    assert stopper.stop_all()
+    assert isinstance(stopper.error, Interrupted)

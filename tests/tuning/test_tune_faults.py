@@ -21,7 +21,8 @@ from sweeps_on_ray import described
 import fedray
 from fedray.tracking.folder import read_metrics
 from fedray.tuning.report import state_of
-from fedray.tuning.storage import read_study
+from fedray.tuning.spec import read_sweeps
+from fedray.tuning.storage import study_of
 
 ROUNDS = 12
 
@@ -70,7 +71,7 @@ def finished(arguments: list[str], seconds: float = 200) -> str:
 
 
 def studied(folder: Path) -> list[Any]:
-    return read_study(folder / "study.journal", "sweep").get_trials(deepcopy=False)
+    return study_of(*read_sweeps(folder)).get_trials(deepcopy=False)
 
 
 MOMENTS: dict[str, Callable[[Path], Any]] = {

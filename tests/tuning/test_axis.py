@@ -13,9 +13,8 @@ from fedray.errors import UserError
 from fedray.experiment.experiment import Own
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
-from fedray.tuning.axis import RoundCost, cost_of_a_round
+from fedray.tuning.axis import RoundCost, axis_of_equal_work, cost_of_a_round
 from fedray.tuning.curves import learning_curves, runs_of
-from fedray.tuning.equal_work import axis_of_equal_work
 from fedray.tuning.opening import open_sweep
 from fedray.tuning.report import write_report
 from fedray.tuning.spec import known_spaces, merge_settings, read_record, read_sweeps
