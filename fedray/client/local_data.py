@@ -127,7 +127,8 @@ class LocalData:
 
     def drawn(self, row: int, step: int) -> Indices:
         """Returns the indices of the samples in the mini-batch of local step ``step`` of the client in ``row``."""
-        return self._padded()[0][step, row]
+        indices: Indices = self._padded()[0][step, row]
+        return indices
 
     def _padded(self) -> tuple[Indices, list[tuple[int, ...]]]:
         """Returns sample indices ``[J, C, b]``, and for each step the number of real samples of each client.

@@ -109,8 +109,8 @@ class Objective:
         weights = self.network.task.weights(self.data.samples.targets(own))
         if weights is None:
             return [len(part) / len(own) for part in parts]
-        whole = float(weights.sum()) or 1.0
-        return [float(each.sum()) / whole for each in weights.split([len(part) for part in parts])]
+        total = float(weights.sum()) or 1.0
+        return [float(each.sum()) / total for each in torch.split(weights, [len(part) for part in parts])]
 
     def forward(self, at: Model, x: Any) -> Outputs:
         """Runs a forward pass at the C models ``at``, in evaluation mode. The inputs are ``x [C, b, ...]``, or ``x [b,

@@ -31,8 +31,9 @@ class Lanes:
     """``count`` streams of the GPU ``device`` in which clients are computed side by side."""
 
     def __init__(self, device: torch.device, count: int) -> None:
-        self._main = torch.cuda.Stream(device)
-        self._lanes = [torch.cuda.Stream(device) for _ in range(count)]
+        new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+        self._main = new_stream(device)
+        self._lanes = [new_stream(device) for _ in range(count)]
         # graphs are launched one after another, so they may use the same memory
         self._pool = torch.cuda.graph_pool_handle()
 

@@ -62,12 +62,12 @@ def find_model(name: str) -> Callable[..., nn.Module]:
     if name.startswith(PREFIX):
         return torchvision_model(name.removeprefix(PREFIX))
     if is_own(name):
-        found = import_object(name, "model.name")
-        if not callable(found):
+        model: Callable[..., nn.Module] = import_object(name, "model.name")
+        if not callable(model):
             raise UserError(
-                f"model.name={name} is not a class or function that makes a model, but {type(found).__name__}"
+                f"model.name={name} is not a class or function that makes a model, but {type(model).__name__}"
             )
-        return found
+        return model
     if name not in MODELS:
         raise UserError(f"unknown model {name!r}{near_miss(name, MODELS)}; your own is given as {FORMS}")
     return MODELS[name]

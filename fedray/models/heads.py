@@ -34,7 +34,8 @@ class ProjectionHead(Head):
         self.classifier = nn.Linear(width, classes)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.classifier(self.projection(F.relu(self.hidden(input))))
+        logits: Tensor = self.classifier(self.projection(F.relu(self.hidden(input))))
+        return logits
 
 
 class SiamHead(ProjectionHead, Predicting):

@@ -43,8 +43,10 @@ def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
         return F.relu(_max_pool2(conv(x)))
     weight, bias, padding = conv.weight, conv.bias, conv.padding
     if not x.requires_grad:
-        return _FirstLayer.apply(x, weight, bias, padding)
-    return _Layer.apply(x.contiguous(memory_format=torch.channels_last), weight, bias, padding)
+        pooled: Tensor = _FirstLayer.apply(x, weight, bias, padding)
+    else:
+        pooled = _Layer.apply(x.contiguous(memory_format=torch.channels_last), weight, bias, padding)
+    return pooled
 
 
 def _is_supported(x: Tensor, conv: nn.Conv2d) -> bool:
@@ -86,7 +88,8 @@ def _kernels_of_two_columns(weight: Tensor) -> Tensor:
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: tuple[int, int]) -> Tensor:
     """Returns the gradient of a convolution's weights; ``grad`` is the gradient of the convolution's output."""
     options = [stride, stride], padding, [1, 1], False, [0, 0], 1, [False, True, False]
-    return _convolution_backward(grad, x, weight, None, *options)[1]
+    gradient: Tensor = _convolution_backward(grad, x, weight, None, *options)[1]
+    return gradient
 
 
 class _FirstLayer(Function):
@@ -97,7 +100,7 @@ class _FirstLayer(Function):
         kernels = _kernels_of_two_columns(_kernels_of_two_rows(_contiguous_copy(weight)))
         four = F.conv2d(x, kernels, stride=2, padding=padding)
         two = torch.maximum(*four.chunk(2, 1))
-        pooled = torch.maximum(*two.chunk(2, 1)).add_(bias.view(-1, 1, 1)).relu_()
+        pooled: Tensor = torch.maximum(*two.chunk(2, 1)).add_(bias.view(-1, 1, 1)).relu_()
         ctx.save_for_backward(x, kernels, four, two, pooled)
         ctx.padding = padding
         return pooled
@@ -122,6 +125,7 @@ class _Layer(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
         image = F.conv2d(x, weight, padding=padding)
+        pooled: Tensor
         pooled, places = _pool(image, [2, 2])
         pooled.add_(bias.view(-1, 1, 1)).relu_()
         ctx.save_for_backward(x, weight, image, places, pooled)
