@@ -1,16 +1,9 @@
-"""Gradients that are written down once, and replayed from then on.
+"""Records the operations of a gradient once for each shape of mini-batches, and replays them from then on.
 
-A large part of a small model's local step is spent in Python: in the module, in autograd, in torch.func. All of this
-decides only which operations run on which tensors, and the answer is the same for each mini-batch of one shape. So the
-operations of one gradient are recorded, and for later mini-batches these operations run alone. They are the same
-operations in the same order, so a replayed gradient has the same bits as any other.
-
-A forward pass that looks at values, such as one with a branch that depends on them, can't be recorded, nor can one that
-writes into its inputs. Its Python code runs in every step. A module that keeps state of its own, unseen by torch, would
-be replayed wrongly, so by default only known code is replayed (:mod:`fedray.gradients.known_code`). Replayed gradients
-are compared with those that are computed in the ordinary way, again and again, at steps which become rarer.
-
-On a GPU what was recorded is captured as CUDA graphs (:mod:`fedray.gradients.lanes`).
+Without it a small model's local step spends much of its time in Python: in the module, in autograd, in torch.func. The
+operations and their order stay the same, and so do the bits. A forward pass that looks at values or writes into its
+inputs can't be recorded. A module with state that torch does not see would be replayed wrongly: so by default only
+known code is replayed (:mod:`fedray.gradients.known_code`), and results are compared at steps that become rarer.
 """
 
 from __future__ import annotations
@@ -25,6 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from fedray.core.places import same_bits
 from fedray.core.structure import leaves, outline
 from fedray.errors import UserError
 from fedray.gradients.watching import Mode, address_of, written
@@ -64,8 +58,8 @@ class Unrecordable(Exception):
 
 @dataclass
 class Known:
-    """What is known about mini-batches of one shape: how many have been there since ``replay`` was found, or, as long
-    as there is none, at all. ``new`` of them have been added last."""
+    """What is known about mini-batches of one shape: the number of ``steps`` since ``replay`` was recorded, or, as long
+    as it is not, of all. ``new`` is how many of them were added last."""
 
     steps: int = 0
     replay: Function | None = None
@@ -160,7 +154,7 @@ def refuse(found: Known) -> None:
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Returns whether two results have the same bits, apart from those of NaN."""
-    return all(map(_equal, one, other))
+    return all(map(same_bits, one, other))
 
 
 def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor] = ()) -> Function:
@@ -181,8 +175,8 @@ def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     names = [argument.name for argument in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    return "dropout_p" not in names or given.get("dropout_p", 0) != 0
+    values = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return "dropout_p" not in names or values.get("dropout_p", 0) != 0
 
 
 class _Recorder(Mode):
@@ -284,7 +278,3 @@ def _shape(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return tree.shape, tree.stride(), tree.dtype
     return outline(tree), tuple(map(_shape, leaves(tree)))
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

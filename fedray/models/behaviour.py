@@ -1,5 +1,5 @@
-"""Finds out by trial passes what a module's forward pass does beside computing outputs: what it changes, what it draws,
-and whether it keeps something of which torch does not know."""
+"""Finds out by trial passes what a module's forward pass does besides computing outputs: what it changes, what it
+draws, and whether it keeps something of which torch does not know."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from fedray.core.batches import Batch
-from fedray.core.norms import is_frozen, single_value_norms
+from fedray.core.norms import TRACKING_NORMS, is_frozen, single_value_norms
 from fedray.core.places import Places, same_bits
 from fedray.core.seeds import Purpose, drawn_by, every_rng
 from fedray.core.structure import arguments, leaves, map_leaves
@@ -22,9 +21,8 @@ from fedray.core.vectors import Model
 from fedray.errors import UserError, first_sentence
 from fedray.gradients.known_code import may_write
 from fedray.gradients.loop import LoopNetwork
-from fedray.gradients.predicting import predicting_head
-from fedray.gradients.recording import written
-from fedray.gradients.watching import Watching
+from fedray.gradients.passes import predicting_head
+from fedray.gradients.watching import Watching, written
 from fedray.usercode.importing import as_user_error
 
 NAMED = 3
@@ -82,7 +80,7 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
     frozen = (into | moved) & (places.parameters.keys() - trained.keys())
     changing = (into & places.buffers.keys()) | changed | frozen
     return Behaviour(
-        frozenset(_with_kin(module, changing)),
+        frozenset(_with_similar(module, changing)),
         tuple(key for key in trained if key in into | moved),
         may_write(module) or bool(into & places.parameters.keys()),
         frozenset(draws),
@@ -102,17 +100,17 @@ def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], na
         )
 
 
-def _with_kin(module: nn.Module, changing: set[str]) -> set[str]:
+def _with_similar(module: nn.Module, changing: set[str]) -> set[str]:
     """Returns the ``changing`` buffers, and those that a trial may not have changed by chance: running statistics, also
     those of a head's predictor, which is not always run; and buffers with the shape and type of one of the same layer
     that has changed."""
     found = set(changing)
     for prefix, layer in module.named_modules():
-        own = {f"{prefix}.{key}" if prefix else key: b for key, b in layer._buffers.items() if b is not None}
-        if isinstance(layer, _NormBase) and not is_frozen(layer):
-            found |= own.keys()
-        alike = {(b.shape, b.dtype) for name, b in own.items() if name in changing}
-        found |= {name for name, b in own.items() if (b.shape, b.dtype) in alike}
+        buffers = {f"{prefix}.{key}".lstrip("."): b for key, b in layer.named_buffers(recurse=False)}
+        if isinstance(layer, TRACKING_NORMS) and not is_frozen(layer):
+            found |= buffers.keys()
+        forms = {(b.shape, b.dtype) for name, b in buffers.items() if name in changing}
+        found |= {name for name, b in buffers.items() if (b.shape, b.dtype) in forms}
     return found
 
 

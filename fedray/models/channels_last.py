@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedray.core.norms import BATCH_NORMS
 from fedray.core.seeds import Purpose, stream, torch_rng
 from fedray.core.structure import arguments, leaves, map_leaves
 from fedray.core.task import Task
@@ -22,13 +22,10 @@ CONVOLUTIONS = nn.Conv2d | nn.ConvTranspose2d
 LEAST_CHANNELS = 16
 """The output channels of a convolution from which on the channels-last layout pays.
 
-A gradient takes 0.93 to 1.17 of the time where the widest convolution has 8, 0.80 to 1.03 with 16, 0.68 to 0.91 with
-32, and 0.64 to 0.85 with 64, on a CPU (``analysis/benchmarks/channels_last.py``). In stacks of clients two
-networks took 1.1 of the time, with other programs beside them.
-
-On an H200, with deterministic kernels and eight clients side by side, it pays in TF32 and bf16 (GHBM's CNN: 7,415 local
-steps a second for 5,946 in bf16). In fp32 it pays for kernels of 3 (ResNet-18: 344 for 311), and not for larger ones
-alone (GHBM's CNN, whose kernels are of 5: 1,602 for 3,203).
+On a CPU a gradient takes 0.93 to 1.17 of the time where the widest convolution has 8 of them, 0.80 to 1.03 with 16,
+0.68 to 0.91 with 32, 0.64 to 0.85 with 64 (``analysis/benchmarks/channels_last.py``), and in stacks of clients 1.1. On
+an H200 it pays in TF32 and bf16 (GHBM's CNN: 7,415 local steps a second in place of 5,946); in fp32 it pays for kernels
+of 3 (ResNet-18: 344 in place of 311), and not for larger ones alone (GHBM's CNN: 1,602 in place of 3,203).
 """
 
 TRIED = ((True, 2), (True, 1), (False, 1))
@@ -118,7 +115,7 @@ def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
 
 
 def _move(module: nn.Module) -> None:
-    """Moves all weights a little, because a layer of zeros would hide what happens in the layers that feed it."""
+    """Moves all weights a little, because a layer of zeros would hide what happens in the layers before it."""
     draws = stream(0, Purpose.INIT)
     for parameter in module.parameters():
         if parameter.is_floating_point():
@@ -145,7 +142,7 @@ def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -
             task.sums(name, map_leaves(lambda each: each.detach() if isinstance(each, Tensor) else each, outputs), y)
     except Exception as error:
         return error
-    if drew or (training and any(isinstance(layer, _BatchNorm) for layer in module.modules())):
+    if drew or (training and any(isinstance(layer, BATCH_NORMS) for layer in module.modules())):
         return []
     gradient = torch.cat([each.reshape(-1) for each in gradients if each is not None])
     return [*(each for each in found if each.is_floating_point()), gradient]

@@ -1,8 +1,7 @@
 """Counts the FLOPs of a sample's forward pass while it runs.
 
 Each multiply-add of a matrix product or convolution counts as two. Elementwise layers (activations, normalisation,
-biases) and look-ups (embeddings) count as zero, as is customary. What a layer computes from its weights alone, once for
-a batch of any size, as spectral normalisation does, counts as zero too.
+biases), look-ups (embeddings), and what is computed from weights alone (spectral normalisation) count as zero.
 """
 
 from __future__ import annotations
@@ -33,11 +32,8 @@ NO_PRODUCTS = {
 
 @dataclass(frozen=True)
 class ForwardCount:
-    """The FLOPs of one sample's forward pass.
-
-    ``uncounted`` are the layers, as ``name (Class)``, that multiplied with matrices of their own in a way that could
-    not be counted.
-    """
+    """The FLOPs of one sample's forward pass. ``uncounted`` are the layers, as ``name (Class)``, that used their
+    matrices in a way that could not be counted."""
 
     flops: float
     uncounted: tuple[str, ...]
@@ -46,8 +42,8 @@ class ForwardCount:
 def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCount]:
     """Runs ``module`` in its present mode on the inputs ``example [b, ...]``; returns its output and a sample's FLOPs.
 
-    The module is run on the batch, and then on a batch that holds it twice. The difference of FLOPs is that of b
-    samples, without what is computed once for a batch of any size.
+    It is run on the batch, and then on one that holds it twice. The difference is the FLOPs of b samples, without what
+    is computed once for a batch of any size.
     """
     before = torch.random.get_rng_state()
     output, flops, uncounted = _pass(module, example)
@@ -60,10 +56,7 @@ def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCou
 
 
 def forward_flops(module: nn.Module, example: Any) -> float:
-    """Returns the FLOPs of one sample's forward pass in the module's present mode.
-
-    ``example [b, ...]`` is a batch of inputs with which the module is run.
-    """
+    """Returns the FLOPs of one sample's forward pass in the module's present mode, for inputs ``example [b, ...]``."""
     return count_forward_pass(module, example)[1].flops
 
 
@@ -74,13 +67,12 @@ def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
     counter = _Counter()
     layers = {f"{name or 'own parameters'} ({type(m).__name__})": m for name, m in module.named_modules()}
     matrices = {label: found for label, layer in layers.items() if (found := _matrices(layer))}
-    hooks = [hook for label in matrices for hook in counter.hooks(label, layers[label])]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for label in matrices:
+            for hook in counter.hooks(label, layers[label]):
+                hooks.enter_context(hook)
         with torch.no_grad(), _plain_encoders(), counter:
             output = module(*args, **named)
-    finally:
-        for hook in hooks:
-            hook.remove()
     uncounted = [label for label, flops in counter.by_layer.items() if not flops and matrices[label] & counter.factors]
     return output, counter.flops, tuple(uncounted)
 
@@ -149,10 +141,7 @@ class _Counter(Mode):
 
 @contextlib.contextmanager
 def _plain_encoders() -> Iterator[None]:
-    """A context in which transformer layers run their single operations.
-
-    In evaluation mode one fused kernel would otherwise do all, uncounted.
-    """
+    """A context in which transformer layers run their single operations, rather than one fused kernel, uncounted."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -162,11 +151,7 @@ def _plain_encoders() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Returns functions that compute the FLOPs of kernels which torch's counter does not know, from the arguments'
-    shapes.
-
-    Attention on CPUs is one of them before torch 2.9 or so.
-    """
+    """Returns functions that compute the FLOPs of kernels that torch's registry lacks, from the arguments' shapes."""
     aten = torch.ops.aten
     return {
         aten.mkldnn_rnn_layer: _lstm_flops,
@@ -178,16 +163,11 @@ def _formulas() -> dict[Any, Callable[..., int]]:
 
 
 def _lstm_flops(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of one direction of an LSTM layer for ``inputs [tokens, b, width]``.
-
-    Its matrices are ``[4 hidden, ...]``.
-    """
+    """Returns the FLOPs of one direction of an LSTM layer with matrices ``[4 hidden, ...]`` for ``inputs [tokens, b,
+    width]``."""
     return 2 * inputs[0] * inputs[1] * (prod(of_inputs) + prod(of_hidden))
 
 
 def _attention_flops(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of attention for ``[b, heads, tokens, width]``, as if there were no mask.
-
-    They are those of Q K^T, and of its softmax times V.
-    """
+    """Returns the FLOPs of Q K^T and of its softmax times V, each ``[b, heads, tokens, width]``, without a mask."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedray.models.shapes import image_shape
+from fedray.models.small import image_shape
 
 GROUPS = 2
 """The number of groups of each GroupNorm."""

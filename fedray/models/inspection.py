@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from fedray.core.norms import TRACKING_NORMS
 from fedray.core.numbers import SINGLE
 from fedray.core.places import Places, with_parameters_of
 from fedray.core.unit_vectors import unit_vectors
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.gradients.known_code import global_hooks
-from fedray.gradients.predicting import predicting_head
+from fedray.gradients.passes import predicting_head
 from fedray.models.behaviour import Behaviour, behaviour_of, without_traces
 from fedray.models.flops import count_forward_pass, forward_flops
 from fedray.usercode.importing import as_user_error
@@ -37,7 +37,7 @@ class ModelFacts:
     * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in buffers of floats.
     * ``flops``: FLOPs of one sample's forward pass in training mode, without the head's predictor;
       ``prediction_flops``: those of the predictor.
-    * ``behaviour``: what the forward pass does beside that. ``draws`` says whether it draws random numbers, as dropout
+    * ``behaviour``: what the forward pass does besides that. ``draws`` says whether it draws random numbers, as dropout
       does.
     * ``late_buffers``: buffers that the first forward pass makes.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
@@ -138,7 +138,7 @@ def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[st
         )
     usual = unit_vectors(module)
     for prefix, layer in module.named_modules():
-        if isinstance(layer, _NormBase):
+        if isinstance(layer, TRACKING_NORMS):
             usual |= {f"{prefix}.{key}" if prefix else key for key in layer._buffers}
     tensors = Places(module).tensors.items()
     for kind, meaning in ((True, "the mean of the clients'"), (False, "that of the first client of the cohort")):

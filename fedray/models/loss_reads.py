@@ -1,4 +1,4 @@
-"""Finds out what a loss or a metric reads beside outputs and targets. Of a model, that would be the wrong one: fedray
+"""Finds out what a loss or a metric reads besides outputs and targets. Reading from a model would be wrong: fedray
 trains copies of it, and takes gradients of the outputs alone."""
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class OfModel:
         self.passing |= {name for name, value in buffers.items() if name in now and not same_bits(now[name], value)}
 
     def require_unread(self, what: str, function: Loss, outputs: Any, targets: Tensor) -> bool:
-        """Returns whether the values of ``function``, called ``what`` in messages, have a gradient although the outputs
-        have none: it uses parameters of its own. Raises :class:`UserError` if it reads something of the model."""
+        """Returns whether ``function``, called ``what`` in messages, has parameters: its values have a gradient
+        although the outputs have none. Raises :class:`UserError` if it reads something of the model."""
         watch = Watching(read)
         with torch.enable_grad(), watch:
             values = function(outputs, targets)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fedray.errors import UserError, near_miss
-from fedray.models.shapes import image_shape
+from fedray.models.small import image_shape
 
 PREFIX = "torchvision:"
 """What the name of a torchvision model begins with."""
 
 TWO_OUTPUTS = ("googlenet", "inception_v3")
-"""The classifiers that have further outputs in training unless they are told to leave them out."""
+"""The classifiers that have further outputs in training unless ``aux_logits`` is false."""
 
 
 class AlexNet(nn.Module):
@@ -102,7 +102,7 @@ def resnet50(input_shape: tuple[int, ...], classes: int, stem: Literal["small", 
     """ResNet-50 with BatchNorm, 23,520,842 parameters for 10 classes; a stem for small images unless
     ``stem=imagenet``.
 
-    The paper and the stems are those of ``resnet18``. MOON and FedSiam-DA train it on CIFAR with heads of their own
+    The paper and the stems are those of ``resnet18``. MOON and FedSiam-DA train it on CIFAR with further heads
     (``model.head``).
     """
     return _with_stem(_made("resnet50", input_shape, classes, least=8), stem)

@@ -114,7 +114,7 @@ def test_torchs_loss_modules_are_metrics_of_each_sample(tmp_path):
 
 @pytest.mark.parametrize("name", ["accuracy", "loss"])
 def test_a_metric_does_not_take_the_place_of_fedrays_own(name, tmp_path):
-    with pytest.raises(UserError, match=f"metric '{name}' has the name of a figure of fedray's own"):
+    with pytest.raises(UserError, match=f"metric '{name}' has the name of one of fedray's metrics"):
         run(tmp_path, {"metrics": {name: lambda logits, targets: targets == 0}})
 
 
