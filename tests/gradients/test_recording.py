@@ -305,7 +305,7 @@ def test_the_user_is_told_what_is_not_replayed_although_it_would_be_faster(tmp_p
     assert decided(tmp_path, Ours, **{"engine.replay": True}) == (True, [])
     replayed, (line,) = decided(tmp_path, Ours)
     assert not replayed
-    assert line.startswith("engine.replay=auto: gradients are not replayed, because Ours has user-defined code; true may")
+    assert line.startswith("engine.replay=auto: gradients are not replayed, because Ours has user-defined code; true")
 
 
 def test_nobody_is_told_of_a_model_whose_python_code_takes_no_time(tmp_path):
