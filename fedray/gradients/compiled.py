@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedray.core.structure import map_leaves
 
-GIVEN_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+USER_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
 """The folder in which the user wants torch to keep what it compiles, or None. torch itself sets the variable later."""
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]

@@ -20,7 +20,7 @@ from fedray.core.norms import BATCH_NORMS, TRACKING_NORMS, is_frozen, single_val
 from fedray.core.places import Places, same_bits, with_parameters_of
 from fedray.core.precision import autocast
 from fedray.core.seeds import Purpose, every_rng, torch_rng
-from fedray.core.structure import arguments, map_leaves
+from fedray.core.structure import call, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Layout, Model, frozen
 from fedray.errors import UserError
@@ -168,12 +168,11 @@ class Network:
             self._watch()
         self._predicting = predict
         with autocast(self.device, self.precision):
-            args, named = arguments(x)
             if tensors is None:
-                logits = self.module(*args, **named)
+                logits = call(self.module, x)
             else:
                 with self.places.holding(tensors):
-                    logits = self.module(*args, **named)
+                    logits = call(self.module, x)
         z, prediction = (
             None if found is None else found.to(self.dtype) for found in (self._features, self._prediction)
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedray.core.norms import BATCH_NORMS
 from fedray.core.seeds import Purpose, stream, torch_rng
-from fedray.core.structure import arguments, leaves, map_leaves
+from fedray.core.structure import call, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.errors import UserError, first_sentence
 from fedray.models.behaviour import without_traces
@@ -101,17 +101,12 @@ Outcome = list[Tensor] | Exception
 
 def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
     """Returns the outcomes of passes with the loss, the gradient and the metrics. ``module`` is left as it was."""
-    former = [parameter.data for parameter in module.parameters()]
     with without_traces(module):
         _move(module)
-        try:
-            return [
-                _outcome(module, task, map_leaves(lambda each, b=size: each[:b], x), y[:size], training)
-                for training, size in TRIED
-            ]
-        finally:
-            for parameter, value in zip(module.parameters(), former, strict=True):
-                parameter.data = value
+        return [
+            _outcome(module, task, map_leaves(lambda each, b=size: each[:b], x), y[:size], training)
+            for training, size in TRIED
+        ]
 
 
 def _move(module: nn.Module) -> None:
@@ -127,13 +122,12 @@ def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -
     """Returns the outputs ``[b, ...]`` and the gradient of one mini-batch. They are left out where layouts can't be
     compared: a layer that draws numbers draws them in the order of memory, and where BatchNorm normalises by very few
     numbers, rounding changes all of its outputs."""
-    args, named = arguments(x)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with torch_rng(0, Purpose.DROPOUT), torch.enable_grad():
             state = torch.random.get_rng_state()
             module.train(training)
-            outputs = module(*args, **named)
+            outputs = call(module, x)
             drew = not torch.equal(state, torch.random.get_rng_state())
             total = task.training_losses(outputs, y).sum()
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedray.config import TaskConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.core.structure import arguments, leaves, map_leaves
+from fedray.core.structure import call, leaves, map_leaves
 from fedray.core.task import Counting, Loss, Metric, Task, sums_of_samples, task_of
 from fedray.errors import UserError, near_miss
 from fedray.models.behaviour import without_traces
@@ -112,11 +112,10 @@ def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
 
     Raises :class:`UserError` if the pass makes new parameters.
     """
-    args, named = arguments(x)
     before = {name for name, _ in module.named_parameters()}
     with without_traces(module):
         module.train(training)
-        outputs = module(*args, **named)
+        outputs = call(module, x)
     if new := [name for name, _ in module.named_parameters() if name not in before]:
         raise UserError(
             f"the model makes its parameter {new[0]} in its first forward pass, so that copies lack it: "

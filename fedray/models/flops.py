@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from fedray.core.structure import arguments, leaves, map_leaves
+from fedray.core.structure import call, leaves, map_leaves
 from fedray.gradients.watching import Mode, address_of
 
 Shape = Sequence[int]
@@ -63,7 +63,6 @@ def forward_flops(module: nn.Module, example: Any) -> float:
 def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
     """Runs a forward pass without gradients; returns its output, its FLOPs, and the layers that could not be
     counted."""
-    args, named = arguments(batch)
     counter = _Counter()
     layers = {f"{name or 'own parameters'} ({type(m).__name__})": m for name, m in module.named_modules()}
     matrices = {label: found for label, layer in layers.items() if (found := _matrices(layer))}
@@ -72,7 +71,7 @@ def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
             for hook in counter.hooks(label, layers[label]):
                 hooks.enter_context(hook)
         with torch.no_grad(), _plain_encoders(), counter:
-            output = module(*args, **named)
+            output = call(module, batch)
     uncounted = [label for label, flops in counter.by_layer.items() if not flops and matrices[label] & counter.factors]
     return output, counter.flops, tuple(uncounted)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedray.core.structure import arguments, leaves
+from fedray.core.structure import call, leaves
 from fedray.errors import UserError, near_miss
 from fedray.gradients.passes import Predicting
 from fedray.usercode.importing import FORMS, as_user_error, import_object, is_own
@@ -129,7 +129,6 @@ def _last_call(module: nn.Module, name: str, example: Any) -> tuple[nn.Linear | 
     def remember(layer: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         calls.append((layer, (inputs[0] if inputs else named["input"]).shape))
 
-    args, named = arguments(example)
     shapes = ", ".join(str(list(leaf.shape[1:])) for leaf in leaves(example))
     with contextlib.ExitStack() as hooks:
         for layer in module.modules():
@@ -141,6 +140,6 @@ def _last_call(module: nn.Module, name: str, example: Any) -> tuple[nn.Linear | 
             torch.random.fork_rng(devices=[]),
             torch.no_grad(),
         ):
-            module(*args, **named)
+            call(module, example)
     module.train()
     return calls[-1] if calls else (None, torch.Size())

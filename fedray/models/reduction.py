@@ -1,7 +1,7 @@
-"""Takes the mean out of torch's loss modules, so that a loss of each sample is left.
+"""Turns torch's loss modules, which return a mean, into losses of each sample.
 
-What torch calls ``reduction="mean"`` is not always the mean over samples: with class weights, or a class that is
-ignored, the samples count as much as their class does.
+``reduction="mean"`` is not always the mean over samples: with class weights, or a class that is ignored, the samples
+count as much as their class does.
 """
 
 from __future__ import annotations
