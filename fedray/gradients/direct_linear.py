@@ -52,7 +52,7 @@ class DirectLinear(TorchFunctionMode):
         self.out: Tensor | None = None
 
     @property
-    def pays(self) -> bool:
+    def has_layers(self) -> bool:
         """Whether there is any such layer."""
         return bool(self._slots)
 

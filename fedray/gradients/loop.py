@@ -31,7 +31,7 @@ class LoopNetwork(Network):
 
     def _direct_of(self, parameters: Sequence[Tensor]) -> DirectLinear | None:
         found = DirectLinear(self.layout, parameters)
-        return found if found.pays and self.precision not in HALF else None
+        return found if found.has_layers and self.precision not in HALF else None
 
     def gradients(
         self,

@@ -330,13 +330,13 @@ def test_the_user_is_told_if_nothing_is_replayed_that_was_to_be(tmp_path, model,
 @pytest.mark.parametrize(
     "make", [Branching, Hiding, HidingStatistics, Counting, CumulativeNorm, WritingInputs, Clamping, Reshaping]
 )
-def test_what_cannot_be_replayed_goes_on_as_ever(make):
+def test_what_cannot_be_replayed_is_computed_in_the_ordinary_way(make):
     replayed, eager = both(make)
     assert equal(trained(replayed, (12,), clients=1), trained(eager, (12,), clients=1))
     assert not is_replayed(replayed)
 
 
-def test_random_numbers_are_drawn_anew_in_each_step():
+def test_other_random_numbers_are_drawn_in_each_step():
     network = replaying(Noisy)
     at, samples = network.loaded().rows(1), data((12,), 6)
     with torch.random.fork_rng():
