@@ -43,20 +43,20 @@ class LoopNetwork(Network):
         scale: LossScale | None = None,
     ) -> Gradient:
         rows = [row for row in range(len(at.row)) if not batch.rests(row)]
-        is_eager = rule_loss is not None or scale is not None
+        own_loss = rule_loss is not None or scale is not None
 
         def eager(row: int, x: Any, y: Tensor) -> tuple[Tensor, ...]:
             return self._gradient(at[row], x, y, row, rule_loss, [extra[row] for extra in extras], rng, scale)
 
-        if isinstance(self.recorded, SideBySide) and self.compiled is None and not is_eager:
-            each_eager = [lambda row=row: eager(row, *batch.of(row)) for row in rows]
-            found = self.recorded.together(self._inputs(at, batch, rows), each_eager, batch.counts is None)
+        if isinstance(self.recorded, SideBySide) and self.compiled is None and not own_loss:
+            ordinary = [lambda row=row: eager(row, *batch.of(row)) for row in rows]
+            found = self.recorded.together(self._inputs(at, batch, rows), ordinary, batch.counts is None)
         else:
             made = []
             for row in rows:
                 inputs = self.inputs_of(at, batch, row)
                 run = partial(eager, row, *inputs[-2:])
-                made.append(run() if is_eager else self._task_gradient(len(inputs[-1]), inputs, run))
+                made.append(run() if own_loss else self._task_gradient(len(inputs[-1]), inputs, run))
             found = tuple(in_rows(each) for each in zip(*made, strict=True))
         for row, buffers in zip(rows, found[2], strict=True) if at.has_buffers else ():
             at[row].buffers.copy_(buffers)

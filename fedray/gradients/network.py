@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core.batches import Batch
-from fedray.core.norms import BATCH_NORMS, TRACKING_NORMS, is_frozen, single_value_norms
+from fedray.core.norms import BATCH_NORMS, is_frozen, single_value_norms
 from fedray.core.places import Places, same_bits, with_parameters_of
 from fedray.core.precision import autocast
 from fedray.core.seeds import Purpose, every_rng, torch_rng
@@ -43,6 +43,9 @@ COPIED = 200_000
 """The most parameters of a model that is copied into the module. The module refers to a larger one where it lies, which
 costs microseconds for each tensor."""
 
+
+TRACKING_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+"""The normalisation layers that may keep running statistics."""
 
 CLASSIFICATION = Task()
 

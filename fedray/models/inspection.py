@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedray.core.norms import TRACKING_NORMS
 from fedray.core.numbers import SINGLE
 from fedray.core.places import Places, with_parameters_of
 from fedray.core.unit_vectors import unit_vectors
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.gradients.known_code import global_hooks
+from fedray.gradients.network import TRACKING_NORMS
 from fedray.gradients.passes import predicting_head
 from fedray.models.behaviour import Behaviour, behaviour_of, first_of, without_traces
 from fedray.models.flops import count_forward_pass, forward_flops
