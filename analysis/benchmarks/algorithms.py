@@ -30,7 +30,7 @@ from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
 from fedray.engine.run import Run
 from fedray.experiment.resolve import resolve
-from fedray.gradients.predicting import predicting_head
+from fedray.gradients.passes import predicting_head
 
 SETTING = {
     "data.source": "mnist",

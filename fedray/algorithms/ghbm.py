@@ -125,7 +125,7 @@ class FedHBM(_OwnWindow):
         first = s if self.hyper.scale == "participation" else 1 / max(1, client.round - 1)
         a, new = client.state["a"], client.gap == 0
         if new.any():
-            anchor = client.initial_models(own=self.hyper.variant == "random")
+            anchor = client.initial_models(per_client=self.hyper.variant == "random")
             a = torch.where(new, anchor.parameters, a)
         return Carry({"y": client.start("x"), "a": a, "s": torch.where(new, first, s)})
 

@@ -54,7 +54,7 @@ class Moon(FedAvg):
         known = times if self.hyper.first == "skip" else times + 1
         first = x_g = client.start("x")
         if self.hyper.first == "init" and new.any():
-            first = client.initial_models(own=True)
+            first = client.initial_models(per_client=True)
         # where there is no such model, x^r stands in, and the loss leaves it out
         last = {
             name: Model.where(new | (known <= age), x_g if age else first, client.state[name])

@@ -25,11 +25,22 @@ GATHERED_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 
 
 class LocalData:
-    """The data of C clients. ``indices`` are the indices of each client's samples in ``samples``, and ``steps`` the
-    number of its local steps.
+    """The samples of C clients, and their mini-batches in one round. ``n`` and ``J`` are the numbers of samples and of
+    local steps, ``[C, 1]`` float32.
 
-    ``purpose`` says what the mini-batches are drawn for. ``n`` and ``J`` are ``[C, 1]`` float32: samples and local
-    steps.
+    Args:
+        samples: The data set in which the clients' samples are.
+        training: The size of mini-batches, augmentation, and the seed.
+        ids: The clients' numbers.
+        indices: For each client the indices of its samples in ``samples``.
+        steps: For each client the number of its local steps.
+        round: The round, from 1, for which the order of the samples is drawn.
+        purpose: What the mini-batches are drawn for.
+        clock: Measures the time that the reading of samples takes.
+
+    Example:
+        for batch in client.data.batches():
+            carry = self.step(client, carry, batch)
     """
 
     def __init__(
@@ -48,7 +59,7 @@ class LocalData:
 
     @cached_property
     def n(self) -> Tensor:
-        return column([len(own) for own in self.indices], self.samples.device)
+        return column([len(each) for each in self.indices], self.samples.device)
 
     @cached_property
     def J(self) -> Tensor:
@@ -64,8 +75,8 @@ class LocalData:
         return torch.floor(j / self.epoch_steps())
 
     def batches(self) -> Iterator[Batch]:
-        """Yields the mini-batches of the local steps j = 0, 1, ... Clients with fewer steps than others get padding at
-        the end."""
+        """Yields the mini-batches ``[C, b, ...]`` of the local steps j = 0, 1, ... Clients with fewer steps than others
+        have padding in the last ones."""
         made = self._batches()
         while True:
             with self.clock.on("data"):
@@ -87,11 +98,10 @@ class LocalData:
             inputs = self.samples.inputs(raw) if at_once else None
             for j, of_step in enumerate(of_block, start):
                 width = max(of_step)
-                x = (
-                    self._inputs(_step(raw, j - start, width), of_step, j)
-                    if inputs is None
-                    else _step(inputs, j - start, size)
-                )
+                if inputs is None:
+                    x = self._inputs(_step(raw, j - start, width), of_step, j)
+                else:
+                    x = _step(inputs, j - start, size)
                 real = list(of_step) if min(of_step) < width else None
                 yield Batch(x, labels[j - start, :, :width], j, real)
 
@@ -117,17 +127,18 @@ class LocalData:
                 self.purpose,
                 self.round,
                 client,
-                len(own),
+                len(indices),
                 training.batch_size,
                 steps if training.local_steps is not None else None,
                 training.local_epochs,
             )
-            for client, own, steps in zip(self.ids, self.indices, self.steps, strict=True)
+            for client, indices, steps in zip(self.ids, self.indices, self.steps, strict=True)
         ]
 
     def drawn(self, row: int, step: int) -> Indices:
         """Returns the indices of the samples in the mini-batch of local step ``step`` of the client in ``row``."""
-        return self._padded()[0][step, row]
+        indices: Indices = self._padded()[0][step, row]
+        return indices
 
     def _padded(self) -> tuple[Indices, list[tuple[int, ...]]]:
         """Returns sample indices ``[J, C, b]``, and for each step the number of real samples of each client.
@@ -139,10 +150,10 @@ class LocalData:
         steps = max(len(plan.order) for plan in schedules)
         size = max(plan.order.shape[1] for plan in schedules)
         chosen = np.empty((steps, len(self.ids), size), np.int64)
-        for row, (plan, own) in enumerate(zip(schedules, self.indices, strict=True)):
+        for row, (plan, indices) in enumerate(zip(schedules, self.indices, strict=True)):
             made, width = plan.order.shape
-            chosen[:, row] = own[0]
-            chosen[:made, row, :width] = own[plan.order]
+            chosen[:, row] = indices[0]
+            chosen[:made, row, :width] = indices[plan.order]
         return chosen, list(zip_longest(*(plan.counts for plan in schedules), fillvalue=0))
 
 

@@ -31,9 +31,18 @@ PART = 256
 
 
 class Objective:
-    """The losses f_i of the C clients of ``data``, computed by ``network``.
+    """The losses f_i of the C clients: gradients and forward passes at any models.
 
     A forward pass in training mode updates the buffers of the models at which it is taken, in place.
+
+    Args:
+        network: Runs the module.
+        data: The clients' samples.
+        clock: Measures the time that gradients take.
+
+    Example:
+        g = client.objective.gradient(carry["y"], batch)
+        h = client.objective.full_gradient(client.start("x"))
     """
 
     def __init__(self, network: Network, data: LocalData, clock: Clock | None = None) -> None:
@@ -50,12 +59,20 @@ class Objective:
         return LossScale(clients, self.network.device) if self.network.precision == "fp16" else None
 
     def gradient(self, at: Model, batch: Batch, loss: RuleLoss | None = None, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Returns the mini-batch gradient ``[C, width]`` at the C models ``at``.
+        """Returns the gradient ``[C, width]`` of the mean loss over each client's mini-batch.
 
-        ``loss(outputs, task_losses, *extras)`` replaces the task loss if an algorithm has a loss of its own. Each of
-        ``extras`` is ``[C, ...]``, of which the loss gets one client's row at a time. The method may be called several
-        times on one batch, and dropout is the same each time. The loss of a step's first
-        call is logged, and the metric that the task follows.
+        It may be called several times for one mini-batch, and dropout is the same each time. The loss and the followed
+        metric of the first call in a step are logged.
+
+        Args:
+            at: The C models ``[C, row_width]`` at which it is taken.
+            batch: The clients' mini-batches, as :meth:`LocalData.batches` yields them.
+            loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, the loss of an algorithm in place of the task's.
+                ``outputs`` are the :class:`Outputs` of one client.
+            extras: Tensors ``[C, ...]``, of which ``loss`` gets one client's row.
+
+        Raises:
+            UserError: The loss does not take the target of a sample.
         """
         with self.clock.on("gradient"), self._naming(lambda row: self.data.drawn(row, batch.step)):
             gradient = self.network.gradients(at, batch, loss, extras, self._draws(batch.step), self._scale)
@@ -73,8 +90,8 @@ class Objective:
             raise UserError(f"item {item} of the training data, which client {client} holds: {error}") from None
 
     def training_pass(self, at: Model, batch: Batch) -> TrainingPass:
-        """Runs the forward pass of ``batch`` at the C models ``at``, for a loss that depends on what other models make
-        of the batch.
+        """Runs the forward pass of ``batch`` at the C models ``at``, for a loss that depends on the outputs of other
+        models, which are computed in between.
 
         ``training_pass(at, batch).gradient(loss, extras)`` is what :meth:`gradient` would have returned.
         """
@@ -88,13 +105,13 @@ class Objective:
         """Returns the gradient ``[C, width]`` of each client's mean loss over all its samples, which are not augmented,
         at the C models ``at``, which stay as they are."""
         rows = []
-        for row, own in enumerate(self.data.indices):
+        for row, indices in enumerate(self.data.indices):
             total = torch.zeros(at.width, dtype=torch.float64, device=at.row.device)
             model = at[row : row + 1]
             if model.has_buffers or self.network.writes:
                 model = model.clone()
-            parts = np.array_split(own, -(-len(own) // PART))
-            for number, (part, share) in enumerate(zip(parts, self._shares(own, parts), strict=True)):
+            parts = np.array_split(indices, -(-len(indices) // PART))
+            for number, (part, share) in enumerate(zip(parts, self._shares(indices, parts), strict=True)):
                 with self.clock.on("data"):
                     x, y = self.data.samples.gather(part[None])
                 draws = self._draws(NO_STEP + number, row)
@@ -104,13 +121,13 @@ class Objective:
             rows.append(total.float())
         return torch.stack(rows)
 
-    def _shares(self, own: Indices, parts: Sequence[Indices]) -> list[float]:
+    def _shares(self, indices: Indices, parts: Sequence[Indices]) -> list[float]:
         """Returns what each of the ``parts`` of a client's samples counts in its mean loss, as a fraction."""
-        weights = self.network.task.weights(self.data.samples.targets(own))
+        weights = self.network.task.weights(self.data.samples.targets(indices))
         if weights is None:
-            return [len(part) / len(own) for part in parts]
-        whole = float(weights.sum()) or 1.0
-        return [float(each.sum()) / whole for each in weights.split([len(part) for part in parts])]
+            return [len(part) / len(indices) for part in parts]
+        total = float(weights.sum()) or 1.0
+        return [float(each.sum()) / total for each in torch.split(weights, [len(part) for part in parts])]
 
     def forward(self, at: Model, x: Any) -> Outputs:
         """Runs a forward pass at the C models ``at``, in evaluation mode. The inputs are ``x [C, b, ...]``, or ``x [b,
@@ -136,8 +153,8 @@ class Objective:
         steps, name = self.data.steps, self.network.task.followed
         made = [[place for place, step in enumerate(self._steps) if step < count][:count] for count in steps]
 
-        def mean(own: Sequence[float], places: Sequence[int]) -> float | None:
-            return math.fsum(own[place] for place in places) / len(places) if places else None
+        def mean(losses: Sequence[float], places: Sequence[int]) -> float | None:
+            return math.fsum(losses[place] for place in places) / len(places) if places else None
 
         found = {"loss": [mean(*each) for each in zip(losses, made, strict=True)]}
         if name is not None:

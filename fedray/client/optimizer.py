@@ -1,5 +1,5 @@
-"""The clients' own optimizer: SGD, Adam or AdamW, with clipping and weight decay; and what local training carries from
-step to step."""
+"""The clients' optimizer: SGD, Adam or AdamW, with clipping and weight decay; and what local training carries from step
+to step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedray.gradients.rows import by_rows
 
 
 class Memory(NamedTuple):
-    """What the clients' optimizer remembers of the steps of one model: vectors ``[C, width]`` by name, such as the
-    momentum, and the number of ``steps``."""
+    """What the clients' optimizer remembers of the steps of one model: ``buffers``, which are vectors ``[C, width]`` by
+    name, such as ``momentum``, and the number of ``steps``."""
 
     buffers: Mapping[str, Tensor] = MappingProxyType({})
     steps: int = 0
 
     def buffer(self, name: str, like: Tensor) -> Tensor:
-        """Returns a vector by name, which is 0 before the first step, with the form of ``like``."""
+        """Returns a vector by name. Before the first step it is 0, with the shape of ``like``."""
         found = self.buffers.get(name)
         return torch.zeros_like(like) if found is None else found
 
@@ -32,25 +32,33 @@ NEW = Memory()
 
 
 class Carry:
-    """What local training carries from one local step to the next: the algorithm's models and vectors of C clients by
-    name, and what the clients' optimizer remembers of each of the models that it trains.
+    """What local training carries from one local step to the next: the algorithm's models and vectors of C clients, and
+    what the clients' optimizer remembers of each model that it trains.
 
-    ``memories`` has what the optimizer remembers, by the model's name, as every model has a momentum of its own. There
-    is nothing before the model's first step. ``own`` names the models that the next step may overwrite.
+    A carry is not changed; each step makes a new one. Only the models in ``overwritable`` may be changed in place, by
+    the next step.
 
-    A carry never changes, but for these models. Each step makes a new one.
+    Args:
+        values: Models (:class:`Model` of ``[C, row_width]``) and vectors ``[C, width]`` by name. The first model is the
+            one that is trained and uploaded.
+        memories: What the optimizer remembers of each model, by the model's name.
+        overwritable: The names of the models that the next step may overwrite.
+
+    Example:
+        carry = Carry({"y": client.start("x")})
+        y = carry["y"]
     """
 
-    __slots__ = ("_values", "memories", "own")
+    __slots__ = ("_values", "memories", "overwritable")
 
     def __init__(
         self,
         values: Mapping[str, Any],
         *,
         memories: Mapping[str, Memory] = MappingProxyType({}),
-        own: frozenset[str] = frozenset(),
+        overwritable: frozenset[str] = frozenset(),
     ) -> None:
-        self._values, self.memories, self.own = values, memories, own
+        self._values, self.memories, self.overwritable = values, memories, overwritable
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -61,30 +69,34 @@ class Carry:
         return next(value for value in self._values.values() if isinstance(value, Model))
 
     def update(self, **values: Any) -> Carry:
-        """Returns the carry with these values in place of those with the same names."""
-        return Carry({**self._values, **values}, memories=self.memories, own=self.own - values.keys())
+        """Returns a carry with these ``values`` in place of those with the same names, and all else as it is here."""
+        kept = self.overwritable - values.keys()
+        return Carry({**self._values, **values}, memories=self.memories, overwritable=kept)
 
     def moved(self, name: str, direction: Tensor, by: float, in_place: bool) -> Carry:
-        """Returns the carry with the model ``name`` plus ``by`` times ``direction [C, width]``. With ``in_place`` the
+        """Returns a carry with the model ``name`` plus ``by`` times ``direction [C, width]``. With ``in_place`` the
         next call may overwrite the model that this one makes."""
-        if name in self.own:
+        if name in self.overwritable:
             self[name].parameters.add_(direction, alpha=by)
             return self
         carry = self.update(**{name: self[name].moved(direction, by)})
-        return Carry(carry._values, memories=self.memories, own=self.own | {name}) if in_place else carry
+        if in_place:
+            carry.overwritable |= {name}
+        return carry
 
     def released(self) -> Carry:
-        """Returns the carry with models that the next step must not overwrite."""
-        return Carry(self._values, memories=self.memories) if self.own else self
+        """Returns a carry whose models the next step must not overwrite."""
+        return Carry(self._values, memories=self.memories) if self.overwritable else self
 
     def memory(self, name: str) -> Memory:
         """Returns what the optimizer remembers of the steps of the model ``name``."""
         return self.memories.get(name, NEW)
 
     def remember(self, name: str, buffers: Mapping[str, Tensor], steps: int = 0) -> Carry:
-        """Returns the carry in which the optimizer remembers ``buffers`` and ``steps`` of the model ``name``."""
+        """Returns a carry in which the optimizer remembers ``buffers [C, width]`` and the number of ``steps`` of the
+        model ``name``."""
         memories = {**self.memories, name: Memory(buffers, steps)}
-        return Carry(self._values, memories=memories, own=self.own)
+        return Carry(self._values, memories=memories, overwritable=self.overwritable)
 
     @staticmethod
     def where(chosen: Tensor, one: Carry, other: Carry) -> Carry:
@@ -106,11 +118,19 @@ def _where(chosen: Tensor, one: Any, other: Any) -> Any:
 
 
 class LocalOptimizer:
-    """The optimizer that ``training`` names, with the learning rate ``lr`` (eta_l) and the clipping and weight decay of
-    ``training``. Its memory is new in each round.
+    """The optimizer of a stack of clients, with clipping and weight decay. What it remembers lies in the carry, and is
+    new in each round.
 
-    ``decayed [width]`` is 1 for the parameters that weight decay pulls to 0, and 0 for the others; None means all. With
-    ``in_place`` a step overwrites the model that the step before has made, which is faster than to make a new one.
+    With ``in_place`` a step overwrites the model that the step before has made, which is faster than making a new one.
+
+    Args:
+        training: Names the optimizer and has its hyper-parameters, which are those of the section ``train``.
+        lr: The learning rate eta_l of this round.
+        decayed: Which parameters weight decay pulls to 0, as ones and zeros ``[width]``; None stands for all.
+
+    Example:
+        gradient = client.objective.gradient(carry["y"], batch)
+        carry = client.optimizer.descend(carry, "y", gradient)
     """
 
     in_place = False
@@ -119,11 +139,16 @@ class LocalOptimizer:
         self.training, self.lr, self.decayed = training, lr, decayed
 
     def direction(self, carry: Carry, name: str, gradient: Tensor) -> tuple[Tensor, Carry]:
-        """Returns the direction ``[C, width]`` of a step of the models ``carry[name]``, and the carry with what the
-        optimizer remembers after it.
+        """Returns the direction ``[C, width]`` of a step of the models ``carry[name]``, and a carry with what the
+        optimizer remembers after it. The models are not changed.
 
-        ``gradient`` may have been corrected by the algorithm. First it is clipped, then weight decay is added, and the
-        sum goes to the optimizer. AdamW adds weight decay to the direction instead.
+        The gradient is clipped, weight decay is added to it, and the sum goes to SGD or Adam. AdamW adds weight decay
+        to the direction instead.
+
+        Args:
+            carry: Has the models and what the optimizer remembers of them.
+            name: The name of the models in the carry.
+            gradient: The gradients ``[C, width]``, which the algorithm may have corrected.
         """
         training = self.training
         if training.grad_clip:
@@ -161,6 +186,9 @@ class LocalOptimizer:
         return m / (1 - beta1**t) / scale, carry.remember(name, {"m": m, "v": v}, t)
 
     def descend(self, carry: Carry, name: str, gradient: Tensor) -> Carry:
-        """Makes one step of the models ``carry[name]``: w - eta_l * direction."""
+        """Returns a carry in which the models ``carry[name]`` have made one step, w - eta_l * direction.
+
+        The arguments are those of :meth:`direction`.
+        """
         direction, carry = self.direction(carry, name, gradient)
         return carry.moved(name, direction, -self.lr, self.in_place)

@@ -24,8 +24,8 @@ from fedray.gradients.network import Network
 
 
 def stacks(members: int, chunk: int) -> Sequence[tuple[int, int]]:
-    """Cuts the positions of a cohort of ``members`` clients into stacks of at most ``chunk``, whose sizes differ by one
-    at most.
+    """Returns where the stacks of a cohort of ``members`` clients begin and end. Each has at most ``chunk`` clients,
+    and their sizes differ by one at most.
 
     Their number is a power of two, so that two, four or eight workers have equally much to do.
     """
@@ -55,19 +55,27 @@ class Stack:
 
 
 class ClientPhase:
-    """A stack of C clients in one phase of one round.
+    """What an algorithm sees of a stack of C clients in one phase of one round.
 
-    It has three parts: ``data`` gives the mini-batches, ``objective`` computes gradients and forward passes, and
-    ``optimizer`` makes their steps.
+    Attributes:
+        data: Whose samples and mini-batches (:class:`LocalData`).
+        objective: Computes gradients and forward passes (:class:`Objective`).
+        optimizer: Makes the clients' steps (:class:`LocalOptimizer`).
+        shared: The server's broadcast: models and vectors by name.
+        scalars: The server's numbers for each client by name, ``[C, 1]`` float32.
+        state: The vectors ``[C, width]`` and models that the clients keep between rounds, by name. They are zeros
+            before a client's first participation.
+        kept: What an earlier phase of this round kept, by name.
+        received: The models that the clients received at their last participation, zeros before the first. They are
+            there only if the algorithm declares ``needs_received``.
+        n, J, gap, p: ``[C, 1]`` float32: samples, local steps, rounds since the last participation (0 if there was
+            none), and aggregation weight.
+        N, members, size: The number of clients that hold samples, that of the cohort, and that of the stack (C).
+        round, lr: The round, from 1, and the clients' learning rate eta_l in it.
 
-    ``shared`` is the server's broadcast by name, and ``scalars`` its numbers for each client, ``[C, 1]``. ``state``
-    holds the clients' own vectors ``[C, width]`` and models, which are zeros before the first participation. ``kept``
-    is what an earlier phase of this round kept. ``received`` are the models that the clients received at their last
-    participation, zeros before the first; they are there only if the algorithm declares ``needs_received``.
-
-    ``n``, ``J``, ``gap`` and ``p`` are ``[C, 1]`` float32: samples, local steps, rounds since the last participation (0
-    if there was none), and aggregation weight. ``N`` is the number of clients that hold samples, ``members`` the number
-    of clients in the cohort, and ``lr`` the client learning rate eta_l of the round.
+    Example:
+        def begin(self, client):
+            return Carry({"y": client.start("x")})
     """
 
     def __init__(
@@ -124,27 +132,27 @@ class ClientPhase:
         return self._received
 
     def start(self, name: str) -> Any:
-        """Returns the shared model or vector ``name`` once for each of the C clients, as the start of local
-        training."""
+        """Returns the shared model or vector ``name`` once for each of the C clients, ``[C, row_width]`` or ``[C,
+        width]``, as the start of local training."""
         shared = self.shared[name]
         if not isinstance(shared, Model):
             return shared.expand(self.size, -1)
         rows = shared.rows(self.size)
-        # nor into what its own client compares its model with
+        # nor into the model with which its client compares what it trains
         return rows.clone() if self._writes and not rows.has_buffers else rows
 
-    def initial_models(self, own: bool) -> Model:
-        """Returns the initial model x^1 for each of the C clients. With ``own`` each client gets a model drawn for
-        it."""
+    def initial_models(self, per_client: bool) -> Model:
+        """Returns the initial model x^1 for each of the C clients, or a model that is drawn for the client if it is
+        ``per_client``."""
         assert self._initial is not None
-        models = [self._initial(client if own else None) for client in self.stack.ids]
+        models = [self._initial(client if per_client else None) for client in self.stack.ids]
         return Model(torch.stack([model.row for model in models]), models[0].width)
 
     def hold(self, new: Carry, old: Carry, j: int) -> Carry:
         """Returns ``new`` for the clients that make local step ``j``, and ``old`` for those whose J_i steps are over.
 
         The clients of a stack make their steps together, but some have fewer. In a stack with 3 and 5 steps, the first
-        client's model and its momentum buffer stay what they were after j = 2, while the second client goes on.
+        client's model and its momentum stay what they were after j = 2, while the second client continues.
         """
         least = min(self.stack.steps)
         if j < least:

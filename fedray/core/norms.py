@@ -1,4 +1,4 @@
-"""Which layers of batch normalisation use their running statistics in training."""
+"""Layers of normalisation: which use running statistics in training, and which buffers have length 1."""
 
 from __future__ import annotations
 
@@ -8,21 +8,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedray.errors import UserError
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""The layers of batch normalisation, and the bases of those that users derive from them."""
+
 
 def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
-    """Returns the layers of batch normalisation that have a single value per channel in the forward pass ``run()`` of a
-    batch of one sample, where torch raises an error in training mode.
+    """Returns the layers of batch normalisation that can't be trained on a batch of one sample, because they get only
+    one value per channel. They can use their running statistics instead.
 
-    The pass is run in evaluation mode. Raises :class:`UserError` if one of the layers has no running statistics
-    to use instead.
+    Args:
+        module: the model that contains the layers; it is left in evaluation mode.
+        run: makes a forward pass of ``module`` with one sample.
+
+    Raises:
+        UserError: such a layer has no running statistics.
     """
     found: dict[nn.Module, str] = {}
 
-    def look(name: str, layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+    def look(name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if inputs[0].numel() == inputs[0].shape[1]:
             found[layer] = name
             if not layer.track_running_stats:
@@ -32,7 +40,7 @@ def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Mod
                     "such mini-batches (data.partition.min_samples, train.batch_size), or use another norm (model.norm)"
                 )
 
-    norms = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, _BatchNorm))
+    norms = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, BATCH_NORMS))
     hooks = [layer.register_forward_pre_hook(partial(look, name)) for name, layer in norms]
     try:
         module.eval()
@@ -45,6 +53,18 @@ def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Mod
 
 
 def is_frozen(layer: nn.Module) -> bool:
-    """Returns whether ``layer`` has parameters of its own, and none of them is trained."""
-    own = list(layer.parameters(recurse=False))
-    return bool(own) and not any(parameter.requires_grad for parameter in own)
+    """Returns whether ``layer`` itself has parameters, not only its sublayers, and none of them is trained."""
+    parameters = list(layer.parameters(recurse=False))
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def unit_vectors(module: nn.Module) -> set[str]:
+    """Returns the names of the buffers of ``module`` that spectral normalisation keeps at length 1."""
+    found = set()
+    for prefix, layer in module.named_modules():
+        keys = ["_u", "_v"] if isinstance(layer, _SpectralNorm) else []
+        # the older form is a hook
+        olds = [hook.name for hook in layer._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+        keys += [f"{name}_{part}" for name in olds for part in ("u", "v")]
+        found |= {f"{prefix}.{key}" if prefix else key for key in keys if layer._buffers.get(key) is not None}
+    return found

@@ -42,3 +42,9 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def call(module: Callable[..., Any], inputs: Any) -> Any:
+    """Returns what ``module`` makes of ``inputs``, which are its :func:`arguments`."""
+    args, named = arguments(inputs)
+    return module(*args, **named)

@@ -14,7 +14,7 @@ from filelock import FileLock
 from fedray.data.storage.cache import cache_folder
 from fedray.engine.process import describe
 from fedray.errors import UserError, first_sentence
-from fedray.gradients.compiled import GIVEN_FOLDER
+from fedray.gradients.compiled import USER_FOLDER
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """The variable of the environment that tells torch where to keep what it compiles."""
@@ -31,7 +31,7 @@ def compiling(threads: int) -> Iterator[None]:
 
     # it would tell every user of a CPU that there is no GPU
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    folder = Path(GIVEN_FOLDER or cache_folder() / "compiled" / _kind())
+    folder = Path(USER_FOLDER or cache_folder() / "compiled" / _kind())
     # a pool of compiling processes would take longer to start than they save
     settings = {"compile_threads": 1, "cpp.threads": threads, "fx_graph_cache": True}
     if hasattr(inductor, "deterministic"):

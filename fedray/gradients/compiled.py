@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedray.core.structure import map_leaves
 
-GIVEN_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+USER_FOLDER = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
 """The folder in which the user wants torch to keep what it compiles, or None. torch itself sets the variable later."""
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -54,11 +54,9 @@ class Compiled:
         # the compiled function is for the strides with which it was compiled
         tensors = map_leaves(lambda tensor: tensor.contiguous(), inputs)
         with torch.no_grad():
-            found = self._made.get(shape)
-            if found is not None:
-                return found(*tensors)
-            with self._around():
-                graph = trace(self._function, tensors)
-                flat = torch.compile(graph, fullgraph=True, dynamic=False)
-                self._made[shape] = flat
-                return flat(*tensors)
+            if shape not in self._made:
+                with self._around():
+                    graph = trace(self._function, tensors)
+                    self._made[shape] = torch.compile(graph, fullgraph=True, dynamic=False)
+                    return self._made[shape](*tensors)
+            return self._made[shape](*tensors)

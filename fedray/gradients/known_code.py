@@ -21,15 +21,15 @@ def unknown_code(module: nn.Module, task: Task) -> str | None:
     """Returns what a gradient of ``module`` runs that is not code of :data:`KNOWN` packages, or is a hook, as a clause;
     None if there is no such code.
 
-    The forward pass of a user's own class may count its calls, draw numbers of Python's, or keep statistics of its own,
-    which can't be seen from outside. A user's ``nn.Sequential`` of torch's layers is known.
+    The forward pass of a user-defined class may count its calls, draw random numbers of Python's, or keep statistics in
+    attributes, which can't be seen from outside. A user's ``nn.Sequential`` of torch's layers is known code.
     """
     if unknown := unknown_layer(module):
         return unknown
     if not _is_of_known(task.loss):
-        return "the loss is a function of your own"
+        return "the loss is user-defined"
     if task.followed is not None and not _is_of_known(task.metrics[task.followed].values):
-        return f"the metric {task.followed} is a function of your own"
+        return f"the metric {task.followed} is user-defined"
     return None
 
 
@@ -42,7 +42,7 @@ def unknown_layer(module: nn.Module) -> str | None:
         if any(_hooks(layer)):
             return f"a layer {name} has a hook"
         if isinstance(layer, (GraphModule, ScriptModule)) or any(map(_adds_code, type(layer).__mro__)):
-            return f"{name} has code of its own"
+            return f"{name} has user-defined code"
         for key, value in vars(layer).items():
             if callable(value) and (hasattr(type(layer), key) or not _is_of_known(value)):
                 return f"the {key} of a layer {name} is not torch's"
@@ -75,9 +75,9 @@ def _hooks(layer: nn.Module) -> list[Any]:
 
 
 def _adds_code(kind: type) -> bool:
-    """Returns whether a class of the user's has more methods or properties than ``__init__``, such as a ``forward``."""
-    own = (value for name, value in vars(kind).items() if name != "__init__")
-    return not _is_of_known(kind) and any(callable(value) or hasattr(value, "__get__") for value in own)
+    """Returns whether a user-defined class has more methods or properties than ``__init__``, such as a ``forward``."""
+    members = (value for name, value in vars(kind).items() if name != "__init__")
+    return not _is_of_known(kind) and any(callable(value) or hasattr(value, "__get__") for value in members)
 
 
 def _is_of_known(function: Callable[..., Any]) -> bool:

@@ -1,10 +1,8 @@
-"""Clients of a stack side by side on a GPU.
+"""Computes the clients of a stack side by side on a GPU.
 
 A GPU runs the small kernels of a client's gradient faster than Python can launch them, and one client's kernels leave
-most of it idle. So the operations of a gradient, once they are recorded (:mod:`fedray.gradients.recording`), are
-captured as a CUDA graph, which is launched as a whole. A graph has the gradients of several clients, each in a lane of
-its own, so that they run side by side. A client's kernels are the same in every lane, so the number of lanes changes no
-bit.
+most of it idle. So recorded gradients (:mod:`fedray.gradients.recording`) of several clients, each in one stream, a
+lane, are captured as one CUDA graph. The kernels are the same in every lane, so the number of lanes changes no bit.
 """
 
 from __future__ import annotations
@@ -31,8 +29,9 @@ class Lanes:
     """``count`` streams of the GPU ``device`` in which clients are computed side by side."""
 
     def __init__(self, device: torch.device, count: int) -> None:
-        self._main = torch.cuda.Stream(device)
-        self._lanes = [torch.cuda.Stream(device) for _ in range(count)]
+        new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+        self._main = new_stream(device)
+        self._lanes = [new_stream(device) for _ in range(count)]
         # graphs are launched one after another, so they may use the same memory
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -51,7 +50,7 @@ class Lanes:
             # what libraries set up when they are first used can't be captured
             self._side_by_side(function, held, lanes)
             torch.cuda.synchronize()
-            # other threads may go on to read samples
+            # other threads may read samples meanwhile
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 outputs = self._side_by_side(function, held, lanes)
@@ -61,7 +60,7 @@ class Lanes:
         def launch(rows: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
             _copy(held, rows)
             graph.replay()
-            # into fresh memory, as the next launch overwrites the graph's own
+            # into fresh memory, as the next launch overwrites that of the graph
             return tuple(map(torch.stack, outputs))
 
         return launch
@@ -98,11 +97,12 @@ class SideBySide(Recorded):
         return tuple(each[0] for each in self.together([inputs], [eager]))
 
     def together(
-        self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager], alike: bool = False
+        self, rows: Sequence[Sequence[Any]], eager: Sequence[Eager], same_shape: bool = False
     ) -> tuple[Tensor, ...]:
         """Does the same for several ``rows`` of inputs, and returns the rows of each output together, ``[C, ...]``.
-        Those of one shape are computed by one graph; all are ``alike`` if they have one."""
-        if alike:
+        Those of one shape are computed by one graph; ``same_shape`` says that all
+        have one."""
+        if same_shape:
             return self._of_shape(shape_of(rows[0]), rows, eager)
         shapes: dict[Any, list[int]] = {}
         for place, inputs in enumerate(rows):
@@ -113,7 +113,7 @@ class SideBySide(Recorded):
         ]
         if len(parts) == 1:
             return parts[0]
-        places = torch.tensor([place for own in shapes.values() for place in own]).argsort()
+        places = torch.tensor([place for chosen in shapes.values() for place in chosen]).argsort()
         return tuple(torch.cat(each)[sent(places, each[0].device)] for each in zip(*parts, strict=True))
 
     def _of_shape(self, key: Any, rows: Sequence[Sequence[Any]], eager: Sequence[Eager]) -> tuple[Tensor, ...]:

@@ -19,7 +19,7 @@ from fedray.gradients.direct_linear import DirectLinear
 from fedray.gradients.lanes import SideBySide
 from fedray.gradients.loss_scale import LossScale, write_gradient
 from fedray.gradients.network import Draws, Network, undrawn
-from fedray.gradients.passes import Gradient, Losses, RuleLoss, in_rows
+from fedray.gradients.passes import Gradient, RuleLoss, followed_of, in_rows, losses_of
 
 
 class LoopNetwork(Network):
@@ -31,7 +31,7 @@ class LoopNetwork(Network):
 
     def _direct_of(self, parameters: Sequence[Tensor]) -> DirectLinear | None:
         found = DirectLinear(self.layout, parameters)
-        return found if found.pays and self.precision not in HALF else None
+        return found if found.has_layers and self.precision not in HALF else None
 
     def gradients(
         self,
@@ -65,13 +65,13 @@ class LoopNetwork(Network):
             places = sent(torch.tensor(rows), self.device)
             found = tuple(each.new_zeros(len(at.row), *each.shape[1:]).index_copy(0, places, each) for each in found)
         values, losses, _, *sums = found
-        return Gradient(values, losses, (*sums, None)[:2] if sums else None)  # type: ignore[arg-type]
+        return Gradient(values, losses, followed_of(sums))
 
     def _inputs(self, at: Model, batch: Batch, rows: Sequence[int]) -> list[tuple[Any, ...]]:
         """Returns the inputs of :meth:`pure_gradient` for the clients in some ``rows``."""
         if batch.counts is not None:
             return [self.inputs_of(at, batch, row) for row in rows]
-        # one after another they would take as long as the launch of all their gradients
+        # selecting them row by row would take as long as the launch of all their gradients
         xs = [map_leaves(lambda x, row=row: x[row], batch.x) for row in rows]
         return list(zip(at.parameters.unbind(), at.buffers.unbind(), xs, batch.y.unbind(), strict=True))
 
@@ -91,17 +91,17 @@ class LoopNetwork(Network):
         value = self._empty_gradient()
         self.training_mode(x, len(y))
         self.load(at, owned=True)
-        own_loss = rule_loss is not None
+        has_rule = rule_loss is not None
         with self._drawing(rng, row):
             with self._direct or contextlib.nullcontext():
-                outputs = self.outputs(x, features=own_loss, predict=own_loss)
-            losses = self._losses(outputs, y, row)
+                outputs = self.outputs(x, features=has_rule, predict=has_rule)
+            losses = losses_of(self.task, outputs, y, row)
             objective = task_loss = losses.mean()
             if rule_loss is not None:
                 objective = losses.mean(rule_loss(outputs, losses.each, *extras))
             write_gradient(objective, self._trainable, self.layout, value, scale, row, self._direct)
         self._store(at)
-        return value, task_loss.detach(), at.buffers, *_sums(losses)
+        return value, task_loss.detach(), at.buffers, *losses.sums
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
         return at[row].parameters, at[row].buffers, *self._begin(batch, row)
@@ -117,14 +117,14 @@ class LoopNetwork(Network):
         with torch.enable_grad():
             w = w.detach().requires_grad_()
             held = self.layout.unflatten(w) | copies
-            losses = self._losses(self.outputs(x, held, features=False), y, 0)
+            losses = losses_of(self.task, self.outputs(x, held, features=False), y, 0)
             objective = losses.mean()
             (value,) = torch.autograd.grad(objective, w)
-        return value, objective.detach(), self._joined(held, copies, buffers), *_sums(losses)
+        return value, objective.detach(), self._joined(held, copies, buffers), *losses.sums
 
     def recordable_gradient(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns. Large linear layers write the gradient of their weights where it
-        is wanted."""
+        """Returns what :meth:`pure_gradient` returns. Large linear layers write their weights' gradient into the
+        result."""
         w, buffers, x, y = inputs
         self.training_mode(x, len(y))
         copies = self._copies(buffers)
@@ -134,14 +134,13 @@ class LoopNetwork(Network):
         with torch.enable_grad():
             with direct or contextlib.nullcontext():
                 outputs = self.outputs(x, held, features=False)
-            losses = self._losses(outputs, y, 0)
+            losses = losses_of(self.task, outputs, y, 0)
             objective = losses.mean()
         write_gradient(objective, trained, self.layout, value, None, 0, direct)
-        return value, objective.detach(), self._joined(held, copies, buffers), *_sums(losses)
+        return value, objective.detach(), self._joined(held, copies, buffers), *losses.sums
 
     def _joined(self, held: dict[str, Tensor], names: Iterable[str], buffers: Tensor) -> Tensor:
-        """Returns the buffers of these ``names`` that a module held after its forward pass, as a row like
-        ``buffers``."""
+        """Returns the buffers ``names`` that a module ``held`` after its forward pass, as a row like ``buffers``."""
         return self.layout.join_buffers({name: held[name].detach() for name in names}, buffers)
 
     def _empty_gradient(self) -> Tensor:
@@ -149,8 +148,3 @@ class LoopNetwork(Network):
         value = torch.empty(self.layout.width, device=self.device, dtype=self.dtype)
         value[self.layout.parameters :] = 0
         return value
-
-
-def _sums(losses: Losses) -> list[Tensor]:
-    """Returns the one or two sums of the followed metric, or none if no metric is followed."""
-    return [each for each in losses.followed or () if each is not None]

@@ -14,22 +14,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedray.core.batches import Batch
-from fedray.core.norms import is_frozen, single_value_norms
+from fedray.core.norms import BATCH_NORMS, is_frozen, single_value_norms
 from fedray.core.places import Places, same_bits, with_parameters_of
 from fedray.core.precision import autocast
 from fedray.core.seeds import Purpose, every_rng, torch_rng
-from fedray.core.structure import arguments, map_leaves
+from fedray.core.structure import call, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Layout, Model, frozen
-from fedray.errors import UserError, first_line
+from fedray.errors import UserError
 from fedray.gradients.compiled import Compiled
 from fedray.gradients.lanes import Lanes, SideBySide
 from fedray.gradients.loss_scale import LossScale
-from fedray.gradients.passes import Gradient, Losses, Outputs, RuleLoss, TrainingPass, UnfitTarget
-from fedray.gradients.predicting import predicting_head
+from fedray.gradients.passes import Gradient, Outputs, RuleLoss, TrainingPass, losses_of, predicting_head
 from fedray.gradients.recording import Recorded
 
 Draws = Callable[[int], contextlib.AbstractContextManager[None]]
@@ -46,16 +44,19 @@ COPIED = 200_000
 costs microseconds for each tensor."""
 
 
+TRACKING_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+"""The normalisation layers that may keep running statistics."""
+
 CLASSIFICATION = Task()
 
 
 class Network:
     """A module whose parameters are views into one flat row, so that a model is loaded by one copy, or by none.
 
-    ``changing`` are the names of the buffers that forward passes change, None if it may be all. ``writes`` says whether
-    a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. What it writes in training belongs
-    to the client's model; in evaluation it lasts for that pass. ``rng(seed, purpose, ...)`` is the context of a pass if
-    it ``draws`` random numbers.
+    ``changing`` are the names of the buffers that forward passes change; None means that all may be. ``writes`` says
+    whether a forward pass may write into parameters, as ``nn.Embedding(max_norm=...)`` does. What it writes in training
+    belongs to the client's model; in evaluation it lasts for that pass. ``rng(seed, purpose, ...)`` is the context of a
+    pass if it ``draws`` random numbers.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class Network:
         self._mode: tuple[bool, bool] | None = None
         self._features: Any = None
         self._prediction: Any = None
-        self._norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
-        self._frozen_norms = [m for m in self.module.modules() if isinstance(m, _NormBase) and is_frozen(m)]
+        self._norms = [m for m in self.module.modules() if isinstance(m, BATCH_NORMS)]
+        self._frozen_norms = [m for m in self.module.modules() if isinstance(m, TRACKING_NORMS) and is_frozen(m)]
         self._single: list[nn.Module] | None = None
         self._head = predicting_head(self.module)
         self._watched = False
@@ -111,7 +112,7 @@ class Network:
         norms = {
             f"{place}.{name}".lstrip(".")
             for place, layer in self.module.named_modules()
-            if isinstance(layer, (_NormBase, nn.GroupNorm, nn.LayerNorm)) or type(layer).__name__.endswith("Norm")
+            if isinstance(layer, (*TRACKING_NORMS, nn.GroupNorm, nn.LayerNorm)) or type(layer).__name__.endswith("Norm")
             for name, _ in layer.named_parameters(recurse=False)
         }
         found = torch.zeros(self.layout.width, device=self.device)
@@ -128,9 +129,9 @@ class Network:
         self._addresses = [tensor.data_ptr() for tensor in self._trainable] if self.writes else []
 
     def unload(self) -> None:
-        """Lets go of the memory of the model that is loaded, if the module only refers to it.
+        """Releases the memory of the model that is loaded, if the module only refers to it.
 
-        Raises :class:`UserError` if code that is not known has changed a buffer that is not among the changing ones.
+        Raises :class:`UserError` if user-defined code has changed a buffer that is not among the changing ones.
         """
         for name, value in self._pristine.items():
             now = self.places.now(name)
@@ -144,15 +145,15 @@ class Network:
             self._bind(torch.zeros(1, device=self.device, dtype=self.dtype).expand(self.layout.width))
 
     def loaded(self) -> Model:
-        """Returns a copy of the model that is loaded. As long as none was loaded, it is the module's own."""
+        """Returns a copy of the model that is loaded, which at first is that of the module as it was made."""
         return self.layout.model(self.layout.pack(self.module, self.dtype).row.to(self.device))
 
     def _watch(self) -> None:
         """Has the layers record their inputs from now on. This costs a few percent of a small model's step."""
         self._watched = True
-        beside = set(self._head.predictor.modules()) if self._head else set()
+        predictor = set(self._head.predictor.modules()) if self._head else set()
         for layer in self.module.modules():
-            if isinstance(layer, nn.Linear) and layer not in beside:
+            if isinstance(layer, nn.Linear) and layer not in predictor:
                 layer.register_forward_pre_hook(self._remember_features, with_kwargs=True)
 
     def _remember_features(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
@@ -165,17 +166,16 @@ class Network:
         self, x: Any, tensors: dict[str, Tensor] | None = None, features: bool = True, predict: bool = False
     ) -> Outputs:
         """Runs the forward pass of the inputs ``x [b, ...]`` with the loaded model, or with ``tensors``, which have its
-        new buffers afterwards. ``features`` and ``predict`` ask for these outputs beside the logits."""
+        new buffers afterwards. ``features`` and ``predict`` ask for these outputs in addition to the logits."""
         if features and not self._watched:
             self._watch()
         self._predicting = predict
         with autocast(self.device, self.precision):
-            args, named = arguments(x)
             if tensors is None:
-                logits = self.module(*args, **named)
+                logits = call(self.module, x)
             else:
                 with self.places.holding(tensors):
-                    logits = self.module(*args, **named)
+                    logits = call(self.module, x)
         z, prediction = (
             None if found is None else found.to(self.dtype) for found in (self._features, self._prediction)
         )
@@ -266,9 +266,10 @@ class Network:
             self.load(at[row])
             with self._drawing(rng, row):
                 results.append(self.outputs(map_leaves(lambda whole, row=row: whole[row], x)))
-        features = None if results[0].features is None else torch.stack([r.features for r in results])  # type: ignore[misc]
         logits = map_leaves(lambda *rows: torch.stack(rows), *(result.logits for result in results))
-        return Outputs(logits, features)
+        if results[0].features is None:
+            return Outputs(logits)
+        return Outputs(logits, torch.stack([result.features for result in results]))
 
     def _copies(self, buffers: Tensor) -> dict[str, Tensor]:
         """Returns copies of the ``buffers [buffer_width]`` by name, for a forward pass to update."""
@@ -295,37 +296,6 @@ class Network:
                 self._single = single_value_norms(self.module, lambda: self.outputs(x, None, predict, predict))
         return self.mode(training=True, resting=self._single)
 
-    def _losses(self, outputs: Outputs, y: Tensor, row: int) -> Losses:
-        """Returns the losses of the batch of the client in ``row``, from the outputs of its forward pass."""
-        followed = None
-        if self.task.followed is not None:
-            detached = map_leaves(lambda tensor: tensor.detach(), outputs.logits)
-            total, count = self.task.sums(self.task.followed, detached, y)
-            followed = total.sum(), None if count is None else count.sum()
-        try:
-            losses = self.task.training_losses(outputs.logits, y)
-        except Exception:
-            self._find_unfit(outputs.logits, y, row)
-            raise
-        return Losses(losses, self.task.weights(y), followed)
-
-    def _find_unfit(self, logits: Any, y: Tensor, row: int) -> None:
-        """Raises :class:`UnfitTarget` if the loss of some samples can't be computed, but that of others can.
-
-        If it can't for any, the mistake is in the loss.
-        """
-        failed: dict[int, Exception] = {}
-        for place in range(len(y)):
-            try:
-                self.task.losses(map_leaves(lambda whole, i=place: whole[i : i + 1], logits), y[place : place + 1])
-            except Exception as error:
-                failed[place] = error
-        if failed and len(failed) < len(y):
-            place, found = min(failed.items())
-            reason = f"{type(found).__name__}: {first_line(found)}"
-            target = y[place].tolist() if y[place].numel() == 1 else f"of shape {list(y[place].shape)}"
-            raise UnfitTarget(row, place, f"the loss does not take its target {target} ({reason})") from found
-
     def training_pass(
         self, at: Model, batch: Batch, rng: Draws = undrawn, scale: LossScale | None = None
     ) -> TrainingPass:
@@ -334,11 +304,11 @@ class Network:
         found = TrainingPass(self.layout, scale)
         for row in range(len(at.row)):
             x, y = self._begin(batch, row)
-            # .data has a version count of its own: updating the buffers in the same row must not spoil the gradient
-            own = self.layout.model(at.row[row].data)
-            trained = {slot.name: slot.view(own.row).detach().requires_grad_() for slot in self.layout.slots}
+            # .data has a version count apart: updating the buffers in the same row must not spoil the gradient
+            model = self.layout.model(at.row[row].data)
+            trained = {slot.name: slot.view(model.row).detach().requires_grad_() for slot in self.layout.slots}
             # copies, as what autograd has seen must not change under it
-            buffers = self._copies(own.buffers)
+            buffers = self._copies(model.buffers)
             held = trained | buffers
             with self._drawing(rng, row):
                 outputs = self.outputs(x, held, predict=True)
@@ -346,7 +316,7 @@ class Network:
             if not batch.rests(row):
                 self.layout.write_buffers(at[row].buffers, {name: held[name].detach() for name in buffers})
                 self._write_parameters(at.row[row], trained)
-            found.add(trained, outputs, self._losses(outputs, y, row))
+            found.add(trained, outputs, losses_of(self.task, outputs, y, row))
         return found
 
     def _write_parameters(self, row: Tensor, trained: dict[str, Tensor]) -> None:

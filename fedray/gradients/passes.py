@@ -1,4 +1,4 @@
-"""What a forward pass of a stack returns: outputs, losses, and later the gradient."""
+"""What the forward passes of a stack return: outputs, losses, and later the gradient; and the heads that predict."""
 
 from __future__ import annotations
 
@@ -6,26 +6,46 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedray.core.clock import Clock
-from fedray.core.task import mean_loss
+from fedray.core.structure import map_leaves
+from fedray.core.task import Task, mean_loss
 from fedray.core.vectors import Layout
+from fedray.errors import first_line
 from fedray.gradients.loss_scale import LossScale, write_gradient
 
 
 class Outputs(NamedTuple):
-    """What a forward pass returns.
+    """What a forward pass returns, for b samples.
 
-    ``logits`` are what the module returned, ``[b, classes]`` for a classification. ``features [b, d]`` are the inputs
-    of the Linear layer that was called last. ``prediction [b, d]`` is what the head's predictor makes of the features.
-    An algorithm that needs the latter two declares it by ``needs_head``. They are None for a model that does not have
-    them.
+    An algorithm that uses features or predictions declares ``needs_head``; they are None for a model without them.
+
+    Attributes:
+        logits: What the module returned, ``[b, classes]`` for a classification.
+        features: The inputs ``[b, d]`` of the Linear layer that was called last.
+        prediction: What the head's predictor makes of the features, ``[b, d]``.
+
+    Example:
+        def loss(outputs, task_losses, z):
+            return task_losses + (outputs.features - z).square().sum(1)
     """
 
     logits: Any
     features: Tensor = None  # type: ignore[assignment]
     prediction: Tensor = None  # type: ignore[assignment]
+
+
+class Predicting(nn.Module):
+    """A head with a ``predictor`` of what enters its ``classifier``, which is run only if a loss may ask for it."""
+
+    predictor: nn.Module
+    classifier: nn.Linear
+
+
+def predicting_head(module: nn.Module) -> Predicting | None:
+    """Returns the head with a predictor within ``module``, or None."""
+    return next((layer for layer in module.modules() if isinstance(layer, Predicting)), None)
 
 
 class UnfitTarget(ValueError):
@@ -40,8 +60,13 @@ RuleLoss = Callable[..., Tensor]
 """``loss(outputs, task_losses [b], *extras) -> [b]``: an algorithm's own loss of each sample of one client."""
 
 Followed = tuple[Tensor, Tensor | None]
-"""The two sums ``[C]`` over each client's batch of the metric that the task follows. None stands for the number of
+"""The two sums of the metric that the task follows over each client's batch, ``[C]``. None stands for the number of
 samples."""
+
+
+def followed_of(sums: Sequence[Tensor]) -> Followed | None:
+    """Returns the one or two ``sums`` of the followed metric as a pair; None if there are none."""
+    return (sums[0], sums[1] if len(sums) > 1 else None) if sums else None
 
 
 class Gradient(NamedTuple):
@@ -54,9 +79,9 @@ class Gradient(NamedTuple):
 
 
 class TrainingPass:
-    """A forward pass of a stack in training mode. Its gradient is taken later, when its loss is known.
+    """A forward pass of a stack in training mode, whose gradient is taken later, when its loss is known.
 
-    ``features [C, b, d]`` are detached. ``task_loss`` and ``followed`` are those of :class:`Gradient`.
+    ``features [C, b, d]`` are detached. ``task_loss [C]`` and ``followed`` are those of :class:`Gradient`.
     """
 
     def __init__(self, layout: Layout, scale: LossScale | None = None) -> None:
@@ -74,47 +99,80 @@ class TrainingPass:
 
     @property
     def followed(self) -> Followed | None:
-        return stacked([each.losses.followed for each in self._passes])
+        return followed_of([in_rows(each) for each in zip(*(p.losses.sums for p in self._passes), strict=True)])
 
     @property
     def features(self) -> Tensor:
         return torch.stack([each.outputs.features.detach() for each in self._passes])
 
     def gradient(self, loss: RuleLoss, extras: Sequence[Tensor] = ()) -> Tensor:
-        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over the batch. It can be called once."""
+        """Returns the gradient ``[C, width]`` of the mean of ``loss`` over each client's batch. It can be called once.
+
+        Args:
+            loss: ``loss(outputs, task_losses [b], *extras) -> [b]``, the loss of each sample of one client.
+            extras: Tensors ``[C, ...]``, of which ``loss`` gets one client's row.
+        """
         value = self._passes[0].losses.each.new_zeros(len(self._passes), self._layout.width)
         with self.clock.on("gradient"):
             for row, (tensors, outputs, losses) in enumerate(self._passes):
                 each = loss(outputs, losses.each, *(extra[row] for extra in extras))
-                tensor_list = list(tensors.values())
-                write_gradient(losses.mean(each), tensor_list, self._layout, value[row], self._scale, row)
+                parameters = list(tensors.values())
+                write_gradient(losses.mean(each), parameters, self._layout, value[row], self._scale, row)
         return value
 
 
 class Losses(NamedTuple):
-    """The task losses ``each [b]`` of one client's batch, what each counts in the mean, and the followed metric."""
+    """The task losses ``each [b]`` of one client's batch, the weight of each in the mean, and the followed metric."""
 
     each: Tensor
     weights: Tensor | None
     followed: Followed | None
 
+    @property
+    def sums(self) -> list[Tensor]:
+        """The one or two sums of the followed metric; empty if no metric is followed."""
+        return [each for each in self.followed or () if each is not None]
+
     def mean(self, each: Tensor | None = None) -> Tensor:
         return mean_loss(self.each if each is None else each, self.weights)
+
+
+def losses_of(task: Task, outputs: Outputs, y: Tensor, row: int) -> Losses:
+    """Returns the losses of the mini-batch of the client in ``row``, from the outputs of its forward pass.
+
+    Raises :class:`UnfitTarget` if the loss of some samples can't be computed, but that of others can. If it can't for
+    any, the mistake is in the loss, and its error is raised.
+    """
+    followed = None
+    if task.followed is not None:
+        detached = map_leaves(lambda tensor: tensor.detach(), outputs.logits)
+        total, count = task.sums(task.followed, detached, y)
+        followed = total.sum(), None if count is None else count.sum()
+    try:
+        return Losses(task.training_losses(outputs.logits, y), task.weights(y), followed)
+    except Exception:
+        _require_fit(task, outputs.logits, y, row)
+        raise
+
+
+def _require_fit(task: Task, logits: Any, y: Tensor, row: int) -> None:
+    failed: dict[int, Exception] = {}
+    for place in range(len(y)):
+        try:
+            task.losses(map_leaves(lambda each, i=place: each[i : i + 1], logits), y[place : place + 1])
+        except Exception as error:
+            failed[place] = error
+    if failed and len(failed) < len(y):
+        place, found = min(failed.items())
+        reason = f"{type(found).__name__}: {first_line(found)}"
+        target = y[place].tolist() if y[place].numel() == 1 else f"of shape {list(y[place].shape)}"
+        raise UnfitTarget(row, place, f"the loss does not take its target {target} ({reason})") from found
 
 
 class _Pass(NamedTuple):
     tensors: dict[str, Tensor]
     outputs: Outputs
     losses: Losses
-
-
-def stacked(followed: Sequence[Followed | None]) -> Followed | None:
-    """Returns the sums of the clients of a stack as ``[C]``."""
-    found = [each for each in followed if each is not None]
-    if not found:
-        return None
-    counts = [count for _, count in found if count is not None]
-    return in_rows([total for total, _ in found]), in_rows(counts) if counts else None
 
 
 def in_rows(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,22 +1,15 @@
-"""Gradients that are written down once, and replayed from then on.
+"""Records the operations of a gradient once for each shape of mini-batches, and replays them from then on.
 
-A large part of a small model's local step is spent in Python: in the module, in autograd, in torch.func. All of this
-decides only which operations run on which tensors, and the answer is the same for each mini-batch of one shape. So the
-operations of one gradient are recorded, and for later mini-batches these operations run alone. They are the same
-operations in the same order, so a replayed gradient has the same bits as any other.
-
-A forward pass that looks at values, such as one with a branch that depends on them, can't be recorded, nor can one that
-writes into its inputs. Its Python code runs in every step. A module that keeps state of its own, unseen by torch, would
-be replayed wrongly, so by default only known code is replayed (:mod:`fedray.gradients.known_code`). Replayed gradients
-are compared with those that are computed in the ordinary way, again and again, at steps which become rarer.
-
-On a GPU what was recorded is captured as CUDA graphs (:mod:`fedray.gradients.lanes`).
+Without it a small model's local step spends much of its time in Python: in the module, in autograd, in torch.func. The
+operations and their order stay the same, and so do the bits. A forward pass that looks at values or writes into its
+inputs can't be recorded. A module with state that torch does not see would be replayed wrongly: so by default only
+known code is replayed (:mod:`fedray.gradients.known_code`), and results are compared at steps that become rarer.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +18,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from fedray.core.places import same_bits
 from fedray.core.structure import leaves, outline
 from fedray.errors import UserError
-from fedray.gradients.watching import Mode
+from fedray.gradients.watching import Mode, address_of, written
 
 FIRST = 30
 """The number of mini-batches of one shape after which their gradient is recorded. Recording takes as long as about 30
@@ -64,8 +58,8 @@ class Unrecordable(Exception):
 
 @dataclass
 class Known:
-    """What is known about mini-batches of one shape: how many have been there since ``replay`` was found, or, as long
-    as there is none, at all. ``new`` of them have been added last."""
+    """What is known about mini-batches of one shape: the number of ``steps`` since ``replay`` was recorded, or, as long
+    as it is not, of all. ``new`` is how many of them were added last."""
 
     steps: int = 0
     replay: Function | None = None
@@ -160,7 +154,7 @@ def refuse(found: Known) -> None:
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Returns whether two results have the same bits, apart from those of NaN."""
-    return all(map(_equal, one, other))
+    return all(map(same_bits, one, other))
 
 
 def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor] = ()) -> Function:
@@ -176,51 +170,41 @@ def record(function: Function, inputs: Sequence[Any], changing: Sequence[Tensor]
     return recorder.replay(outputs)
 
 
-def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yields the arguments into which the operation ``func(*args, **kwargs)`` writes."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            for each in value if isinstance(value, (list, tuple)) else [value]:
-                if each is not None:
-                    yield each
-
-
 def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Returns whether an operation draws random numbers. Attention may have a dropout of 0."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     names = [argument.name for argument in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    return "dropout_p" not in names or given.get("dropout_p", 0) != 0
+    values = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return "dropout_p" not in names or values.get("dropout_p", 0) != 0
 
 
 class _Recorder(Mode):
-    """A context that writes down the operations of torch, below autograd, that compute something from ``inputs``."""
+    """A context that writes down the operations of torch that compute something from ``inputs``.
+
+    torch's ``make_fx`` does the same, but imports torch's compiler, which takes two seconds and 160 MB in each process.
+    """
 
     def __init__(self, inputs: Sequence[Tensor], changing: Sequence[Tensor]) -> None:
         super().__init__()
         self._changing = set(map(id, changing))
         self._graph = Graph()
         self._nodes: dict[int, Node] = {}
-        self._storages: set[int] = set()
         self._constants: dict[str, Tensor] = {}
-        # the memory of inputs and constants, which must stay as it is
-        self._foreign = {tensor.untyped_storage()._cdata for tensor in inputs}
-        # a tensor's id is its own only while it lives
+        # the memory of all known tensors, and that of inputs and constants, which must stay as it is
+        self._known: set[int | None] = set()
+        self._foreign = set(map(address_of, inputs))
+        # a tensor's id and address are its own only while it lives
         self._alive: list[Tensor] = []
         for place, tensor in enumerate(inputs):
             self._add(tensor, self._graph.placeholder(f"input_{place}"))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if any(tag in func.tags for tag in _REFUSED) or _draws(func, args, kwargs):
             raise Unrecordable(str(func))
-        if not all(map(self._is_own, written(func, args, kwargs))):
-            raise Unrecordable(f"{func} changes a tensor that is not its own")
-        result = func(*args, **kwargs)
+        if any(id(each) not in self._nodes or self._is_foreign(each) for each in written(func, args, kwargs)):
+            raise Unrecordable(f"{func} changes a tensor that the recorded operations have not made")
+        result = super().run(func, args, kwargs)
         # a tensor made from Python's numbers must be new in each replay
         target = _aten.clone.default if func is _aten.lift_fresh.default else func
         node = self._graph.call_function(
@@ -230,31 +214,33 @@ class _Recorder(Mode):
             self._add(result, node)
         else:
             for place, part in enumerate(result):
-                self._add(part, self._graph.call_function(operator.getitem, (node, place)))
+                if isinstance(part, Tensor):
+                    self._add(part, self._graph.call_function(operator.getitem, (node, place)))
         return result
 
-    def _add(self, tensor: Any, node: Node) -> None:
-        if isinstance(tensor, Tensor):
-            self._nodes[id(tensor)] = node
-            self._storages.add(tensor.untyped_storage()._cdata)
-            self._alive.append(tensor)
+    def _add(self, tensor: Tensor, node: Node) -> None:
+        if tensor.layout is not torch.strided:
+            raise Unrecordable("it has sparse tensors")
+        self._nodes[id(tensor)] = node
+        self._known.add(address_of(tensor))
+        self._alive.append(tensor)
 
-    def _is_own(self, value: Any) -> bool:
-        """Returns whether a tensor lies in memory that the recorded operations have made."""
-        return id(value) in self._nodes and value.untyped_storage()._cdata not in self._foreign
+    def _is_foreign(self, tensor: Tensor) -> bool:
+        return tensor.numel() > 0 and address_of(tensor) in self._foreign
 
     def _node(self, value: Any) -> Any:
         """Returns the node of a tensor, and anything else as it is."""
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._nodes:
+            address = address_of(value)
             if id(value) in self._changing:
                 raise Unrecordable("it uses a parameter or buffer of the module, and not the input for it")
-            if value.untyped_storage()._cdata in self._storages:
+            if address is not None and address in self._known:
                 raise Unrecordable("it is unknown which operation a tensor comes from")
             name = f"constant_{len(self._constants)}"
             self._constants[name] = value
-            self._foreign.add(value.untyped_storage()._cdata)
+            self._foreign.add(address)
             self._add(value, self._graph.get_attr(name))
         return self._nodes[id(value)]
 
@@ -292,7 +278,3 @@ def _shape(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return tree.shape, tree.stride(), tree.dtype
     return outline(tree), tuple(map(_shape, leaves(tree)))
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

@@ -28,10 +28,10 @@ are. Some lead to decisions for the whole stack, which an algorithm may take."""
 
 
 class RowByRow(Mode):
-    """A context for the rule of an algorithm with a stack of ``clients``. ``found`` is the name of an operation that
-    may mix the numbers of a row, None if there was none.
+    """A context for the rule of an algorithm with a stack of ``clients``. ``found`` is the name of the first operation
+    that may mix the numbers of a row, None if there was none.
 
-    What is computed within ``clock.on(...)``, of gradients say, is not looked at.
+    Operations within ``clock.on(...)``, such as those of gradients, are not looked at.
     """
 
     def __init__(self, clients: int, clock: Clock) -> None:
@@ -39,20 +39,17 @@ class RowByRow(Mode):
         self._clients, self.clock = clients, _Aside(clock)
         self.found: str | None = None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self.found is None and not _keeps_rows(func) and any(map(self._has_all, read(func, args, kwargs))):
             self.found = str(func.overloadpacket).rpartition(".")[2]
-        return func(*args, **kwargs)
+        return super().run(func, args, kwargs)
 
     def _has_all(self, tensor: Tensor) -> bool:
         return tensor.dim() > 0 and len(tensor) == self._clients
 
 
 class _Aside(Clock):
-    """A clock within whose contexts the mode that is on is off."""
+    """A clock that switches the mode off within its contexts."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -77,6 +74,6 @@ def _keeps_rows(func: Any) -> bool:
 
 
 def by_rows(function: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
-    """Returns ``function`` of the rows of ``vectors [C, ...]``, each ``[1, ...]``, together: with the same bits however
-    many rows there are."""
-    return torch.cat([function(*rows) for rows in zip(*(vector.split(1) for vector in vectors), strict=True)])
+    """Calls ``function`` with one row ``[1, ...]`` of each of ``vectors [C, ...]`` at a time, and returns its results
+    together, ``[C, ...]``. So they have the same bits however many rows there are."""
+    return torch.cat([function(*rows) for rows in zip(*(torch.split(each, 1) for each in vectors), strict=True)])

@@ -15,15 +15,15 @@ from fedray.core.task import LEAST_WEIGHT
 from fedray.core.vectors import Model
 from fedray.gradients.loss_scale import LossScale
 from fedray.gradients.network import Draws, Network, undrawn
-from fedray.gradients.passes import Gradient, Outputs, RuleLoss
+from fedray.gradients.passes import Gradient, Outputs, RuleLoss, followed_of
 from fedray.gradients.stacked_layers import StackedLayers
 
 
 class StackNetwork(Network):
-    """Runs all clients of a stack through one stream of batched kernels (torch.func). It can't be used for modules that
-    have buffers or draw random numbers.
+    """Runs all clients of a stack at once (``torch.func.vmap``). It can't be used for modules that have buffers or draw
+    random numbers.
 
-    With ``windows`` convolutions are batched products of windows (:mod:`fedray.gradients.stacked_layers`). So they are
+    With ``windows`` convolutions are batched products of windows (:mod:`fedray.gradients.stacked_layers`), as they are
     on a GPU; elsewhere only a trial of what a GPU does asks for it.
     """
 
@@ -57,9 +57,9 @@ class StackNetwork(Network):
     ) -> Gradient:
         inputs, shape = self.inputs_of(at, batch, 0), tuple(batch.y.shape[:2])
         eager = partial(self._together, False, rule_loss, scale, *inputs, *extras)
-        own = rule_loss is not None or scale is not None
-        value, losses, *found = eager() if own else self._task_gradient(shape, inputs, eager)
-        return Gradient(value, losses.detach(), (*found, None)[:2] if found else None)  # type: ignore[arg-type]
+        is_eager = rule_loss is not None or scale is not None
+        value, losses, *sums = eager() if is_eager else self._task_gradient(shape, inputs, eager)
+        return Gradient(value, losses.detach(), followed_of(sums))
 
     def inputs_of(self, at: Model, batch: Batch, row: int) -> tuple[Any, ...]:
         self.mode(training=True)
@@ -80,17 +80,17 @@ class StackNetwork(Network):
     def _together(
         self, traced: bool, rule_loss: RuleLoss | None, scale: LossScale | None, *inputs: Any
     ) -> tuple[Tensor, ...]:
-        """Returns what :meth:`pure_gradient` returns, with a loss of the algorithm if there is one. With ``traced`` it
+        """Returns what :meth:`pure_gradient` returns, for the algorithm's loss if there is one. ``traced`` says that it
         is for a compiler."""
-        own_loss = rule_loss is not None
+        has_rule = rule_loss is not None
 
         def objective(w: Tensor, x: Any, y: Tensor, weight: Tensor, *extra: Tensor) -> tuple[Tensor, Any]:
             with self._layers(traced):
-                outputs = self.outputs(x, self.layout.unflatten(w), features=own_loss, predict=own_loss)
+                outputs = self.outputs(x, self.layout.unflatten(w), features=has_rule, predict=has_rule)
                 each = task = self.task.training_losses(outputs.logits, y)
-            own = self.task.weights(y)
-            if own is not None:
-                real = own * (weight > 0)
+            of_targets = self.task.weights(y)
+            if of_targets is not None:
+                real = of_targets * (weight > 0)
                 weight = real / real.sum().clamp(min=LEAST_WEIGHT)
             if rule_loss is not None:
                 each = rule_loss(outputs, task, *extra)
@@ -111,7 +111,7 @@ class StackNetwork(Network):
             value, (losses, sums) = gradient(scaled, 1, scale.factors, *inputs)
             value /= scale.factors[:, None]
             again = scale.lowered(value)
-        # a layer that is not registered has parameters with a graph of their own
+        # a layer that the module does not know has parameters with a graph, which would stay
         return value.detach(), losses, *sums
 
     def _sums(self, logits: Any, y: Tensor, real: Tensor) -> tuple[Tensor, ...]:

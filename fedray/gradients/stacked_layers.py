@@ -28,6 +28,10 @@ LEAST_PLACES = 64
 together would have to be transposed; but those of few places leave most of a GPU's tiles empty."""
 
 
+Mapped = tuple[tuple[Tensor, ...], tuple[int, ...]]
+"""What ``torch.autograd.Function.vmap`` returns: the outputs, and in which dimension of each the clients are."""
+
+
 class StackedLayers(TorchFunctionMode):
     """A context for forward passes and losses within torch.func.vmap, in which convolutions with weights that differ
     between clients are batched products, and linear layers and cross-entropy take fewer operations than vmap makes of
@@ -58,12 +62,12 @@ class StackedLayers(TorchFunctionMode):
     ) -> Tensor:  # fmt: skip
         if not _is_ours(input, weight, groups, 4):
             return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-        way = _Way(weight.shape[2:], _pair(stride), (0, 0), _pair(dilation), self._traced)
+        geometry = _Geometry(weight.shape[2:], _pair(stride), (0, 0), _pair(dilation), self._traced)
         if padding == "same":
-            input = F.pad(input, way.same())
+            input = F.pad(input, geometry.same_padding())
         elif padding != "valid":
-            way = replace(way, padding=_pair(padding))
-        return _convolution(input, weight, bias, way)
+            geometry = replace(geometry, padding=_pair(padding))
+        return _convolution(input, weight, bias, geometry)
 
     def _conv1d(
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -76,7 +80,7 @@ class StackedLayers(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Geometry:
     """How the windows of a convolution lie in an image. Each pair is for rows and for columns."""
 
     kernel: Sequence[int]
@@ -85,12 +89,12 @@ class _Way:
     dilation: tuple[int, int]
     traced: bool
 
-    def same(self) -> list[int]:
+    def same_padding(self) -> list[int]:
         """Returns the padding, as of ``F.pad``, with which the output has the size of the input."""
         whole = [reach * (size - 1) for reach, size in zip(self.dilation, self.kernel, strict=True)]
         return [part for total in reversed(whole) for part in (total // 2, total - total // 2)]
 
-    def of(self, image: Sequence[int]) -> tuple[int, int]:
+    def output_size(self, image: Sequence[int]) -> tuple[int, int]:
         """Returns the size of the output for an ``image`` of this size."""
         rows, columns = (
             (image[d] + 2 * self.padding[d] - self.dilation[d] * (self.kernel[d] - 1) - 1) // self.stride[d] + 1
@@ -105,16 +109,19 @@ class _Way:
             x = F.pad(x, (self.padding[1], self.padding[1], self.padding[0], self.padding[0]))
         for d in (0, 1):
             x = x.unfold(3 + d, self.dilation[d] * (self.kernel[d] - 1) + 1, self.stride[d])
-        x = x[..., :: self.dilation[0], :: self.dilation[1]].unflatten(1, (-1, joined))
+        x = torch.unflatten(x[..., :: self.dilation[0], :: self.dilation[1]], 1, (-1, joined))
         return x.permute(0, 1, 3, 6, 7, 2, 4, 5).flatten(2, 4).flatten(3)
 
     def fold(self, columns: Tensor, image: Sequence[int]) -> Tensor:
         """Returns images ``[m, channels, h, w]`` in which each pixel is the sum of what ``columns [m, channels *
         kernel, places]`` have of it."""
         if not self.traced:
-            return torch.ops.aten.col2im(columns, image, self.kernel, self.dilation, self.padding, self.stride)
+            folded: Tensor = torch.ops.aten.col2im(
+                columns, image, self.kernel, self.dilation, self.padding, self.stride
+            )
+            return folded
         # a compiler's own col2im adds atomically, or is slow where that is forbidden
-        parts = columns.unflatten(1, (-1, *self.kernel)).unflatten(-1, self.of(image))
+        parts = torch.unflatten(torch.unflatten(columns, 1, (-1, *self.kernel)), -1, self.output_size(image))
         (row, is_row), (column, is_column) = (self._window_of(d, image, columns.device) for d in (0, 1))
         rows, offsets = row[:, None, :, None], [torch.arange(size, device=columns.device) for size in self.kernel]
         found = parts[:, :, offsets[0][:, None], offsets[1], rows, column[None, :, None, :]]
@@ -125,7 +132,7 @@ class _Way:
         same place, and whether there is one; both ``[size, kernel]``."""
         begins = torch.arange(image[d], device=device)[:, None] + self.padding[d]
         begins = begins - self.dilation[d] * torch.arange(self.kernel[d], device=device)
-        window, last = begins // self.stride[d], self.of(image)[d] - 1
+        window, last = begins // self.stride[d], self.output_size(image)[d] - 1
         return window.clamp(0, last), (begins % self.stride[d] == 0) & (window >= 0) & (window <= last)
 
 
@@ -136,17 +143,17 @@ class _Convolution(Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, way: _Way) -> tuple[Tensor, Tensor]:
-        joined, results = _joined(x, weight, way), []
-        for part in _parts(x, weight, way):
-            columns = way.windows(x[part], joined)
+    def forward(x: Tensor, weight: Tensor, geometry: _Geometry) -> tuple[Tensor, Tensor]:
+        joined, results = _joined(x, weight, geometry), []
+        for part in _parts(x, weight, geometry):
+            columns = geometry.windows(x[part], joined)
             product = torch.bmm(_kernels(weight[part], columns), columns.flatten(0, 1))
-            results.append(_as_images(product, columns.shape[:2], joined, way.of(x.shape[3:])))
-        return _whole(results), columns if len(results) == 1 else x.new_empty(len(x), 0)
+            results.append(_as_images(product, columns.shape[:2], joined, geometry.output_size(x.shape[3:])))
+        return _together(results), columns if len(results) == 1 else x.new_empty(len(x), 0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, ctx.way = inputs
+        x, weight, ctx.geometry = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight, output[1])
@@ -154,11 +161,11 @@ class _Convolution(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, Tensor, None]:
         x, weight, columns = ctx.saved_tensors
-        of_x, of_weight = _Backward.apply(grad, x, weight, columns, ctx.way, ctx.needs_input_grad[0])
+        of_x, of_weight = _Backward.apply(grad, x, weight, columns, ctx.geometry, ctx.needs_input_grad[0])
         return of_x if ctx.needs_input_grad[0] else None, of_weight, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Mapped:
         return _mapped(_Convolution, info, in_dims, args)
 
 
@@ -167,19 +174,20 @@ class _Backward(Function):
 
     @staticmethod
     def forward(
-        grad: Tensor, x: Tensor, weight: Tensor, columns: Tensor, way: _Way, of_images: bool
+        grad: Tensor, x: Tensor, weight: Tensor, columns: Tensor, geometry: _Geometry, of_images: bool
     ) -> tuple[Tensor, Tensor]:
-        joined, image, of_x, of_weight = _joined(x, weight, way), list(x.shape[3:]), [], []
-        for part in _parts(x, weight, way):
-            own = columns if columns.numel() else way.windows(x[part], joined)
-            grads = grad[part].flatten(3).unflatten(1, (-1, joined)).transpose(2, 3).flatten(3).flatten(0, 1)
-            products = torch.bmm(grads, own.flatten(0, 1).transpose(1, 2)).unflatten(0, own.shape[:2])
-            of_weight.append(products.sum(1).view(len(own), *weight.shape[1:]))
+        joined, image, of_x, of_weight = _joined(x, weight, geometry), list(x.shape[3:]), [], []
+        for part in _parts(x, weight, geometry):
+            windows = columns if columns.numel() else geometry.windows(x[part], joined)
+            grads = torch.unflatten(grad[part].flatten(3), 1, (-1, joined)).transpose(2, 3).flatten(3).flatten(0, 1)
+            products = torch.bmm(grads, windows.flatten(0, 1).transpose(1, 2))
+            products = torch.unflatten(products, 0, windows.shape[:2])
+            of_weight.append(products.sum(1).view(len(windows), *weight.shape[1:]))
             if of_images:
-                columns_of_x = torch.bmm(_kernels(weight[part], own).transpose(1, 2), grads)
-                separate = columns_of_x.unflatten(-1, (joined, -1)).transpose(1, 2).flatten(0, 1)
-                of_x.append(way.fold(separate, image).unflatten(0, x[part].shape[:2]))
-        return _whole(of_x) if of_images else x.new_empty(len(x), 0), _whole(of_weight)
+                columns_of_x = torch.bmm(_kernels(weight[part], windows).transpose(1, 2), grads)
+                separate = torch.unflatten(columns_of_x, -1, (joined, -1)).transpose(1, 2).flatten(0, 1)
+                of_x.append(torch.unflatten(geometry.fold(separate, image), 0, x[part].shape[:2]))
+        return _together(of_x) if of_images else x.new_empty(len(x), 0), _together(of_weight)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -190,19 +198,19 @@ class _Backward(Function):
         raise NotImplementedError("convolutions of stacks on a GPU have no second derivatives")
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Mapped:
         return _mapped(_Backward, info, in_dims, args)
 
 
-def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, way: _Way) -> Tensor:
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Tensor:
     """Returns the convolution of one client's images ``x [n, channels, h, w]``."""
     if torch.is_autocast_enabled(x.device.type):
         lower = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(lower), weight.to(lower)
-    if min(way.of(x.shape[2:])) < 1:
+    if min(geometry.output_size(x.shape[2:])) < 1:
         # it says best what is wrong
-        return torch.conv2d(x, weight, bias, way.stride, way.padding, way.dilation)
-    result: Tensor = _Convolution.apply(x.unsqueeze(0), weight.unsqueeze(0), way)[0].squeeze(0)
+        return torch.conv2d(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
+    result: Tensor = _Convolution.apply(x.unsqueeze(0), weight.unsqueeze(0), geometry)[0].squeeze(0)
     return result if bias is None else result + bias.to(result.dtype)[:, None, None]
 
 
@@ -227,7 +235,7 @@ def _cross_entropy(
     return -torch.where(is_class, F.log_softmax(input, 1), 0).sum(1)
 
 
-def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> Any:
+def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> Mapped:
     """Applies ``function`` to tensors ``[C, ...]`` of several lists of clients, which it gets as one list."""
     size = info.batch_size
     tensors = [
@@ -236,20 +244,20 @@ def _mapped(function: type[Function], info: Any, in_dims: Sequence[int | None], 
         for arg, dim in zip(args, in_dims, strict=True)
     ]  # fmt: skip
     outputs = function.apply(*tensors)
-    return tuple(each.unflatten(0, (size, -1)) for each in outputs), (0,) * len(outputs)
+    return tuple(torch.unflatten(each, 0, (size, -1)) for each in outputs), (0,) * len(outputs)
 
 
-def _joined(x: Tensor, weight: Tensor, way: _Way) -> int:
+def _joined(x: Tensor, weight: Tensor, geometry: _Geometry) -> int:
     """Returns how many samples of a client have one product: one, or all."""
     # the kernels are copied for each product
-    return 1 if math.prod(way.of(x.shape[3:])) >= max(LEAST_PLACES, weight.shape[1]) else x.shape[1]
+    return 1 if math.prod(geometry.output_size(x.shape[3:])) >= max(LEAST_PLACES, weight.shape[1]) else x.shape[1]
 
 
-def _parts(x: Tensor, weight: Tensor, way: _Way) -> Iterator[slice]:
+def _parts(x: Tensor, weight: Tensor, geometry: _Geometry) -> Iterator[slice]:
     """Yields the clients that are computed at a time."""
     clients, samples = x.shape[:2]
-    columns = samples * math.prod(way.of(x.shape[3:])) * math.prod(weight.shape[2:])
-    kernels = samples // _joined(x, weight, way) * math.prod(weight.shape[1:])
+    columns = samples * math.prod(geometry.output_size(x.shape[3:])) * math.prod(weight.shape[2:])
+    kernels = samples // _joined(x, weight, geometry) * math.prod(weight.shape[1:])
     size = max(1, MOST // max(1, columns, kernels))
     return (slice(start, start + size) for start in range(0, clients, size))
 
@@ -263,11 +271,11 @@ def _kernels(weight: Tensor, columns: Tensor) -> Tensor:
 
 def _as_images(product: Tensor, products: Sequence[int], joined: int, size: Sequence[int]) -> Tensor:
     """Returns ``product [C * products, out, joined * places]`` as images ``[C, n, out, *size]``."""
-    whole = product.unflatten(0, products).unflatten(-1, (joined, -1)).transpose(2, 3)
-    return whole.flatten(1, 2).unflatten(-1, size).contiguous()
+    images = torch.unflatten(torch.unflatten(product, 0, products), -1, (joined, -1)).transpose(2, 3)
+    return torch.unflatten(images.flatten(1, 2), -1, size).contiguous()
 
 
-def _whole(parts: list[Tensor]) -> Tensor:
+def _together(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -1,4 +1,4 @@
-"""Finds out which tensors torch's operations read, or write into, also through views and detached tensors."""
+"""Watches torch's operations: which tensors they read or write into, also through views and detached tensors."""
 
 from __future__ import annotations
 
@@ -17,42 +17,62 @@ def read(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[
         yield from (part for part in (each if isinstance(each, (list, tuple)) else [each]) if isinstance(part, Tensor))
 
 
-class Mode(TorchDispatchMode):
-    """A context that is shown torch's operations."""
+def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yields the arguments into which the operation ``func(*args, **kwargs)`` writes."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from read(func, [args[place] if place < len(args) else kwargs.get(argument.name)], {})
+
+
+def address_of(tensor: Tensor) -> int | None:
+    """Returns the address of the memory that a tensor shares with its views; None if it has no such memory, as a sparse
+    or an empty one."""
+    if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    return tensor.untyped_storage().data_ptr()
+
+
+class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The base class of contexts that see each of torch's operations, below autograd."""
+
+    def __init_subclass__(cls) -> None:
+        """Has a signature, which torch's method lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # otherwise torch loads its compiler here, which takes a second and 150 MB
+        # otherwise torch loads its compiler here, which takes two seconds and 150 MB
         return False
-
-
-class Watching(Mode):
-    """A context that collects the memory of those arguments of operations that ``chosen(func, args, kwargs)`` yields:
-    :func:`read`, or :func:`fedray.gradients.recording.written`."""
-
-    def __init__(self, chosen: Callable[..., Iterable[Tensor]]) -> None:
-        super().__init__()
-        self._chosen = chosen
-        self._storages: set[int] = set()
-        # memory that is freed may be given to other tensors
-        self._alive: list[Tensor] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        for tensor in self._chosen(func, args, kwargs or {}):
-            if (storage := _storage(tensor)) is not None:
-                self._storages.add(storage)
-                self._alive.append(tensor)
-        return func(*args, **(kwargs or {}))
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the operation ``func(*args, **kwargs)`` and returns its result."""
+        return func(*args, **kwargs)
+
+
+class Watching(Mode):
+    """A context that remembers the memory of the tensors that ``chosen(func, args, kwargs)`` yields for each operation:
+    :func:`read` or :func:`written`."""
+
+    def __init__(self, chosen: Callable[..., Iterable[Tensor]]) -> None:
+        super().__init__()
+        self._chosen = chosen
+        self._addresses: set[int | None] = set()
+        # memory that is freed may be given to other tensors
+        self._alive: list[Tensor] = []
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        for tensor in self._chosen(func, args, kwargs):
+            self._addresses.add(address_of(tensor))
+            self._alive.append(tensor)
+        return super().run(func, args, kwargs)
 
     def has_met(self, tensor: Tensor) -> bool:
-        """Returns whether ``tensor`` lies in memory that was collected."""
-        return _storage(tensor) in self._storages
-
-
-def _storage(tensor: Tensor) -> int | None:
-    """Returns the address of a tensor's memory; None if it has none of its own, as sparse ones."""
-    if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
-        return None
-    return tensor.untyped_storage().data_ptr()
+        """Returns whether ``tensor`` lies in memory that was remembered."""
+        return (address := address_of(tensor)) is not None and address in self._addresses

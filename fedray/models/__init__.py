@@ -1,9 +1,9 @@
 """The papers' models.
 
 A model is a class of ``torch.nn.Module``, or a function that makes one, which maps inputs ``[b, *input_shape]`` to
-logits ``[b, classes]``. It may have the arguments ``input_shape`` and ``classes``. Its other arguments are options,
-which a config sets as ``model.<option>``. A class may have its own ``task_loss(logits, targets) -> [b]``; otherwise
-cross-entropy is used.
+logits ``[b, classes]``. It may have the arguments ``input_shape`` and ``classes``; its other arguments are options,
+which a config sets as ``model.<option>``. A class may have a ``task_loss(logits, targets) -> [b]``, which is used in
+place of cross-entropy.
 """
 
 from __future__ import annotations
@@ -54,22 +54,29 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def find_model(name: str) -> Callable[..., nn.Module]:
-    """Returns the class or function that makes the model ``name``, or the user's own as ``file.py:Class`` or
-    ``module:Class``.
+    """Returns the class or function that makes a model.
 
-    ``torchvision:NAME`` is a classifier of torchvision. Raises :class:`UserError` if there is none.
+    Args:
+        name: A key of :data:`MODELS`, ``torchvision:NAME`` for a classifier of torchvision, or ``file.py:Class`` or
+            ``module:Class`` for a user-defined one.
+
+    Raises:
+        UserError: There is no such model.
+
+    Example:
+        module = find_model("lenet5")(input_shape=(1, 28, 28), classes=10)
     """
     if name.startswith(PREFIX):
         return torchvision_model(name.removeprefix(PREFIX))
     if is_own(name):
-        found = import_object(name, "model.name")
-        if not callable(found):
+        model: Callable[..., nn.Module] = import_object(name, "model.name")
+        if not callable(model):
             raise UserError(
-                f"model.name={name} is not a class or function that makes a model, but {type(found).__name__}"
+                f"model.name={name} is not a class or function that makes a model, but {type(model).__name__}"
             )
-        return found
+        return model
     if name not in MODELS:
-        raise UserError(f"unknown model {name!r}{near_miss(name, MODELS)}; your own is given as {FORMS}")
+        raise UserError(f"unknown model {name!r}{near_miss(name, MODELS)}; a user-defined one is named as {FORMS}")
     return MODELS[name]
 
 

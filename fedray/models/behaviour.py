@@ -1,5 +1,5 @@
-"""Finds out by trial passes what a module's forward pass does beside computing outputs: what it changes, what it draws,
-and whether it keeps something of which torch does not know."""
+"""Finds out by trial passes what a module's forward pass does besides computing outputs: what it changes, what it
+draws, and whether it keeps something of which torch does not know."""
 
 from __future__ import annotations
 
@@ -10,36 +10,43 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from fedray.core.batches import Batch
 from fedray.core.norms import is_frozen, single_value_norms
 from fedray.core.places import Places, same_bits
 from fedray.core.seeds import Purpose, drawn_by, every_rng
-from fedray.core.structure import arguments, leaves, map_leaves
+from fedray.core.structure import call, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.core.vectors import Model
 from fedray.errors import UserError, first_sentence
 from fedray.gradients.known_code import may_write
 from fedray.gradients.loop import LoopNetwork
-from fedray.gradients.predicting import predicting_head
-from fedray.gradients.recording import written
-from fedray.gradients.watching import Watching
+from fedray.gradients.network import TRACKING_NORMS
+from fedray.gradients.passes import predicting_head
+from fedray.gradients.watching import Watching, written
 from fedray.usercode.importing import as_user_error
 
 NAMED = 3
-"""The most layers that a message names."""
+"""The most layers, buffers or the like that a message names."""
 
 CLOSE = 1e-5
 """The largest difference of two gradients, relative to their length, that counts as rounding."""
 
 
+def first_of(names: Sequence[str]) -> str:
+    """Returns the first :data:`NAMED` names as a list for a message, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
 @dataclass(frozen=True)
 class Behaviour:
-    """What a forward pass does, in training or in evaluation mode: the names of the buffers that it changes
-    (``changing``), those of the parameters into which it writes (``written``), and the global generators from which it
-    draws (``draws``): ``torch``, ``python`` and ``numpy``. ``writes`` says whether it may write into parameters, also
-    if it did not when it was tried."""
+    """What a forward pass does, in training or in evaluation mode.
+
+    ``changing`` and ``written`` are the names of the buffers and parameters that it changes, ``draws`` the global
+    generators from which it draws (``torch``, ``python``, ``numpy``). ``writes`` says whether it may write into
+    parameters, even if it did not when it was tried.
+    """
 
     changing: frozenset[str] = frozenset()
     written: tuple[str, ...] = ()
@@ -52,9 +59,8 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
     left as it was.
 
     Raises :class:`UserError` for a pass that fails, and for a module that can't be trained by loading other models into
-    it, because its own train() or eval() write into its tensors.
+    it, because its train() or eval() writes into its tensors.
     """
-    args, named = arguments(x)
     places = Places(module)
     tensors = {key: tensor for key, tensor in places.tensors.items() if tensor.layout is torch.strided}
     trained = {key: parameter for key, parameter in places.parameters.items() if parameter.requires_grad}
@@ -64,7 +70,7 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
 
     def run() -> None:
         with as_user_error(f"model {name} failed"):
-            outputs = module(*args, **named)
+            outputs = call(module, x)
         floats = [each for each in leaves(outputs) if isinstance(each, Tensor) and each.requires_grad]
         if floats:
             with as_user_error(f"the gradient of model {name} can't be computed"):
@@ -82,7 +88,7 @@ def behaviour_of(module: nn.Module, x: Any, name: str = "it") -> Behaviour:
     frozen = (into | moved) & (places.parameters.keys() - trained.keys())
     changing = (into & places.buffers.keys()) | changed | frozen
     return Behaviour(
-        frozenset(_with_kin(module, changing)),
+        frozenset(_with_similar(module, changing)),
         tuple(key for key in trained if key in into | moved),
         may_write(module) or bool(into & places.parameters.keys()),
         frozenset(draws),
@@ -102,17 +108,17 @@ def _switch(module: nn.Module, training: bool, tensors: Mapping[str, Tensor], na
         )
 
 
-def _with_kin(module: nn.Module, changing: set[str]) -> set[str]:
+def _with_similar(module: nn.Module, changing: set[str]) -> set[str]:
     """Returns the ``changing`` buffers, and those that a trial may not have changed by chance: running statistics, also
     those of a head's predictor, which is not always run; and buffers with the shape and type of one of the same layer
     that has changed."""
     found = set(changing)
     for prefix, layer in module.named_modules():
-        own = {f"{prefix}.{key}" if prefix else key: b for key, b in layer._buffers.items() if b is not None}
-        if isinstance(layer, _NormBase) and not is_frozen(layer):
-            found |= own.keys()
-        alike = {(b.shape, b.dtype) for name, b in own.items() if name in changing}
-        found |= {name for name, b in own.items() if (b.shape, b.dtype) in alike}
+        buffers = {f"{prefix}.{key}".lstrip("."): b for key, b in layer.named_buffers(recurse=False)}
+        if isinstance(layer, TRACKING_NORMS) and not is_frozen(layer):
+            found |= buffers.keys()
+        forms = {(b.shape, b.dtype) for name, b in buffers.items() if name in changing}
+        found |= {name for name, b in buffers.items() if (b.shape, b.dtype) in forms}
     return found
 
 
@@ -187,10 +193,9 @@ class AsMade(NamedTuple):
             return ()
         # other numbers of the same shapes
         x = map_leaves(lambda leaf: leaf.flip(0) * 0.5 if leaf.is_floating_point() else leaf.flip(0), x)
-        args, named = arguments(x)
         other = make()
         with every_rng(0, Purpose.DROPOUT), torch.no_grad():
-            other(*args, **named)
+            call(other, x)
         of_other = Places(other).buffers
         for key in late:
             same = key in of_other and same_bits(of_other[key], Places(module).buffers[key])
@@ -210,12 +215,11 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
     """
     if not clients:
         return []
-    args, named = arguments(x)
     names = {layer: f"{name} ({type(layer).__name__})" for name, layer in module.named_modules()}
     head = predicting_head(module)
 
     def run() -> None:
-        module(*args, **named)
+        call(module, x)
         if head is not None:
             head.predictor(torch.zeros(1, head.classifier.in_features))
 
@@ -237,7 +241,7 @@ def notes_on_single_samples(module: nn.Module, x: Any, clients: Sequence[int]) -
         return []
     return [
         f"warning: {who} {have} mini-batches of one sample, where torch can't normalise the only "
-        f"value per channel in {', '.join(names[each] for each in resting[:NAMED])}: there running statistics are used"
+        f"value per channel in {first_of([names[each] for each in resting])}: there running statistics are used"
     ]
 
 

@@ -1,7 +1,5 @@
-"""Says for which models the same configuration gives the same bits again, by a table that was measured.
-
-``analysis/benchmarks/bits.py`` writes the table on a machine for its own kind of device.
-"""
+"""Says for which models the same configuration gives the same bits again, by a table that was measured by
+``analysis/benchmarks/bits.py``."""
 
 from __future__ import annotations
 

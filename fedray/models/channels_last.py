@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedray.core.norms import BATCH_NORMS
 from fedray.core.seeds import Purpose, stream, torch_rng
-from fedray.core.structure import arguments, leaves, map_leaves
+from fedray.core.structure import call, leaves, map_leaves
 from fedray.core.task import Task
 from fedray.errors import UserError, first_sentence
 from fedray.models.behaviour import without_traces
@@ -22,13 +22,10 @@ CONVOLUTIONS = nn.Conv2d | nn.ConvTranspose2d
 LEAST_CHANNELS = 16
 """The output channels of a convolution from which on the channels-last layout pays.
 
-A gradient takes 0.93 to 1.17 of the time where the widest convolution has 8, 0.80 to 1.03 with 16, 0.68 to 0.91 with
-32, and 0.64 to 0.85 with 64, on a CPU (``analysis/benchmarks/channels_last.py``). In stacks of clients two
-networks took 1.1 of the time, with other programs beside them.
-
-On an H200, with deterministic kernels and eight clients side by side, it pays in TF32 and bf16 (GHBM's CNN: 7,415 local
-steps a second for 5,946 in bf16). In fp32 it pays for kernels of 3 (ResNet-18: 344 for 311), and not for larger ones
-alone (GHBM's CNN, whose kernels are of 5: 1,602 for 3,203).
+On a CPU a gradient takes 0.93 to 1.17 of the time where the widest convolution has 8 of them, 0.80 to 1.03 with 16,
+0.68 to 0.91 with 32, 0.64 to 0.85 with 64 (``analysis/benchmarks/channels_last.py``), and in stacks of clients 1.1. On
+an H200 it pays in TF32 and bf16 (GHBM's CNN: 7,415 local steps a second in place of 5,946); in fp32 it pays for kernels
+of 3 (ResNet-18: 344 in place of 311), and not for larger ones alone (GHBM's CNN: 1,602 in place of 3,203).
 """
 
 TRIED = ((True, 2), (True, 1), (False, 1))
@@ -104,21 +101,16 @@ Outcome = list[Tensor] | Exception
 
 def _trial(module: nn.Module, task: Task, x: Any, y: Tensor) -> list[Outcome]:
     """Returns the outcomes of passes with the loss, the gradient and the metrics. ``module`` is left as it was."""
-    former = [parameter.data for parameter in module.parameters()]
     with without_traces(module):
         _move(module)
-        try:
-            return [
-                _outcome(module, task, map_leaves(lambda each, b=size: each[:b], x), y[:size], training)
-                for training, size in TRIED
-            ]
-        finally:
-            for parameter, value in zip(module.parameters(), former, strict=True):
-                parameter.data = value
+        return [
+            _outcome(module, task, map_leaves(lambda each, b=size: each[:b], x), y[:size], training)
+            for training, size in TRIED
+        ]
 
 
 def _move(module: nn.Module) -> None:
-    """Moves all weights a little, because a layer of zeros would hide what happens in the layers that feed it."""
+    """Moves all weights a little, because a layer of zeros would hide what happens in the layers before it."""
     draws = stream(0, Purpose.INIT)
     for parameter in module.parameters():
         if parameter.is_floating_point():
@@ -130,13 +122,12 @@ def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -
     """Returns the outputs ``[b, ...]`` and the gradient of one mini-batch. They are left out where layouts can't be
     compared: a layer that draws numbers draws them in the order of memory, and where BatchNorm normalises by very few
     numbers, rounding changes all of its outputs."""
-    args, named = arguments(x)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         with torch_rng(0, Purpose.DROPOUT), torch.enable_grad():
             state = torch.random.get_rng_state()
             module.train(training)
-            outputs = module(*args, **named)
+            outputs = call(module, x)
             drew = not torch.equal(state, torch.random.get_rng_state())
             total = task.training_losses(outputs, y).sum()
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
@@ -145,7 +136,7 @@ def _outcome(module: nn.Module, task: Task, x: Any, y: Tensor, training: bool) -
             task.sums(name, map_leaves(lambda each: each.detach() if isinstance(each, Tensor) else each, outputs), y)
     except Exception as error:
         return error
-    if drew or (training and any(isinstance(layer, _BatchNorm) for layer in module.modules())):
+    if drew or (training and any(isinstance(layer, BATCH_NORMS) for layer in module.modules())):
         return []
     gradient = torch.cat([each.reshape(-1) for each in gradients if each is not None])
     return [*(each for each in found if each.is_floating_point()), gradient]

@@ -37,17 +37,17 @@ def traced_gradient(
 ) -> GraphModule | str:
     """Returns the operations of the gradient of ``module`` for a mini-batch of ``x [b, ...]`` and ``y [b, ...]`` on
     ``device``, or the reason why it can't be compiled. With ``vectorize`` it is that of a stack. ``changing`` are the
-    buffers that forward passes change, None if it may be all."""
+    buffers that forward passes change; None means that all may be."""
     if hooked := hooked_parameter(module):
         return hooked
 
     def trial(dtype: torch.dtype) -> tuple[GraphModule, float, Network]:
-        own = copied(module).to(dtype)
-        network: Network = (
-            StackNetwork(own, task, changing=changing, dtype=dtype, windows=device == "cuda")
-            if vectorize
-            else LoopNetwork(own, task, changing=changing, dtype=dtype)
-        )
+        network: Network
+        if vectorize:
+            windows = device == "cuda"
+            network = StackNetwork(copied(module).to(dtype), task, changing=changing, dtype=dtype, windows=windows)
+        else:
+            network = LoopNetwork(copied(module).to(dtype), task, changing=changing, dtype=dtype)
         return *_compared(network, _cast(x, dtype), _cast(y, dtype)), network
 
     try:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedray.config import TaskConfig
 from fedray.core.seeds import Purpose, stream
-from fedray.core.structure import arguments, leaves, map_leaves
+from fedray.core.structure import call, leaves, map_leaves
 from fedray.core.task import Counting, Loss, Metric, Task, sums_of_samples, task_of
 from fedray.errors import UserError, near_miss
 from fedray.models.behaviour import without_traces
@@ -45,13 +45,13 @@ def fit_task(
     classes: int,
     loss: Loss | None,
     metrics: Mapping[str, Loss],
-    given: Any = None,
+    custom: Any = None,
 ) -> tuple[Task, list[str]]:
     """Returns the task of a run, and lines for the user about it.
 
-    ``kind`` is what the data are for. ``module``, called ``name`` in messages, is tried on some samples of them, ``x
-    [b, ...]`` and ``y [b, ...]``. ``loss`` and ``metrics`` are the user's own; a loss of None is the kind's. ``given``
-    is what the user handed over as the model, None if it has a name.
+    ``kind`` is what the data are for. ``module``, called ``name`` in messages, is tried on some of their samples, ``x
+    [b, ...]`` and ``y [b, ...]``. ``loss`` and ``metrics`` are user-defined; a loss of None is that of the kind.
+    ``custom`` is the object that the user handed over as the model, None if the model was named.
 
     Raises :class:`UserError` if the model's outputs do not fit the targets, or a loss or metric can't be used.
     """
@@ -65,11 +65,13 @@ def fit_task(
     if obstacle:
         raise UserError(f"model {name} {obstacle}")
     if kind == "other" and loss is None:
-        raise UserError("task.kind=other needs a loss of your own: simulate(..., loss=...)")
+        raise UserError("task.kind=other needs a user-defined loss: simulate(..., loss=...)")
     task = task_of(kind, _axis(kind, outputs, y), section.ignore_index)
-    trial = _Trial(
-        task, outputs, y, classes, _of_model(module, name, given, x) if loss is not None or metrics else None
-    )
+    of_model = None
+    if loss is not None or metrics:
+        with without_traces(module), as_user_error(f"model {name} failed in training mode"):
+            of_model = OfModel([module, *([custom] if isinstance(custom, nn.Module) else [])], x)
+    trial = _Trial(task, outputs, y, classes, of_model)
     if loss is not None:
         task, lines = _with_loss(task, trial, loss)
         notes += lines
@@ -82,20 +84,13 @@ def fit_task(
     return task, notes
 
 
-def _of_model(module: nn.Module, name: str, given: Any, x: Any) -> OfModel:
-    """Returns what losses and metrics must not read of ``module``, called ``name``, and of the module that the user may
-    have ``given``."""
-    with without_traces(module), as_user_error(f"model {name} failed in training mode"):
-        return OfModel([module, *([given] if isinstance(given, nn.Module) else [])], x)
-
-
-def _with_loss(task: Task, trial: _Trial, given: Loss) -> tuple[Task, list[str]]:
-    """Returns ``task`` with the loss that the user has ``given``, or the model has, and lines for the user about it."""
-    loss, counting = without_reduction(given, "the loss", trial.y)
+def _with_loss(task: Task, trial: _Trial, custom: Loss) -> tuple[Task, list[str]]:
+    """Returns ``task`` with the ``custom`` loss of the user or of the model, and lines for the user about it."""
+    loss, counting = without_reduction(custom, "the loss", trial.y)
     trial, per_entry, has_parameters = trial.check("the loss", loss, PLAIN_MEAN)
     task = replace(task, loss=loss, loss_per_entry=per_entry, counting=counting)
-    trial.check_mean("the loss", given, task)
-    notes = notes_on_parameters(given, has_parameters)
+    trial.check_mean("the loss", custom, task)
+    notes = notes_on_parameters(custom, has_parameters)
     if trial.depends_on_batch("the loss", loss):
         notes.append(
             "warning: the loss of a sample depends on the other samples of its batch, so test_loss depends on the "
@@ -107,7 +102,7 @@ def _with_loss(task: Task, trial: _Trial, given: Loss) -> tuple[Task, list[str]]
 def _smoothing(section: TaskConfig, kind: str, loss: Loss | None) -> float:
     """Returns ``task.label_smoothing``. Raises :class:`UserError` for a loss that is not fedray's cross-entropy."""
     if section.label_smoothing and (loss is not None or kind not in ("classification", "tokens")):
-        what = "a loss of your own or of the model's" if loss is not None else f"task.kind={kind}"
+        what = "a loss that you or the model define" if loss is not None else f"task.kind={kind}"
         raise UserError(f"task.label_smoothing is for cross-entropy, not for {what}")
     return section.label_smoothing
 
@@ -117,11 +112,10 @@ def outputs_of(module: nn.Module, x: Any, training: bool) -> Any:
 
     Raises :class:`UserError` if the pass makes new parameters.
     """
-    args, named = arguments(x)
     before = {name for name, _ in module.named_parameters()}
     with without_traces(module):
         module.train(training)
-        outputs = module(*args, **named)
+        outputs = call(module, x)
     if new := [name for name, _ in module.named_parameters() if name not in before]:
         raise UserError(
             f"the model makes its parameter {new[0]} in its first forward pass, so that copies lack it: "
@@ -169,20 +163,22 @@ def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mappi
     """Returns ``task`` with the user's metrics, and with the main metric that ``section`` names.
 
     A metric must return for each sample a number that does not depend on other samples, and must not have the name of
-    one of fedray's own figures.
+    another metric.
     """
     known = dict(task.metrics)
-    for name, given in metrics.items():
-        metric, counting = without_reduction(given, f"metric {name!r}", trial.y)
+    for name, custom in metrics.items():
+        metric, counting = without_reduction(custom, f"metric {name!r}", trial.y)
         if name in known or name in ("loss", "accuracy"):
-            raise UserError(f"metric {name!r} has the name of a figure of fedray's own: choose another")
+            raise UserError(f"metric {name!r} has the name of one of fedray's metrics: choose another")
         tried, _, _ = trial.check(f"metric {name!r}", metric, "fedray takes the mean over the test set itself")
         if tried.depends_on_batch(f"metric {name!r}", metric):
             raise UserError(
                 f"metric {name!r} gives a sample another value when there are other samples in its batch, so its mean "
                 "would depend on the size of evaluation batches: let it look at each sample alone"
             )
-        known[name] = Metric(_weighed(metric, counting), section.mode)
+        # targets may count as their class does
+        weighted = metric if counting is None else partial(_two_sums, each=metric, counting=counting)
+        known[name] = Metric(weighted, section.mode)
     main = section.metric or task.main
     if main not in known and main != "loss":
         raise UserError(f"task.metric: there is no metric {main!r}{near_miss(main, ['loss', *known])}")
@@ -196,11 +192,6 @@ def _with_metrics(task: Task, trial: _Trial, section: TaskConfig, metrics: Mappi
     return replace(task, metrics=known, main=main, mode=of_main)
 
 
-def _weighed(each: Loss, counting: Counting | None) -> Loss:
-    """Returns the function of a metric that is the mean of ``each``, in which targets count as ``counting`` says."""
-    return each if counting is None else partial(_two_sums, each=each, counting=counting)
-
-
 def _two_sums(outputs: Any, targets: Tensor, each: Loss, counting: Counting) -> tuple[Tensor, Tensor]:
     return sums_of_samples(each(outputs, targets)), sums_of_samples(counting(targets))
 
@@ -208,13 +199,13 @@ def _two_sums(outputs: Any, targets: Tensor, each: Loss, counting: Counting) -> 
 class _Trial:
     """Batches of outputs and targets, shaped as those of a model, on which losses and metrics are tried.
 
-    The outputs are random numbers, or, where ``own_rows`` is true, drawn from the model's own ``outputs``. Nothing of
-    ``of_model`` may be read.
+    The outputs are random numbers, or, if ``from_model``, drawn from the model's ``outputs``. Nothing of ``of_model``
+    may be read.
     """
 
     def __init__(self, task: Task, outputs: Any, y: Tensor, classes: int, of_model: OfModel | None) -> None:
         self.kind, self.outputs, self.y, self.classes, self.of_model = task.kind, outputs, y, classes, of_model
-        self.own_rows = False
+        self.from_model = False
         # logits of long texts and large vocabularies would fill the memory
         each = sum(leaf[0].numel() for leaf in leaves(outputs) if isinstance(leaf, Tensor))
         self.largest = max(SIZES[0] + 1, min(LARGEST, MOST_NUMBERS // max(1, each)))
@@ -222,7 +213,7 @@ class _Trial:
     def batch(self, size: int, draw: int = 0) -> tuple[Any, Tensor]:
         """Returns outputs and targets of ``size`` samples. Of a classification, half of them are predicted rightly."""
         rng = stream(0, Purpose.INIT, draw)
-        rows = torch.from_numpy(rng.integers(0, len(self.y), size)) if self.own_rows else None
+        rows = torch.from_numpy(rng.integers(0, len(self.y), size)) if self.from_model else None
 
         def drawn(like: Tensor) -> Tensor:
             if rows is not None:
@@ -244,15 +235,15 @@ class _Trial:
             if bool(torch.as_tensor(function(*self.batch(SIZES[0]))).isfinite().all()):
                 return self
         except Exception:
-            # whatever it is, it is raised again if the model's outputs do not suit either
+            # it is raised again if the model's outputs do not suit either
             pass
         trial = copy.copy(self)
-        trial.own_rows = True
+        trial.from_model = True
         return trial
 
     def check(self, what: str, function: Loss, advice: str) -> tuple[_Trial, bool, bool]:
         """Returns the trial that suits ``function``, whether it gives a value for each entry of the targets, rather
-        than for each sample, and whether it uses parameters of its own.
+        than for each sample, and whether it has parameters.
 
         Raises :class:`UserError` if it gives neither, or reads something of the model.
         """
@@ -282,11 +273,8 @@ class _Trial:
                 require_same_mean(what, loss, outputs, targets, each, weights)
 
     def depends_on_batch(self, what: str, function: Loss) -> bool:
-        """Returns whether a sample's value of ``function`` changes with the rest of its batch.
-
-        It is called with the first samples of random batches, both with and without the rest. For a function that
-        draws random numbers nobody can tell, and the answer is False.
-        """
+        """Returns whether a sample's value of ``function`` changes with the rest of its batch. Of a function that draws
+        random numbers nobody can tell, and the answer is False."""
         for draw in range(TRIALS):
             outputs, targets = self.batch(self.largest, draw)
             for size in (size for size in SIZES if size < self.largest):

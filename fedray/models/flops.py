@@ -1,14 +1,13 @@
 """Counts the FLOPs of a sample's forward pass while it runs.
 
 Each multiply-add of a matrix product or convolution counts as two. Elementwise layers (activations, normalisation,
-biases) and look-ups (embeddings) count as zero, as is customary. What a layer computes from its weights alone, once for
-a batch of any size, as spectral normalisation does, counts as zero too.
+biases), look-ups (embeddings), and what is computed from weights alone (spectral normalisation) count as zero.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
-from fedray.core.structure import arguments, leaves, map_leaves
+from fedray.core.structure import call, leaves, map_leaves
+from fedray.gradients.watching import Mode, address_of
 
 Shape = Sequence[int]
 
@@ -32,11 +32,8 @@ NO_PRODUCTS = {
 
 @dataclass(frozen=True)
 class ForwardCount:
-    """The FLOPs of one sample's forward pass.
-
-    ``uncounted`` are the layers, as ``name (Class)``, that multiplied with matrices of their own in a way that could
-    not be counted.
-    """
+    """The FLOPs of one sample's forward pass. ``uncounted`` are the layers, as ``name (Class)``, that used their
+    matrices in a way that could not be counted."""
 
     flops: float
     uncounted: tuple[str, ...]
@@ -45,8 +42,8 @@ class ForwardCount:
 def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCount]:
     """Runs ``module`` in its present mode on the inputs ``example [b, ...]``; returns its output and a sample's FLOPs.
 
-    The module is run on the batch, and then on a batch that holds it twice. The difference of FLOPs is that of b
-    samples, without what is computed once for a batch of any size.
+    It is run on the batch, and then on one that holds it twice. The difference is the FLOPs of b samples, without what
+    is computed once for a batch of any size.
     """
     before = torch.random.get_rng_state()
     output, flops, uncounted = _pass(module, example)
@@ -59,56 +56,40 @@ def count_forward_pass(module: nn.Module, example: Any) -> tuple[Any, ForwardCou
 
 
 def forward_flops(module: nn.Module, example: Any) -> float:
-    """Returns the FLOPs of one sample's forward pass in the module's present mode.
-
-    ``example [b, ...]`` is a batch of inputs with which the module is run.
-    """
+    """Returns the FLOPs of one sample's forward pass in the module's present mode, for inputs ``example [b, ...]``."""
     return count_forward_pass(module, example)[1].flops
 
 
 def _pass(module: nn.Module, batch: Any) -> tuple[Any, int, tuple[str, ...]]:
     """Runs a forward pass without gradients; returns its output, its FLOPs, and the layers that could not be
     counted."""
-    args, named = arguments(batch)
     counter = _Counter()
-    by_layer: dict[str, int] = {}
-    calls: list[list[int]] = []
-    matrices = {_label(name, layer): _matrices(layer) for name, layer in module.named_modules()}
-    hooks = [
-        hook
-        for name, layer in module.named_modules()
-        if matrices[_label(name, layer)]
-        for hook in _hooks(_label(name, layer), layer, lambda: counter.flops, by_layer, calls)
-    ]
-    try:
+    layers = {f"{name or 'own parameters'} ({type(m).__name__})": m for name, m in module.named_modules()}
+    matrices = {label: found for label, layer in layers.items() if (found := _matrices(layer))}
+    with contextlib.ExitStack() as hooks:
+        for label in matrices:
+            for hook in counter.hooks(label, layers[label]):
+                hooks.enter_context(hook)
         with torch.no_grad(), _plain_encoders(), counter:
-            output = module(*args, **named)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    uncounted = [name for name, flops in by_layer.items() if not flops and matrices[name] & counter.places]
+            output = call(module, batch)
+    uncounted = [label for label, flops in counter.by_layer.items() if not flops and matrices[label] & counter.factors]
     return output, counter.flops, tuple(uncounted)
 
 
-def _matrices(layer: nn.Module) -> set[int]:
-    """Returns the memory addresses of the layer's own parameters that may be factors of a product.
+def _matrices(layer: nn.Module) -> set[int | None]:
+    """Returns the memory addresses of the parameters of the layer itself that may be factors of a product.
 
     Vectors are left out, because they only scale or shift something. There are none for a parametrization (weight
     norm), because it computes with weights and not with samples, and none for RMSNorm, which only scales, by a
     parameter that may have several dimensions.
     """
-    own = () if isinstance(layer, (ParametrizationList, nn.RMSNorm)) else layer.parameters(recurse=False)
-    return {_storage_of(each) for each in own if each.numel() > max(each.shape, default=1)}
+    direct = () if isinstance(layer, (ParametrizationList, nn.RMSNorm)) else layer.parameters(recurse=False)
+    return {address_of(each) for each in direct if each.numel() > max(each.shape, default=1)}
 
 
-def _storage_of(tensor: Tensor) -> int:
-    """Returns the memory address of a tensor's storage, which all views of the tensor share."""
-    return tensor.untyped_storage().data_ptr()
-
-
-class _Counter(TorchDispatchMode):
-    """A mode of torch that adds up in ``flops`` what torch's formulas give for each operation, and collects in
-    ``places`` the memory addresses of tensors which may be multiplied.
+class _Counter(Mode):
+    """A mode of torch that adds up what torch's formulas give for each operation, in ``flops`` and in ``by_layer``, and
+    collects in ``factors`` the memory addresses of tensors that may be multiplied.
 
     torch's own ``FlopCounterMode`` does the first, but imports torch's compiler, which takes 200 MB and some seconds at
     the start of each run.
@@ -120,65 +101,46 @@ class _Counter(TorchDispatchMode):
 
         super().__init__()
         self.flops = 0
-        self.places: set[int] = set()
-        self._formulas = {**flop_registry, **{kernel: shape_wrapper(own) for kernel, own in _formulas().items()}}
+        self.by_layer: dict[str, int] = {}
+        self.factors: set[int | None] = set()
+        self._running: list[str] = []
+        of_shapes: Callable[..., Callable[..., int]] = shape_wrapper
+        self._formulas = {**flop_registry, **{kernel: of_shapes(formula) for kernel, formula in _formulas().items()}}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # the default would import the compiler when the first operation is seen
-        return False
+    def hooks(self, label: str, layer: nn.Module) -> list[RemovableHandle]:
+        """Puts hooks on ``layer`` by which its FLOPs are added to ``by_layer[label]``, without those of other layers
+        with hooks that it calls. Returns the hooks' handles."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        name = func._schema.name.rpartition(":")[2]
-        if not func.is_view and name not in NO_PRODUCTS:
-            tensors = (each for each in tree_leaves(args) if isinstance(each, Tensor))
-            # others, such as sparse ones, have no storage
-            self.places |= {_storage_of(each) for each in tensors if each.layout == torch.strided}
-        formula = self._formulas.get(func._overloadpacket)
+        def begin(*_: Any) -> None:
+            self._running.append(label)
+            self.by_layer.setdefault(label, 0)
+
+        def end(*_: Any) -> None:
+            self._running.pop()
+
+        return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if not func.is_view and func._schema.name.rpartition(":")[2] not in NO_PRODUCTS:
+            self.factors |= {address_of(each) for each in tree_leaves(args) if isinstance(each, Tensor)} - {None}
+        formula = self._formulas.get(func.overloadpacket)
         if formula is None:
             with self:
-                parts = func.decompose(*args, **named)
+                parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        output = func(*args, **named)
+        output = super().run(func, args, kwargs)
         if formula is not None:
-            self.flops += int(formula(*args, **named, out_val=output))
+            flops = int(formula(*args, **kwargs, out_val=output))
+            self.flops += flops
+            if self._running:
+                self.by_layer[self._running[-1]] += flops
         return output
-
-
-def _label(name: str, layer: nn.Module) -> str:
-    return f"{name or 'own parameters'} ({type(layer).__name__})"
-
-
-def _hooks(
-    name: str, layer: nn.Module, total: Callable[[], int], by_layer: dict[str, int], calls: list[list[int]]
-) -> list[Any]:
-    """Puts hooks on ``layer`` that add to ``by_layer[name]`` the FLOPs of its calls, without those of its children.
-
-    ``total`` returns all FLOPs so far. ``calls`` is the stack of the calls that are running: for each the total at its
-    beginning, and what its children have added. Returns the handles of the hooks.
-    """
-
-    def begin(*_: Any) -> None:
-        calls.append([total(), 0])
-
-    def end(*_: Any) -> None:
-        began, of_children = calls.pop()
-        added = total() - began
-        by_layer[name] = by_layer.get(name, 0) + added - of_children
-        if calls:
-            calls[-1][1] += added
-
-    return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]
 
 
 @contextlib.contextmanager
 def _plain_encoders() -> Iterator[None]:
-    """A context in which transformer layers run their single operations.
-
-    In evaluation mode one fused kernel would otherwise do all, uncounted.
-    """
+    """A context in which transformer layers run their single operations, rather than one fused kernel, uncounted."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -188,11 +150,7 @@ def _plain_encoders() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Returns functions that compute the FLOPs of kernels which torch's counter does not know, from the arguments'
-    shapes.
-
-    Attention on CPUs is one of them before torch 2.9 or so.
-    """
+    """Returns functions that compute the FLOPs of kernels that torch's registry lacks, from the arguments' shapes."""
     aten = torch.ops.aten
     return {
         aten.mkldnn_rnn_layer: _lstm_flops,
@@ -204,16 +162,11 @@ def _formulas() -> dict[Any, Callable[..., int]]:
 
 
 def _lstm_flops(inputs: Shape, of_inputs: Shape, of_hidden: Shape, *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of one direction of an LSTM layer for ``inputs [tokens, b, width]``.
-
-    Its matrices are ``[4 hidden, ...]``.
-    """
+    """Returns the FLOPs of one direction of an LSTM layer with matrices ``[4 hidden, ...]`` for ``inputs [tokens, b,
+    width]``."""
     return 2 * inputs[0] * inputs[1] * (prod(of_inputs) + prod(of_hidden))
 
 
 def _attention_flops(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of attention for ``[b, heads, tokens, width]``, as if there were no mask.
-
-    They are those of Q K^T, and of its softmax times V.
-    """
+    """Returns the FLOPs of Q K^T and of its softmax times V, each ``[b, heads, tokens, width]``, without a mask."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedray.models.shapes import image_shape
+from fedray.models.small import image_shape
 
 GROUPS = 2
 """The number of groups of each GroupNorm."""
@@ -41,7 +41,8 @@ class GHBMCNN(nn.Module):
         x = F.relu(F.max_pool2d(self.conv1(x), 2))
         x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = F.relu(self.fc1(x.flatten(1)))
-        return self.fc3(F.relu(self.fc2(x)))
+        x = self.fc3(F.relu(self.fc2(x)))
+        return x
 
 
 class ResNet20(nn.Module):
@@ -67,7 +68,8 @@ class ResNet20(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.norm(self.conv(x))))
-        return self.linear(x.mean((2, 3)))
+        x = self.linear(x.mean((2, 3)))
+        return x
 
 
 class Block(nn.Module):

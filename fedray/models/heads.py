@@ -1,26 +1,40 @@
-"""Heads, which take the place of a model's last Linear layer and give the model a representation z.
-
-A head is a class called with ``features``, ``width`` (``model.proj_dim``) and ``classes``. It makes a module that maps
-``[b, features]`` to logits ``[b, classes]``; z is the input of the Linear layer that this module calls last. A head of
-the user's own subclasses :class:`Head` and is named by ``model.head=file.py:Class``.
-"""
+"""Heads, which take the place of a model's last Linear layer and give the model a representation z."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedray.core.structure import arguments, leaves
+from fedray.core.structure import call, leaves
 from fedray.errors import UserError, near_miss
-from fedray.gradients.predicting import Predicting
+from fedray.gradients.passes import Predicting
 from fedray.usercode.importing import FORMS, as_user_error, import_object, is_own
 
 
 class Head(nn.Module):
-    """The base class of all heads, by which the head of a model is found."""
+    """The base class of heads. A user-defined one is named by ``model.head=file.py:Class``.
+
+    A head maps features ``[b, features]`` to logits ``[b, classes]``. The input of the Linear layer that it calls last
+    is the representation z.
+
+    Args:
+        features: The number of inputs of the layer that it replaces.
+        width: ``model.proj_dim``, meant for the width of the representation.
+        classes: The number of outputs.
+
+    Example:
+        class Narrow(Head):
+            def __init__(self, features, width, classes):
+                super().__init__()
+                self.layers = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, classes))
+
+            def forward(self, x):
+                return self.layers(x)
+    """
 
 
 class ProjectionHead(Head):
@@ -34,11 +48,12 @@ class ProjectionHead(Head):
         self.classifier = nn.Linear(width, classes)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.classifier(self.projection(F.relu(self.hidden(input))))
+        logits: Tensor = self.classifier(self.projection(F.relu(self.hidden(input))))
+        return logits
 
 
 class SiamHead(ProjectionHead, Predicting):
-    """A projection head with FedSiam-DA's prediction MLP beside it, which does not contribute to the logits.
+    """A projection head with FedSiam-DA's prediction MLP, which does not contribute to the logits.
 
     ``predictor`` takes z: Linear (width -> width), BatchNorm, ReLU, Linear (width -> width).
     """
@@ -57,7 +72,7 @@ DEFAULT = {"nothing": "none", "projection": "moon", "prediction": "siam"}
 
 
 def find_head(name: str) -> type[Head] | None:
-    """Returns the class of the head ``name``, or the user's own as ``file.py:Class``; None for ``none``.
+    """Returns the class of the head ``name``, which may be a user-defined one, ``file.py:Class``; None for ``none``.
 
     Raises :class:`UserError` if there is no such head.
     """
@@ -66,7 +81,7 @@ def find_head(name: str) -> type[Head] | None:
     if not is_own(name):
         if name not in HEADS:
             hint = near_miss(name, ["auto", "none", *HEADS])
-            raise UserError(f"unknown model.head {name!r}{hint}; your own is given as {FORMS}")
+            raise UserError(f"unknown model.head {name!r}{hint}; a user-defined one is named as {FORMS}")
         return HEADS[name]
     found = import_object(name, "model.head")
     if not (isinstance(found, type) and issubclass(found, Head)):
@@ -114,21 +129,17 @@ def _last_call(module: nn.Module, name: str, example: Any) -> tuple[nn.Linear | 
     def remember(layer: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         calls.append((layer, (inputs[0] if inputs else named["input"]).shape))
 
-    hooks = [
-        layer.register_forward_pre_hook(remember, with_kwargs=True)
-        for layer in module.modules()
-        if isinstance(layer, nn.Linear)
-    ]
-    args, named = arguments(example)
     shapes = ", ".join(str(list(leaf.shape[1:])) for leaf in leaves(example))
-    with (
-        as_user_error(f"model {name} can't take inputs of shape {shapes}"),
-        torch.random.fork_rng(devices=[]),
-        torch.no_grad(),
-    ):
+    with contextlib.ExitStack() as hooks:
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                hooks.enter_context(layer.register_forward_pre_hook(remember, with_kwargs=True))
         module.eval()
-        module(*args, **named)
+        with (
+            as_user_error(f"model {name} can't take inputs of shape {shapes}"),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+        ):
+            call(module, example)
     module.train()
-    for hook in hooks:
-        hook.remove()
     return calls[-1] if calls else (None, torch.Size())

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from fedray.core.numbers import SINGLE
 from fedray.core.places import Places, with_parameters_of
@@ -16,8 +15,9 @@ from fedray.core.unit_vectors import unit_vectors
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.gradients.known_code import global_hooks
-from fedray.gradients.predicting import predicting_head
-from fedray.models.behaviour import Behaviour, behaviour_of, without_traces
+from fedray.gradients.network import TRACKING_NORMS
+from fedray.gradients.passes import predicting_head
+from fedray.models.behaviour import Behaviour, behaviour_of, first_of, without_traces
 from fedray.models.flops import count_forward_pass, forward_flops
 from fedray.usercode.importing import as_user_error
 
@@ -25,9 +25,6 @@ TYPES = {
     *SINGLE, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.float64, torch.complex64,
 }  # fmt: skip
 """The types of buffers that a model can have."""
-
-NAMED = 3
-"""The largest number of layers that a message names of those that could not be counted."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class ModelFacts:
     * ``parameters``, ``buffers``: the numbers of trainable parameters and of entries in buffers of floats.
     * ``flops``: FLOPs of one sample's forward pass in training mode, without the head's predictor;
       ``prediction_flops``: those of the predictor.
-    * ``behaviour``: what the forward pass does beside that. ``draws`` says whether it draws random numbers, as dropout
+    * ``behaviour``: what the forward pass does besides that. ``draws`` says whether it draws random numbers, as dropout
       does.
     * ``late_buffers``: buffers that the first forward pass makes.
     * ``uncounted``: the layers, as ``name (Class)``, whose FLOPs could not be counted.
@@ -61,10 +58,9 @@ class ModelFacts:
         """The lines that the user should know about the model."""
         if not self.uncounted:
             return list(self.warnings)
-        more = f" and {len(self.uncounted) - NAMED} more" if len(self.uncounted) > NAMED else ""
         return [
             *self.warnings,
-            f"warning: FLOPs of the model's {', '.join(self.uncounted[:NAMED])}{more} are not counted: costs and "
+            f"warning: FLOPs of the model's {first_of(self.uncounted)} are not counted: costs and "
             "engine.vectorize=auto take them for zero",
         ]
 
@@ -138,8 +134,8 @@ def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[st
         )
     usual = unit_vectors(module)
     for prefix, layer in module.named_modules():
-        if isinstance(layer, _NormBase):
-            usual |= {f"{prefix}.{key}" if prefix else key for key in layer._buffers}
+        if isinstance(layer, TRACKING_NORMS):
+            usual |= {f"{prefix}.{key}".lstrip(".") for key, _ in layer.named_buffers(recurse=False)}
     tensors = Places(module).tensors.items()
     for kind, meaning in ((True, "the mean of the clients'"), (False, "that of the first client of the cohort")):
         odd = [
@@ -148,7 +144,6 @@ def _warnings(module: nn.Module, name: str, behaviour: Behaviour) -> Iterator[st
         ]  # fmt: skip
         if odd:
             yield (
-                f"warning: the forward pass of model {name} changes {', '.join(odd[:NAMED])}"
-                f"{f' and {len(odd) - NAMED} more' if len(odd) > NAMED else ''}: after a round the server has "
+                f"warning: the forward pass of model {name} changes {first_of(odd)}: after a round the server has "
                 f"{meaning}"
             )

@@ -1,4 +1,4 @@
-"""Finds out what a loss or a metric reads beside outputs and targets. Of a model, that would be the wrong one: fedray
+"""Finds out what a loss or a metric reads besides outputs and targets. Reading from a model would be wrong: fedray
 trains copies of it, and takes gradients of the outputs alone."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedray.core.copying import parts
 from fedray.core.places import same_bits
-from fedray.core.structure import arguments, leaves
+from fedray.core.structure import call, leaves
 from fedray.core.task import Loss
 from fedray.errors import UserError
 from fedray.gradients.watching import Watching, read
@@ -25,16 +25,15 @@ class OfModel:
         first, self.modules = modules[0], modules
         kept = {id(tensor): tensor for _, tensor in _kept(first)}
         buffers = {name: buffer.clone() for name, buffer in first.named_buffers()}
-        args, named = arguments(x)
         first.train()
-        first(*args, **named)
+        call(first, x)
         self.passing = {name for name, tensor in _kept(first) if id(tensor) not in kept}
         now = dict(first.named_buffers())
         self.passing |= {name for name, value in buffers.items() if name in now and not same_bits(now[name], value)}
 
     def require_unread(self, what: str, function: Loss, outputs: Any, targets: Tensor) -> bool:
-        """Returns whether the values of ``function``, called ``what`` in messages, have a gradient although the outputs
-        have none: it uses parameters of its own. Raises :class:`UserError` if it reads something of the model."""
+        """Returns whether ``function``, called ``what`` in messages, has parameters: its values have a gradient
+        although the outputs have none. Raises :class:`UserError` if it reads something of the model."""
         watch = Watching(read)
         with torch.enable_grad(), watch:
             values = function(outputs, targets)

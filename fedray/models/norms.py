@@ -1,4 +1,4 @@
-"""Other normalisation layers in the place of a model's own (``model.norm``).
+"""Replaces the normalisation layers of a model (``model.norm``).
 
 Running statistics of BatchNorm are averaged over clients whose data differ, which is why federated learning often uses
 GroupNorm instead (K. Hsieh et al.: The Non-IID Data Quagmire of Decentralized Machine Learning. ICML 2020).
@@ -6,9 +6,11 @@ GroupNorm instead (K. Hsieh et al.: The Non-IID Data Quagmire of Decentralized M
 
 from __future__ import annotations
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from typing import Any
 
+from torch import nn
+
+from fedray.core.norms import BATCH_NORMS
 from fedray.errors import UserError
 
 
@@ -21,7 +23,7 @@ def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
     into the groups.
     """
     layers = module.named_modules(remove_duplicate=False)
-    found = {place: layer for place, layer in layers if isinstance(layer, (_BatchNorm, nn.GroupNorm))}
+    found = {place: layer for place, layer in layers if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm))}
     if not found:
         raise UserError(f"model.norm={norm}: model {name} has neither BatchNorm nor GroupNorm")
     replaced: dict[nn.Module, nn.Module] = {}
@@ -35,13 +37,12 @@ def replace_norms(module: nn.Module, norm: str, groups: int, name: str) -> None:
         setattr(module.get_submodule(parent), child, replaced[layer])
 
 
-def _new(layer: _BatchNorm | nn.GroupNorm, norm: str, groups: int, where: str) -> nn.Module:
-    channels = layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.num_features
-    affine = layer.affine
+def _new(layer: Any, norm: str, groups: int, where: str) -> nn.Module:
     if norm == "none":
         return nn.Identity()
+    channels, affine = getattr(layer, "num_channels", None) or layer.num_features, layer.affine
     if norm == "batch":
-        return layer if isinstance(layer, _BatchNorm) else nn.BatchNorm2d(channels, affine=affine)
+        return nn.BatchNorm2d(channels, affine=affine) if isinstance(layer, nn.GroupNorm) else layer
     if channels % groups:
         raise UserError(f"model.norm_groups={groups}: {where} has {channels} channels, which {groups} does not divide")
     return nn.GroupNorm(groups, channels, affine=affine)

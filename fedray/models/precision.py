@@ -20,9 +20,9 @@ from fedray.gradients.loop import LoopNetwork
 EXPLAINED = "fedray/engine/README.md#precision-on-gpus"
 """Where the user reads what each precision gains."""
 
-WORTH_IT = 4e7
-"""The fewest forward FLOPs of a mini-batch with which a lower precision is worth a line. LeNet-5's, with mini-batches
-of 64, takes 53 million, and gains a third by TF32. Smaller models spend their time starting kernels."""
+LEAST_FLOPS = 4e7
+"""The fewest forward FLOPs of a mini-batch with which a lower precision is suggested. LeNet-5 with mini-batches of 64,
+which takes 53 million, gains a third by TF32. Smaller models spend their time starting kernels."""
 
 
 def check_precision(precision: str, device: str, module: nn.Module, name: str, task: Task, x: Any, y: Tensor) -> None:
@@ -63,7 +63,7 @@ def precision_obstacle(module: nn.Module, task: Task, precision: str, x: Any, y:
 def faster_precision(train: TrainConfig, device: str, flops: float) -> str | None:
     """Returns a line that says which precisions are faster on a GPU; None if the user has chosen one, if it would not
     matter, or if the GPU of this machine has no other. ``flops`` are those of a mini-batch's forward pass."""
-    if device != "cuda" or "precision" in train.model_fields_set or flops < WORTH_IT:
+    if device != "cuda" or "precision" in train.model_fields_set or flops < LEAST_FLOPS:
         return None
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < TENSOR_CORES:
         return None

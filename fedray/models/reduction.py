@@ -1,7 +1,7 @@
-"""Takes the mean out of torch's loss modules, so that a loss of each sample is left.
+"""Turns torch's loss modules, which return a mean, into losses of each sample.
 
-What torch calls ``reduction="mean"`` is not always the mean over samples: with class weights, or a class that is
-ignored, the samples count as much as their class does.
+``reduction="mean"`` is not always the mean over samples: with class weights, or a class that is ignored, the samples
+count as much as their class does.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """How much each of some targets counts in a mean, as a function: the weight of its class, and nothing if it is
-    ``ignored``. Without ``weights [classes]`` all others count the same."""
+    """The function that returns how much each target counts in a mean: the ``weights [classes]`` of its class, or 1 if
+    there are none, and 0 if it is ``ignored``."""
 
     weights: Tensor | None
     ignored: int
@@ -85,10 +85,10 @@ def require_same_mean(
     losses ``each [b]`` with these ``weights [b]``."""
     if not isinstance(loss, nn.Module) or getattr(loss, "reduction", "none") == "none":
         return
-    own, found = float(loss(outputs, targets)), float(mean_loss(each, weights))
-    if abs(own - found) > CLOSE * max(abs(own), abs(found), 1e-6):
+    original, found = float(loss(outputs, targets)), float(mean_loss(each, weights))
+    if abs(original - found) > CLOSE * max(abs(original), abs(found), 1e-6):
         raise UserError(
-            f"{what}, {type(loss).__name__}, takes another mean than that of its samples' losses ({own:.6g} and "
+            f"{what}, {type(loss).__name__}, takes another mean than that of its samples' losses ({original:.6g} and "
             f"{found:.6g} for the same mini-batch): hand over a function that returns the loss of each sample, [b]"
         )
 
@@ -100,7 +100,4 @@ def notes_on_parameters(loss: Any, found: bool) -> list[str]:
     if not trained and not found:
         return []
     named = f" ({', '.join(trained)})" if trained else ""
-    return [
-        f"warning: the loss has parameters of its own{named}, which stay as they are: fedray trains those of the model "
-        "alone"
-    ]
+    return [f"warning: the loss has parameters{named}, which stay as they are: fedray trains those of the model alone"]

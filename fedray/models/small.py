@@ -13,7 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray.models.pooling import conv_relu_pool
-from fedray.models.shapes import image_shape
+
+
+def image_shape(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    """Returns channels, height and width; raises ``ValueError`` unless inputs are images of at least ``least x least``
+    pixels."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        raise ValueError(
+            f"it takes images [channels, height, width] of at least {least} x {least}, not inputs {input_shape}"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
 
 
 class Logistic(nn.Module):
@@ -24,7 +34,8 @@ class Logistic(nn.Module):
         self.linear = nn.Linear(math.prod(input_shape), classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(1))
+        x = self.linear(x.flatten(1))
+        return x
 
 
 class Linear(Logistic):
@@ -51,7 +62,8 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        x = self.layers(x)
+        return x
 
 
 class LeNet5(nn.Module):
@@ -80,11 +92,12 @@ class LeNet5(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.side:
             x = x.flatten(1)
-            x = F.pad(x, (0, self.side**2 - x.shape[1])).unflatten(1, (1, self.side, self.side))
+            x = F.pad(x, (0, self.side**2 - x.shape[1])).view(-1, 1, self.side, self.side)
         x = conv_relu_pool(x, self.conv1)
         x = conv_relu_pool(x, self.conv2)
         x = F.relu(self.fc1(x.flatten(1)))
-        return self.fc3(F.relu(self.fc2(x)))
+        x = self.fc3(F.relu(self.fc2(x)))
+        return x
 
 
 class FedTripCNN(nn.Module):
@@ -110,7 +123,8 @@ class FedTripCNN(nn.Module):
         x = conv_relu_pool(x, self.conv1)
         x = conv_relu_pool(x, self.conv2)
         x = F.relu(_conv(x, self.conv3))
-        return self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
+        x = self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
+        return x
 
 
 def _conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
@@ -119,6 +133,7 @@ def _conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
     In training the linear layer takes 0.4 of the time. Without gradients ``conv`` itself is called.
     """
     if x.shape[2:] != conv.kernel_size or not torch.is_grad_enabled():
-        return conv(x)
+        x = conv(x)
+        return x
     rows, weight = (tensor.permute(0, 2, 3, 1).flatten(1) for tensor in (x, conv.weight))
     return F.linear(rows, weight, conv.bias)[:, :, None, None]

@@ -1,4 +1,4 @@
-"""Finds modules with which nothing can be done, before an error of torch's says so in other words."""
+"""Refuses modules that can't be used at all, before an error of torch's says so in other words."""
 
 from __future__ import annotations
 

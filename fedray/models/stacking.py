@@ -34,10 +34,9 @@ LARGEST = 256
 TOLERANCE = 0.05
 """The largest difference of two gradients, relative to their length, that counts as rounding.
 
-The trial is in float64, where rounding is 1e-12. Some modules convert to float32 themselves, and rounding may take a
-ReLU's input to the other side of zero there, which changes gradients by 1e-3, on one processor and not on another.
-Where the number of samples enters, padding changes them by 1e-1. Where the samples themselves do, no tolerance is
-needed (:attr:`_Trial.mixes`).
+The trial is in float64, where rounding is 1e-12. In modules that convert to float32 themselves it may take a ReLU's
+input to the other side of zero, which changes gradients by 1e-3. Padding changes them by 1e-1 where the number of
+samples enters; where the samples themselves do, no tolerance is needed (:attr:`_Trial.mixes`).
 """
 
 
@@ -141,18 +140,15 @@ def _padded_otherwise(batch: Batch) -> Batch:
 
 
 def hooked_parameter(module: nn.Module) -> str | None:
-    """Says which parameter has a hook of its own, such as a mask for its gradient, if any has. A hook is not called
-    where parameters are replaced by pieces of one vector."""
+    """Says which parameter has a hook, such as a mask for its gradient, if any has. A hook is not called where
+    parameters are replaced by pieces of one vector."""
     hooked = (name for name, parameter in module.named_parameters() if parameter._backward_hooks)
     return next((f"its parameter {name} has a hook" for name in hooked), None)
 
 
 def _models_near_the_initial_one(network: Network, clients: int) -> Model:
-    """Returns the models of several clients on which a pass over all at once is compared with single passes.
-
-    They are near the initial model and differ from each other. None of their weights is zero, because a layer of zeros
-    would hide mistakes in the layers that feed it.
-    """
+    """Returns models of several clients that differ from each other. None of their weights is zero, because a layer of
+    zeros would hide mistakes in the layers before it."""
     noise = stream(0, Purpose.INIT).standard_normal((2, clients, network.layout.width), dtype=np.float32)
     scale, shift = torch.from_numpy(noise).to(network.dtype)
     return network.layout.model(network.loaded().row * (1 + 0.1 * scale) + 0.02 * shift)

@@ -21,7 +21,8 @@ class ShakespeareLSTM(nn.Module):
         self.linear = nn.Linear(100, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.lstm(self.embedding(x))[0][:, -1])
+        logits: Tensor = self.linear(self.lstm(self.embedding(x))[0][:, -1])
+        return logits
 
 
 class StackOverflowLSTM(nn.Module):
@@ -42,7 +43,8 @@ class StackOverflowLSTM(nn.Module):
         self.linear = nn.Linear(96, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.narrow(self.lstm(self.embedding(x))[0]))
+        logits: Tensor = self.linear(self.narrow(self.lstm(self.embedding(x))[0]))
+        return logits
 
 
 def _text(input_shape: tuple[int, ...]) -> None:

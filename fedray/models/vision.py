@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fedray.errors import UserError, near_miss
-from fedray.models.shapes import image_shape
+from fedray.models.small import image_shape
 
 PREFIX = "torchvision:"
 """What the name of a torchvision model begins with."""
 
 TWO_OUTPUTS = ("googlenet", "inception_v3")
-"""The classifiers that have further outputs in training unless they are told to leave them out."""
+"""The classifiers that have further outputs in training unless ``aux_logits`` is false."""
 
 
 class AlexNet(nn.Module):
@@ -48,7 +48,8 @@ class AlexNet(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).flatten(1))
+        logits: Tensor = self.classifier(self.features(x).flatten(1))
+        return logits
 
 
 class FireNet(nn.Module):
@@ -73,7 +74,8 @@ class FireNet(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).flatten(1))
+        logits: Tensor = self.classifier(self.features(x).flatten(1))
+        return logits
 
 
 def vgg16(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -100,7 +102,7 @@ def resnet50(input_shape: tuple[int, ...], classes: int, stem: Literal["small", 
     """ResNet-50 with BatchNorm, 23,520,842 parameters for 10 classes; a stem for small images unless
     ``stem=imagenet``.
 
-    The paper and the stems are those of ``resnet18``. MOON and FedSiam-DA train it on CIFAR with heads of their own
+    The paper and the stems are those of ``resnet18``. MOON and FedSiam-DA train it on CIFAR with further heads
     (``model.head``).
     """
     return _with_stem(_made("resnet50", input_shape, classes, least=8), stem)
@@ -154,7 +156,7 @@ def _made(name: str, input_shape: tuple[int, ...], classes: int, least: int = 1,
         if height != width:
             raise ValueError(f"it takes square images, not {height} x {width}")
         options = {"image_size": height, **options}
-    module = builder(weights=None, num_classes=classes, **options)
+    module: nn.Module = builder(weights=None, num_classes=classes, **options)
     if channels != 3:
         _take_channels(module, channels)
     return module
@@ -168,11 +170,13 @@ def _take_channels(module: nn.Module, channels: int) -> None:
     nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
 
 
-def _with_stem(module: Any, stem: str) -> nn.Module:
+def _with_stem(module: nn.Module, stem: str) -> nn.Module:
     if stem not in ("small", "imagenet"):
         raise ValueError(f"stem must be small or imagenet, not {stem!r}")
     if stem == "small":
-        module.conv1 = nn.Conv2d(module.conv1.in_channels, 64, 3, padding=1, bias=False)
+        before = module.conv1
+        assert isinstance(before, nn.Conv2d)
+        module.conv1 = nn.Conv2d(before.in_channels, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
         module.maxpool = nn.Identity()
     return module

@@ -84,7 +84,7 @@ def test_smoothing_changes_what_is_trained(tmp_path):
 @pytest.mark.parametrize(
     ("given", "keys", "message"),
     [
-        ({"loss": lambda a, b: F.cross_entropy(a, b, reduction="none")}, {}, "not for a loss of your own"),
+        ({"loss": lambda a, b: F.cross_entropy(a, b, reduction="none")}, {}, "not for a loss that you or"),
         ({}, {"task.kind": "regression"}, "task.label_smoothing is for cross-entropy, not for task.kind=regression"),
         ({}, {"task.label_smoothing": 1.0}, "task.label_smoothing must be below 1"),
     ],

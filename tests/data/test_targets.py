@@ -122,12 +122,12 @@ def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
     [
         (3, {}, {}, r"model Linear must give predictions \[b\] or \[b, 1\], not \[b, 3\]"),
         (1, {"loss": of_batch}, {}, r"the loss must give one value per sample, \[b\], not a tensor of shape \[2, 2\]"),
-        (1, {}, {"task__kind": "other"}, r"task.kind=other needs a loss of your own: simulate\(..., loss=...\)"),
+        (1, {}, {"task__kind": "other"}, r"task.kind=other needs a user-defined loss: simulate\(..., loss=...\)"),
         (1, {}, {"task__metric": "absolut"}, "task.metric: there is no metric 'absolut'"),
         (1, {}, {"task__metric": "mean_absolut_error"}, "did you mean 'mean_absolute_error'"),
         (1, {"metrics": {"own": absolute}}, {"task__metric": "own"}, "say whether more of your metric 'own' is better"),
         (1, {}, {"task__mode": "max"}, "task.mode=max, but of mean_squared_error less is better"),
-        (1, {"metrics": {"loss": absolute}}, {}, "metric 'loss' has the name of a figure of fedray's own"),
+        (1, {"metrics": {"loss": absolute}}, {}, "metric 'loss' has the name of one of fedray's metrics"),
         (
             1,
             {},

@@ -239,15 +239,15 @@ class Composed(nn.Sequential):
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)), None),
         (lambda: LeNet5((1, 28, 28), 10), None),
         (Composed, None),
-        (Partial, "Partial has code of its own"),
-        (lambda: OwnWay(1, 2, 3), "OwnWay has code of its own"),
-        (lambda: nn.Sequential(Counting()), "Counting has code of its own"),
+        (Partial, "Partial has user-defined code"),
+        (lambda: OwnWay(1, 2, 3), "OwnWay has user-defined code"),
+        (lambda: nn.Sequential(Counting()), "Counting has user-defined code"),
         (lambda: odd_modules.made("method_replaced"), "the forward of a layer Linear is not torch's"),
         (
             lambda: odd_modules.made("function_in_a_layer"),
             "the activation of a layer TransformerEncoderLayer is not torch's",
         ),
-        (lambda: odd_modules.made("traced"), "Sequential has code of its own"),
+        (lambda: odd_modules.made("traced"), "Sequential has user-defined code"),
         (lambda: nn.TransformerEncoderLayer(4, 2, 8, activation=torch.relu), None),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(12, 4)), None),
     ],
@@ -255,7 +255,7 @@ class Composed(nn.Sequential):
 def test_by_default_known_code_alone_is_replayed(make, unknown):
     assert unknown_code(make(), Task()) == unknown
     own_loss = Task(loss=lambda outputs, targets: outputs.sum(1))
-    assert unknown_code(make(), own_loss) == (unknown or "the loss is a function of your own")
+    assert unknown_code(make(), own_loss) == (unknown or "the loss is user-defined")
     hooked = make()
     [*hooked.parameters()][-1].register_hook(lambda gradient: gradient.clamp(-1, 1))
     assert unknown_code(hooked, Task()) is not None
@@ -305,7 +305,7 @@ def test_the_user_is_told_what_is_not_replayed_although_it_would_be_faster(tmp_p
     assert decided(tmp_path, Ours, **{"engine.replay": True}) == (True, [])
     replayed, (line,) = decided(tmp_path, Ours)
     assert not replayed
-    assert line.startswith("engine.replay=auto: gradients are not replayed, because Ours has code of its own; true may")
+    assert line.startswith("engine.replay=auto: gradients are not replayed, because Ours has user-defined code; true")
 
 
 def test_nobody_is_told_of_a_model_whose_python_code_takes_no_time(tmp_path):
@@ -330,13 +330,13 @@ def test_the_user_is_told_if_nothing_is_replayed_that_was_to_be(tmp_path, model,
 @pytest.mark.parametrize(
     "make", [Branching, Hiding, HidingStatistics, Counting, CumulativeNorm, WritingInputs, Clamping, Reshaping]
 )
-def test_what_cannot_be_replayed_goes_on_as_ever(make):
+def test_what_cannot_be_replayed_is_computed_in_the_ordinary_way(make):
     replayed, eager = both(make)
     assert equal(trained(replayed, (12,), clients=1), trained(eager, (12,), clients=1))
     assert not is_replayed(replayed)
 
 
-def test_random_numbers_are_drawn_anew_in_each_step():
+def test_other_random_numbers_are_drawn_in_each_step():
     network = replaying(Noisy)
     at, samples = network.loaded().rows(1), data((12,), 6)
     with torch.random.fork_rng():

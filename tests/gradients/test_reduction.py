@@ -129,7 +129,7 @@ def test_parameters_of_a_loss_are_told(tmp_path):
         def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return nn.functional.cross_entropy(outputs / self.heat, targets, reduction="none")
 
-    with pytest.warns(UserWarning, match=r"the loss has parameters of its own \(heat\)"):
+    with pytest.warns(UserWarning, match=r"the loss has parameters \(heat\)"):
         ran(tmp_path, Tempered(), model())
 
 
@@ -248,7 +248,7 @@ def test_a_loss_may_use_sparse_tensors(tmp_path):
 
 def test_parameters_that_a_function_uses_are_told(tmp_path):
     heat = nn.Parameter(torch.tensor(2.0))
-    with pytest.warns(UserWarning, match=r"the loss has parameters of its own, which stay as they are"):
+    with pytest.warns(UserWarning, match=r"the loss has parameters, which stay as they are"):
         ran(tmp_path, lambda outputs, targets: entropy(outputs / heat, targets), model())
 
 

@@ -275,7 +275,7 @@ def test_what_a_cpu_trains_in_stacks(model, batch, cohort, chunk, expected):
     ],
 )
 def test_what_a_gpu_trains_in_stacks(model, batch, cohort, chunk, expected):
-    """It is decided without a GPU, so that a machine without one decides alike."""
+    """It is decided without a GPU, so that a machine without one decides the same."""
     keys = {"algorithm.name": "fedavg", "model.name": model, "train.batch_size": batch, "data.clients": 200}
     keys |= {"train.cohort_size": cohort, "engine.chunk": chunk, "engine.kind": "ray", "engine.device": "cuda"}
     experiment, _ = resolve(load(keys))

@@ -48,10 +48,10 @@ class Scaled(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("deviation", torch.full((FEATURES,), 2.0))
+        self.register_buffer("std", torch.full((FEATURES,), 2.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x / self.deviation)
+        return super().forward(x / self.std)
 
 
 class Backwards(Plain):

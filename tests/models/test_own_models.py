@@ -114,7 +114,7 @@ def test_torchs_loss_modules_are_metrics_of_each_sample(tmp_path):
 
 @pytest.mark.parametrize("name", ["accuracy", "loss"])
 def test_a_metric_does_not_take_the_place_of_fedrays_own(name, tmp_path):
-    with pytest.raises(UserError, match=f"metric '{name}' has the name of a figure of fedray's own"):
+    with pytest.raises(UserError, match=f"metric '{name}' has the name of one of fedray's metrics"):
         run(tmp_path, {"metrics": {name: lambda logits, targets: targets == 0}})
 
 
@@ -259,7 +259,7 @@ def test_frozen_layers_train_as_torch_does_in_evaluation_mode(tmp_path):
 @pytest.mark.parametrize(
     ("model", "seeds", "said"), [(Normed(), 2, True), (Normed(), 1, False), (Normed, 2, False), (None, 2, False)]
 )
-def test_a_sweep_says_that_a_module_starts_all_seeds_alike(model, seeds, said, tmp_path):
+def test_a_sweep_says_that_a_module_starts_all_seeds_from_the_same_weights(model, seeds, said, tmp_path):
     settings = {**SETTINGS, "algorithm.name": "fedavg"}
     if model is not None:
         settings = {key: value for key, value in settings.items() if not key.startswith("model.")}
@@ -278,12 +278,12 @@ def test_a_module_that_holds_an_activation_is_trained_as_one_without(tmp_path):
     assert run(tmp_path / "with", {"model": model}).summary["model_sha256"] == without.summary["model_sha256"]
 
 
-def test_a_module_starts_all_seeds_alike_and_its_class_does_not():
-    for model, alike in ((Normed(), True), (Normed, False)):
+def test_a_module_starts_all_seeds_from_the_same_weights_and_its_class_does_not():
+    for model, equal in ((Normed(), True), (Normed, False)):
         config = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
         built = [resolve(load({**config, "run.seed": seed}), Own(small_source(), model))[0] for seed in (0, 1)]
         one, two = (experiment.build_model().first.weight for experiment in built)
-        assert torch.equal(one, two) == alike
+        assert torch.equal(one, two) == equal
 
 
 class Unmade(nn.Module):
