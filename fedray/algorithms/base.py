@@ -15,6 +15,11 @@ from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
 from fedray.core.vectors import Model, Vector
 
+__all__ = [
+    "Algorithm", "Broadcast", "Carry", "Hyper", "Result", "Traffic", "Upload", "Weights", "Work", "in_place",
+    "parameter",
+]  # fmt: skip
+
 Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
 
 
@@ -270,7 +275,8 @@ class Algorithm:
 
     def eval_model(self, server: ServerState) -> Model:
         """Returns the model that is evaluated, saved and hashed."""
-        return server["x"]
+        x: Model = server["x"]
+        return x
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
         """Returns further models by name. The test accuracy of each is logged as ``<name>_accuracy``.

@@ -42,11 +42,13 @@ class GHBM(FedAvg):
 
     @property
     def earlier_models(self) -> int:
-        return self.hyper.tau
+        tau: int = self.hyper.tau
+        return tau
 
     @property
     def momentum_window(self) -> int:
-        return self.hyper.tau
+        tau: int = self.hyper.tau
+        return tau
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         tau, x = self.hyper.tau, server["x"]

@@ -148,14 +148,14 @@ class PFedMo(Algorithm):
         return {"representation": server["x_rep"]}
 
     def personal_model(self, client: ClientPhase) -> Model:
-        return self.begin(client)["x"]
+        return self._personal(client.shared, client.scalars["a"])[0]
 
     def server_flops(self, server: ServerState, forward: float) -> float:
         cohort = server.cohort
-        steps = self.hyper.rep_steps or round(sum(cohort.steps) / len(cohort.steps))
+        steps: int = self.hyper.rep_steps or round(sum(cohort.steps) / len(cohort.steps))
         batch = min(server.batch_size or server.public_samples, server.public_samples)
         there = server.public_samples if self.hyper.probe_source == "public" else server.test_samples
-        probes = min(self.hyper.probe_batch, there) * (len(cohort.ids) + 1)
+        probes: int = min(self.hyper.probe_batch, there) * (len(cohort.ids) + 1)
         return forward * (3 * steps * batch + probes)
 
 

@@ -38,12 +38,12 @@ class Portable:
         parameters = Places(module).parameters
         for name, hooks in self.hooks.items():
             for hook in hooks:
-                parameters[name].register_hook(hook)
+                parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
         return module
 
     def __getstate__(self) -> tuple[nn.Module, dict[str, list[str]], dict[str, Any]]:
         parametrized = {
-            name: [*layer.parametrizations]  # type: ignore[arg-type]
+            name: [*layer.parametrizations]
             for name, layer in self.module.named_modules()
             if parametrize.is_parametrized(layer)
         }

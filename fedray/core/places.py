@@ -47,7 +47,7 @@ class Places:
                     name = f"{prefix}.{key}" if prefix else key
                     canonical = first.setdefault(id(tensor), name)
                     if canonical == name:
-                        found[name] = tensor  # type: ignore[index]
+                        found[name] = tensor
                     else:
                         self.aliases[name] = canonical
                     if (id(own), key) not in seen:

@@ -84,6 +84,13 @@ def torch_seed(seed: int, purpose: Purpose, *coordinates: int) -> int:
     return int(stream(seed, purpose, *coordinates).bit_generator.random_raw()) >> 1
 
 
+def _cuda_devices() -> range:
+    """Returns the numbers of the GPUs whose generators are in use: none before CUDA is used for the first time."""
+    import torch
+
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
     """A context in which torch's global generators draw from (seed, purpose, coordinates). Afterwards they are as
@@ -94,11 +101,11 @@ def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
     """
     import torch
 
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = _cuda_devices()
     with _generators, torch.random.fork_rng(devices=devices):
         # torch.manual_seed would also leave a seed behind for CUDA's first use, and takes ten times as long
         drawn = torch_seed(seed, purpose, *coordinates)
-        torch.random.default_generator.manual_seed(drawn)
+        torch.default_generator.manual_seed(drawn)
         if devices:
             torch.cuda.manual_seed_all(drawn)
         yield
@@ -134,13 +141,13 @@ def global_generators(seed: int | None = None) -> Iterator[None]:
     with _generators:
         # numpy's old generator is named because users' transforms draw from it
         before_python, before_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        devices = _cuda_devices()
         try:
             with torch.random.fork_rng(devices=devices):
                 if seed is not None:
                     random.seed(seed)
                     np.random.seed(seed % 2**32)  # noqa: NPY002
-                    torch.random.default_generator.manual_seed(seed)
+                    torch.default_generator.manual_seed(seed)
                     if devices:
                         torch.cuda.manual_seed_all(seed)
                 yield

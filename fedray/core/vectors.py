@@ -309,7 +309,7 @@ class Layout:
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Returns the parameters in ``vector [width]`` by name, by one differentiable split."""
-        pieces = vector.split(self.sizes)
+        pieces = vector.split_with_sizes(self.sizes)
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 
 
