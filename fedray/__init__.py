@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _look_for_own_modules_last() -> None:

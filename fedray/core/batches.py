@@ -15,11 +15,14 @@ from fedray.core.structure import map_leaves
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch for each client of a stack.
+    """The mini-batches of one local step: one for each of the C clients of a stack.
 
-    ``x [C, b, ...]`` are the inputs, a tensor or a tuple or dict of tensors, and ``y [C, b, ...]`` the targets.
-    ``step`` is j, from 0. ``counts [C]`` says how many of the b samples are real, as the rest is padding: none for a
-    client that has made all its steps. None means that all are real.
+    Args:
+        x: the inputs ``[C, b, ...]``, a tensor, or a tuple or dict of tensors, as the model gets them.
+        y: the targets ``[C, b, ...]``.
+        step: the number j of the local step, from 0.
+        counts: for each client how many of its b samples are real; the rest is padding. It is 0 for a client that has
+            already made all its steps. None means that all samples are real.
     """
 
     x: Any
@@ -27,9 +30,11 @@ class Batch:
     step: int
     counts: list[int] | None = None
 
-    def of(self, row: int) -> tuple[Any, Tensor]:
-        """Returns the real samples of the client in ``row`` of the stack: its inputs and targets. There is at least
-        one, which a client that rests does not use."""
+    def client_samples(self, row: int) -> tuple[Any, Tensor]:
+        """Returns the inputs and targets of the client in ``row`` of the stack, without padding.
+
+        A client that has made all its steps has none; it gets one sample of padding, so that no batch is empty.
+        """
         real = slice(None if self.counts is None else max(1, self.counts[row]))
         return map_leaves(lambda x: aligned(x[row, real]), self.x), self.y[row, real]
 
@@ -39,7 +44,10 @@ class Batch:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Returns ``tensor`` at an address like that of fresh memory, as kernels round differently at others."""
+    """Returns ``tensor`` itself if its memory is aligned to 64 bytes, and otherwise a copy, which is.
+
+    Kernels may round differently on memory that is aligned differently.
+    """
     return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
 
 

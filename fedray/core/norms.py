@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedray.errors import UserError
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""The layers of batch normalisation, and the bases of those that users derive from them."""
 
 
 def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
@@ -22,7 +24,7 @@ def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Mod
     """
     found: dict[nn.Module, str] = {}
 
-    def look(name: str, layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+    def look(name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if inputs[0].numel() == inputs[0].shape[1]:
             found[layer] = name
             if not layer.track_running_stats:
@@ -32,7 +34,7 @@ def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Mod
                     "such mini-batches (data.partition.min_samples, train.batch_size), or use another norm (model.norm)"
                 )
 
-    norms = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, _BatchNorm))
+    norms = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, BATCH_NORMS))
     hooks = [layer.register_forward_pre_hook(partial(look, name)) for name, layer in norms]
     try:
         module.eval()

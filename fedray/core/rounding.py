@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 
-def whole(amount: float) -> int:
-    """Returns the whole number of units in ``amount``: its floor, unless that loses a unit to a rounding error.
+def whole_units(amount: float) -> int:
+    """Returns ``amount`` rounded down, but not below a whole number from which only a rounding error separates it.
 
-    0.29 * 100 is 28.999999999999996 in floating point, and stands for 29.
+    0.29 * 100 is 28.999999999999996 in floating point, and gives 29.
     """
     return math.floor(amount + 1e-9)

@@ -28,7 +28,7 @@ class Draws(NamedTuple):
     start: int
     size: int
 
-    def of(self, place: int) -> tuple[int, int, int]:
+    def coordinates(self, place: int) -> tuple[int, int, int]:
         """Returns round, client, and the number of the draw in the client's round, for the sample at ``place``."""
         step, rest = divmod(place, len(self.ids) * self.size)
         row, position = divmod(rest, self.size)
@@ -142,7 +142,7 @@ class ReadSamples(Samples):
         flat = indices.reshape(-1)
         read = []
         for place, i in enumerate(flat.tolist()):
-            coordinates = (0, SERVER, i) if draws is None else draws.of(place)
+            coordinates = (0, SERVER, i) if draws is None else draws.coordinates(place)
             with global_generators(torch_seed(self.seed, Purpose.ITEM, *coordinates)):
                 read.append(self.x.read(i))
 

@@ -136,8 +136,7 @@ class Task:
         if self.counting is not None:
             weights = sums_of_samples(self.counting(targets))
             return sums_of_samples(found) / torch.where(weights > 0, weights, 1)
-        total, count = self._totals(found, targets)
-        return total if count is None else total / count.clamp(min=1)
+        return self._means(found, targets)
 
     def training_losses(self, outputs: Any, targets: Tensor) -> Tensor:
         """Returns the loss of each sample in training, ``[b]``, which is that of :meth:`losses` unless labels are
@@ -149,8 +148,7 @@ class Task:
             outputs.movedim(self.class_axis, 1), targets, reduction="none", ignore_index=ignored,
             label_smoothing=self.smoothing,
         )  # fmt: skip
-        total, count = self._totals(each, targets)
-        return total if count is None else total / count.clamp(min=1)
+        return self._means(each, targets)
 
     def weights(self, targets: Tensor) -> Tensor | None:
         """Returns what each sample's loss counts in a mean, float32 ``[b]``: its tokens, or the weight of its class.
@@ -171,6 +169,10 @@ class Task:
             return (each, None) if weights is None else (each * weights, weights)
         found = self.metrics[name].values(outputs, targets)
         return found if isinstance(found, tuple) else self._totals(found, targets)
+
+    def _means(self, found: Tensor, targets: Tensor) -> Tensor:
+        total, count = self._totals(found, targets)
+        return total if count is None else total / count.clamp(min=1)
 
     def _totals(self, found: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns for values ``[b]`` or ``[b, ...]`` their sums over each sample's tokens that count, and how many

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedray.core.places import same_bits
 from fedray.core.seeds import Purpose, global_generators, torch_seed
 from fedray.core.structure import leaves, map_leaves, outline
 from fedray.errors import UserError
@@ -72,11 +73,11 @@ class SeededTransform:
         result = map_leaves(Tensor.clone, x)
         for row, (client, count) in enumerate(zip(ids, counts, strict=True)):
             if count:
-                changed = self._of(_rows(x, row, count), torch_seed(seed, Purpose.TRANSFORM, round, client, step))
+                changed = self._apply(_rows(x, row, count), torch_seed(seed, Purpose.TRANSFORM, round, client, step))
                 map_leaves(lambda into, new, row=row, count=count: into[row, :count].copy_(new), result, changed)
         return result
 
-    def _of(self, x: Any, seed: int) -> Any:
+    def _apply(self, x: Any, seed: int) -> Any:
         given = outline(x), [(leaf.shape, leaf.dtype) for leaf in leaves(x)]
         with global_generators(seed):
             changed = self.function(x)
@@ -99,19 +100,19 @@ class SeededTransform:
         with as_user_error(f"{self.name} failed"):
             fresh = replace(self, function=_copy(self.function))
             few = map_leaves(lambda leaf: leaf[:FEW], x)
-            once = [self._of(map_leaves(Tensor.clone, few), seed) for seed in range(TRIED_OFTEN)]
+            once = [self._apply(map_leaves(Tensor.clone, few), seed) for seed in range(TRIED_OFTEN)]
             if any(map(_has_nan, once)) and not _has_nan(few):
                 raise UserError(f"{self.name} returns NaN")
-            again = [fresh._of(map_leaves(Tensor.clone, few), seed) for seed in reversed(range(TRIED_OFTEN))]
+            again = [fresh._apply(map_leaves(Tensor.clone, few), seed) for seed in reversed(range(TRIED_OFTEN))]
             if not all(map(_same, once, reversed(again))):
                 raise UserError(
                     f"{self.name} changes the same samples otherwise each time, though the global generators of torch, "
                     "NumPy and Python are seeded: it must draw from them and not from a generator of its own, or no "
                     "result could be repeated"
                 )
-            first, *others = (self._of(map_leaves(Tensor.clone, x), seed) for seed in range(TRIED_SEEDS))
+            first, *others = (self._apply(map_leaves(Tensor.clone, x), seed) for seed in range(TRIED_SEEDS))
             copies = map_leaves(lambda leaf: torch.stack([leaf[0]] * COPIES), x)
-            of_copies = [self._of(map_leaves(Tensor.clone, copies), seed) for seed in range(TRIED_SEEDS)]
+            of_copies = [self._apply(map_leaves(Tensor.clone, copies), seed) for seed in range(TRIED_SEEDS)]
         if all(_same(first, other) for other in others):
             return [
                 f"warning: {self.name} draws no random numbers here; it changes samples in training, but not in "
@@ -154,10 +155,7 @@ def _rows_of(x: Any, i: int) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return all(
-        torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
-        for one, other in zip(leaves(a), leaves(b), strict=True)
-    )
+    return all(map(same_bits, leaves(a), leaves(b)))
 
 
 def _has_nan(x: Any) -> bool:
@@ -165,7 +163,7 @@ def _has_nan(x: Any) -> bool:
 
 
 def _copy(function: Transform) -> Transform:
-    """Returns a copy of a function with an own state, or the function itself if it can't be copied."""
+    """Returns a copy of a function that shares no state with it, or the function itself if it can't be copied."""
     with contextlib.suppress(Exception):
         return copy.deepcopy(function)
     return function

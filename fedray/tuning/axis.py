@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedray.core.rounding import whole
+from fedray.core.rounding import whole_units
 from fedray.data.federated import FederatedData
 from fedray.experiment.experiment import Experiment
 from fedray.tracking import costs
@@ -32,7 +32,7 @@ class RoundCost(NamedTuple):
 
 def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
     """Returns how many of the :data:`STEPS` steps a run has reached, if ``row`` is its last row of metrics.csv."""
-    return min(STEPS, whole(STEPS * amount(row, axis) / budget))
+    return min(STEPS, whole_units(STEPS * amount(row, axis) / budget))
 
 
 def amount(row: Any, name: str) -> Any:
