@@ -37,7 +37,7 @@ class GHBM(FedAvg):
         beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
         warmup: Literal["zero", "init"] = base.parameter("zero", "the momentum of the first tau rounds")
 
-    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+    def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
         return {"tau": max(1, round(clients / cohort))}
 
     @property

@@ -62,7 +62,7 @@ class PFedMo(Algorithm):
             "public", "where the probe batch comes from; the paper takes the test set"
         )
 
-    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+    def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
         return {} if steps is None else {"rep_steps": steps}
 
     def init_server(self, server: ServerState) -> None:
