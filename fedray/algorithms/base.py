@@ -315,7 +315,7 @@ class Algorithm:
             for batch in client.data.batches():
                 carry = client.hold(self.step(client, carry, batch), carry, batch.step)
         finally:
-            # steps that an algorithm makes after this are its own
+            # later steps of the algorithm are not declared in_place
             client.optimizer.in_place = False
         return carry
 
@@ -330,7 +330,7 @@ class Algorithm:
         """
         if momentum and self.assumes_plain_sgd:
             yield (
-                f"train.momentum={momentum}: the paper's clients have none beside the algorithm's own rule, whose "
+                f"train.momentum={momentum}: the paper's clients have none beside the algorithm's rule, whose "
                 f"corrections it accumulates up to {1 / (1 - momentum):.3g} times"
             )
 

@@ -42,7 +42,7 @@ class FedAdagrad(FedAvg):
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
         """Returns the new second moment v from the old one and Delta, ``delta``.
 
-        This rule is the only difference between FedAdagrad, FedAdam and FedYogi, of which each defines its own.
+        This rule is the only difference between FedAdagrad, FedAdam and FedYogi, each of which defines it.
         """
         return v + delta.square()
 

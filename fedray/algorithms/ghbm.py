@@ -65,7 +65,7 @@ class GHBM(FedAvg):
 
 
 class _OwnWindow(FedAvg):
-    """The variants whose window is a client's own: since it last took part."""
+    """The variants whose window is different for each client: the rounds since it last took part."""
 
     any_optimizer = False
 
@@ -103,7 +103,7 @@ class LocalGHBM(_OwnWindow):
 
 
 class FedHBM(_OwnWindow):
-    """y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), a_i the own final model of the last
+    """y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), a_i the client's final model of the last
     participation. At the first one: nothing (``standard``), or a_i the initial model (``shared``) or a fresh one
     (``random``), with s_i = 1 / max(1, r - 1).
     """

@@ -1,4 +1,4 @@
-"""MOON: model-contrastive learning: representations near the global model's, away from the own last ones.
+"""MOON: model-contrastive learning: representations near the global model's, away from the client's last ones.
 
 Q. Li, B. He, D. Song: Model-Contrastive Federated Learning. CVPR 2021, eq. 3 and Algorithm 1.
 """

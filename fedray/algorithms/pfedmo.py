@@ -5,8 +5,8 @@ J. Fu, Z. Yang et al.: pFedMo, IEEE Transactions on Big Data 2024, eqs. 6-12.
 What "momentum" means in eqs. 11-12. The paper writes y, the iterate of Nesterov's rule. Read so (``form: printed``) the
 pull towards the representation model cancels in eq. 12, x_i+ = xbar + a_i gamma (v_rep - vbar), and training gets worse
 than FedNAG or diverges. Read as the velocity v_t = y_t - y_{t-1} (``form: velocity``, the default, "worker i's
-momentum" of the paper's Table 1) it behaves as published. Most of the gain under label skew is then the representation
-model's own accuracy, which is why ``representation_accuracy`` is always logged beside the others.
+momentum" of the paper's Table 1) it behaves as published. Most of the gain under label skew is then the accuracy of the
+representation model itself, which is why ``representation_accuracy`` is always logged beside the others.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class PFedMo(Algorithm):
         return Result(scalars={"l": cross.flatten(1).mean(1, keepdim=True)})
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Trains the representation model by the workers' own rule on the public set, and returns it."""
+        """Trains the representation model by the workers' rule on the public set, and returns it."""
         steps = server.cohort.steps
         client = server.as_client(server, self.hyper.rep_steps or round(sum(steps) / len(steps)))
         carry = self.local_steps(client, Carry({"x": client.start("x_rep"), "m": client.start("m_rep")}))

@@ -64,8 +64,8 @@ class Schedule:
 
 
 def steps_of(samples: int, batch_size: int | None, local_steps: int | None, local_epochs: int | None) -> int:
-    """Returns J_i, the local steps of a client with ``samples`` samples: ``local_steps`` if it is set, otherwise E *
-    ceil(n_i / B). A ``batch_size`` of None is the full batch."""
+    """Returns how many local steps a client with ``samples`` samples makes in a round: ``local_steps`` if that is set,
+    and otherwise the mini-batches of ``local_epochs`` epochs. A ``batch_size`` of None is the full batch."""
     if local_steps is not None:
         return local_steps
     assert local_epochs is not None
@@ -88,10 +88,21 @@ def schedule(
     local_steps: int | None,
     local_epochs: int | None = None,
 ) -> Schedule:
-    """Returns the mini-batches of one client in one round. They depend on the arguments alone.
+    """Returns which samples are in the mini-batches of one client in one round. It depends on the arguments alone.
 
-    With ``local_steps`` the batches are slices of length min(B, n) of an endless stream of permutations of the n
-    samples. With ``local_epochs`` each epoch is a fresh permutation, and its last batch may be smaller.
+    With ``local_steps`` permutations of the client's samples follow each other, and each batch is the next
+    min(batch_size, samples) of them. With ``local_epochs`` each epoch is one permutation, and its last batch may be
+    smaller.
+
+    Args:
+        seed: ``run.seed``.
+        purpose: ``Purpose.BATCHES`` for local training.
+        round: the number of the round, from 1.
+        client: the client's number.
+        samples: how many samples it has.
+        batch_size: None for the full batch.
+        local_steps: None if ``local_epochs`` is set.
+        local_epochs: None if ``local_steps`` is set.
     """
     size = min(batch_size or samples, samples)
     steps = steps_of(samples, batch_size, local_steps, local_epochs)

@@ -47,6 +47,6 @@ def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Mod
 
 
 def is_frozen(layer: nn.Module) -> bool:
-    """Returns whether ``layer`` has parameters of its own, and none of them is trained."""
-    own = list(layer.parameters(recurse=False))
-    return bool(own) and not any(parameter.requires_grad for parameter in own)
+    """Returns whether ``layer`` itself has parameters, not only its sublayers, and none of them is trained."""
+    parameters = list(layer.parameters(recurse=False))
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 HALF = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
-"""The precisions in which a pass has numbers that are not float32, and their types."""
+"""The precisions with autocast, and the types to which it casts."""
 
 TENSOR_CORES = (8, 0)
 """The compute capability from which on GPUs have TF32 and bf16 (Ampere, 2020)."""

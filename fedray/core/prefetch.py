@@ -1,4 +1,4 @@
-"""Makes the next element of an iterator in a thread, while the one before is used."""
+"""Makes the next element of an iterator in a thread while the caller uses the one before it."""
 
 from __future__ import annotations
 

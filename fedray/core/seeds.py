@@ -20,8 +20,7 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 SERVER = 2**63
-"""The server's number where a client's is expected. Coordinates can't be negative, and the ids of clients are smaller.
-"""
+"""The coordinate that stands for the server where others have a client's number. All clients' numbers are smaller."""
 
 
 _generators = threading.RLock()
@@ -61,10 +60,17 @@ class _Unseeded(ISeedSequence):
 
 
 def stream(seed: int, purpose: Purpose, *coordinates: int) -> np.random.Generator:
-    """Returns the generator of (seed, purpose, coordinates). It takes about 4 microseconds.
+    """Returns NumPy's generator of (seed, purpose, coordinates), which draws the same numbers whenever it is made.
 
-    There are at most three coordinates; those that are left out are 0. Raises ValueError if the seed or a coordinate is
-    not in [0, 2**64).
+    For example ``stream(seed, Purpose.COHORT, round).permutation(clients)``. It takes about 4 microseconds.
+
+    Args:
+        seed: in [0, 2**64).
+        purpose: what is drawn, so that different draws of one round do not coincide.
+        *coordinates: up to three whole numbers in [0, 2**64), such as round and client; the others are 0.
+
+    Raises:
+        ValueError: there are more than three coordinates, or a number is out of range.
     """
     if len(coordinates) > 3:
         raise ValueError(f"a stream has three coordinates at most, not {len(coordinates)}")
@@ -118,7 +124,7 @@ def every_rng(seed: int, purpose: Purpose, *coordinates: int) -> AbstractContext
 
 
 def drawn_by(run: Callable[[], Any]) -> set[str]:
-    """Calls ``run()``, and returns which of the global generators it has used: those of ``torch``, ``python`` and
+    """Calls ``run()``, and returns the names of the global generators from which it has drawn: ``torch``, ``python``,
     ``numpy``."""
     import torch
 

@@ -47,9 +47,16 @@ class EachSample:
 
 
 def each_sample(transform: Transform) -> Transform:
-    """Returns a transform of batches that draws other random numbers for each sample.
+    """Makes a transform change each sample of a mini-batch differently.
 
-    The transforms of torchvision draw once in a call, so that they flip or crop all images of a batch alike.
+    A transform of torchvision draws random numbers once in a call, so that it flips or crops all images of a batch in
+    the same way. For example ``fedray.simulate(transform=fedray.each_sample(v2.RandomHorizontalFlip()))``.
+
+    Args:
+        transform: a function of the inputs of one sample ``[...]``, as they are stored, which returns them changed.
+
+    Returns:
+        a function of the inputs of a mini-batch ``[b, ...]``, which calls ``transform`` for each sample.
     """
     return EachSample(transform)
 
@@ -68,8 +75,8 @@ class SeededTransform:
     module: str | None = None
 
     def __call__(self, x: Any, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Any:
-        """Returns changed stored inputs ``[C, b, ...]``. Only the first ``counts[i]`` of client ``ids[i]`` are real,
-        and only they are given to the function."""
+        """Returns changed copies of the stored inputs ``x [C, b, ...]``. Only the first ``counts[i]`` samples of client
+        ``ids[i]`` are real, and only these are passed to the function."""
         result = map_leaves(Tensor.clone, x)
         for row, (client, count) in enumerate(zip(ids, counts, strict=True)):
             if count:
@@ -92,7 +99,7 @@ class SeededTransform:
         return changed
 
     def check(self, x: Any) -> list[str]:
-        """Tries the transform on stored inputs ``[b, ...]``, and returns lines for the user.
+        """Tries the transform on stored inputs ``[b, ...]``, and returns warnings for the user.
 
         Raises :class:`UserError` if it fails, returns inputs of another form, or draws from a random generator that
         can't be seeded from outside.
@@ -107,8 +114,8 @@ class SeededTransform:
             if not all(map(_same, once, reversed(again))):
                 raise UserError(
                     f"{self.name} changes the same samples otherwise each time, though the global generators of torch, "
-                    "NumPy and Python are seeded: it must draw from them and not from a generator of its own, or no "
-                    "result could be repeated"
+                    "NumPy and Python are seeded: it must draw from them and from no other generator, or no result "
+                    "could be repeated"
                 )
             first, *others = (self._apply(map_leaves(Tensor.clone, x), seed) for seed in range(TRIED_SEEDS))
             copies = map_leaves(lambda leaf: torch.stack([leaf[0]] * COPIES), x)
@@ -127,7 +134,7 @@ class SeededTransform:
 
     @property
     def code(self) -> list[Any]:
-        """The objects, which may be the user's own, of which the transform consists."""
+        """The objects of which the transform consists, some of them user-defined."""
         return [*_parts(self.function), *([sys.modules[self.module]] if self.module in sys.modules else [])]
 
 

@@ -18,7 +18,7 @@ Node: TypeAlias = tuple[int, int]
 
 
 HELD_BYTES = 64_000_000
-"""The memory of rows that wait to be added up together."""
+"""The most bytes of rows that wait to be added up together."""
 
 CACHED = 1 << 17
 """How many numbers are in double precision at a time while rows are added up. They fit into a processor's cache."""
@@ -65,11 +65,12 @@ class TreeSum:
             self._read_only.add((level, index))
 
     def take(self, node: Node) -> Tensor | None:
-        """Removes a node and returns its value, if it is there and may be overwritten."""
+        """Removes a node and returns its value, which the caller may overwrite. None if the node is missing or
+        read-only."""
         return None if node in self._read_only else self.nodes.pop(node, None)
 
     def total(self) -> Tensor:
-        """Returns the whole sum. All members must have been added."""
+        """Returns the sum over all positions, each of which must have been added."""
         (value,) = self.nodes.values()
         return value
 

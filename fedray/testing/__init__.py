@@ -1,4 +1,4 @@
-"""Tests that every algorithm must pass, those that come with fedray and your own."""
+"""Tests that every algorithm must pass, including user-defined ones."""
 
 from fedray.testing.contracts import AlgorithmContract
 
