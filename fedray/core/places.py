@@ -62,12 +62,12 @@ class Places:
         return {**self.parameters, **self.buffers}
 
     def now(self, name: str) -> Any:
-        """Returns what is now in the place of the tensor ``name``. A forward pass may have put another one there."""
+        """Returns the tensor that the module has under ``name`` now. A forward pass may have replaced it."""
         held, key = self._places[name][0]
         return held.get(key)
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Puts ``tensor`` into all places of the one called ``name``."""
+        """Makes ``tensor`` the module's tensor ``name`` everywhere it is used."""
         for held, key in self._places[name]:
             held[key] = tensor
 
@@ -92,7 +92,7 @@ class Places:
                 held[key] = tensor
 
     def are_held(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Returns whether all of ``tensors`` are in their places."""
+        """Returns whether the module has all of ``tensors`` under their names."""
         return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
@@ -137,7 +137,7 @@ def shared_memory(module: nn.Module) -> tuple[str, str] | None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Returns whether two tensors are the same. A NaN is the same as another."""
+    """Returns whether two tensors have the same shape, type and values. A NaN equals another NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())

@@ -20,8 +20,14 @@ Indices = NDArray[np.int64]
 
 
 class Draws(NamedTuple):
-    """Tells the draws of samples ``[steps, C, b]`` from each other: those of the clients ``ids`` in a round, from local
-    step ``start`` on, with ``size`` = b."""
+    """Which draws a block of samples ``[steps, C, b]`` is, so that each sample's random transform can be seeded.
+
+    Args:
+        round: the number of the round.
+        ids: the numbers of the C clients.
+        start: the local step to which the first samples belong.
+        size: b, the samples of a mini-batch.
+    """
 
     round: int
     ids: Sequence[int]
@@ -29,7 +35,8 @@ class Draws(NamedTuple):
     size: int
 
     def coordinates(self, place: int) -> tuple[int, int, int]:
-        """Returns round, client, and the number of the draw in the client's round, for the sample at ``place``."""
+        """Returns for the sample at ``place`` in the flattened block its round, its client, and how many samples that
+        client has drawn before it in the round."""
         step, rest = divmod(place, len(self.ids) * self.size)
         row, position = divmod(rest, self.size)
         return self.round, self.ids[row], (self.start + step) * self.size + position
@@ -59,13 +66,13 @@ class Samples:
 
     @property
     def slow(self) -> bool:
-        """Whether samples are worth reading in a thread, while others are trained on."""
+        """Whether reading samples takes so long that a thread should read the next ones during training."""
         # by their types: "cuda" and "cuda:0" are the same device, but not equal
         return self.device.type != self.y.device.type
 
     @property
     def form(self) -> Any:
-        """Stored inputs of the data set, in tensors ``[n, ...]``, which tell shapes and types."""
+        """Some stored inputs, as tensors ``[n, ...]`` with n of at least 1, from which shapes and types can be read."""
         return self.x
 
     @cached_property
@@ -74,14 +81,14 @@ class Samples:
         return sum(leaf[0].nbytes for leaf in leaves(self.form))
 
     def gather(self, indices: Indices) -> tuple[Any, Tensor]:
-        """Returns the inputs ``[*indices.shape, ...]`` and the targets of some samples. They are in fresh memory, which
-        is aligned."""
+        """Returns the inputs and the targets ``[*indices.shape, ...]`` of the samples with these indices, as a model
+        gets them, in newly allocated (and so aligned) memory."""
         raw, y = self.raw(indices)
         return self.inputs(raw), y
 
     def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
-        """Does the same as :meth:`gather`, but leaves ``x`` as it is stored. ``draws`` is for samples that are read
-        anew each time (:class:`ReadSamples`)."""
+        """Does the same as :meth:`gather`, but returns inputs as they are stored. ``draws`` seeds random transforms of
+        items that are read when they are used (:class:`ReadSamples`)."""
         flat = sent(torch.from_numpy(indices.reshape(-1)), self.y.device)
 
         def chosen(stored: Tensor) -> Tensor:
@@ -94,11 +101,11 @@ class Samples:
         return self._sent(self.y[sent(torch.from_numpy(indices), self.y.device)])
 
     def _sent(self, chosen: Tensor) -> Tensor:
-        """Returns chosen samples on the device to which they go."""
+        """Returns the samples ``chosen`` on the device where models are trained."""
         return sent(chosen, self.device)
 
     def inputs(self, raw: Any) -> Any:
-        """Returns the inputs of samples as stored ``[..., *sample]``. Those of type float32 are in fresh memory."""
+        """Returns stored inputs ``[..., *sample]`` as a model gets them. Floats are in newly allocated memory."""
         if self.scale is None or self.shift is None:
             return map_leaves(_as_input, raw)
 

@@ -134,7 +134,7 @@ class SeededTransform:
 
     @property
     def code(self) -> list[Any]:
-        """The objects of which the transform consists, some of them user-defined."""
+        """The functions and objects of which the transform consists. A run is another one if their code has changed."""
         return [*_parts(self.function), *([sys.modules[self.module]] if self.module in sys.modules else [])]
 
 

@@ -28,9 +28,13 @@ CACHED_ON_GPU = 1 << 24
 
 
 class TreeSum:
-    """The sum of ``members`` float64 vectors along the tree. Leaves and complete subtrees may be added in any order.
+    """Adds up float64 vectors, one of each client of a cohort, along the tree.
 
-    It holds one vector for each level of the tree if the leaves are added in order.
+    Leaves and complete subtrees may be added in any order, with the same bits. If leaves are added in order of their
+    positions, only one vector for each level of the tree is in memory.
+
+    Args:
+        members: the number of clients in the cohort, which is the number of leaves.
     """
 
     def __init__(self, members: int) -> None:

@@ -317,7 +317,7 @@ class Layout:
             torch.cat(flat, out=out[start:stop])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Returns the parameters in ``vector [width]`` by name, by one differentiable split."""
+        """Returns the parameters in ``vector [width]`` by name, as views through which autograd can differentiate."""
         pieces = vector.split_with_sizes(self.sizes)
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 
