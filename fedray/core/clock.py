@@ -8,10 +8,13 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Adds up seconds by purpose. Time that is measured within another purpose counts for the inner one only.
+    """Adds up seconds by purpose, as in ``with clock.on("gradient"): ...``.
 
-    ``settle`` waits for work that goes on by itself, such as a GPU's, so that its seconds count for the purpose that
-    caused them.
+    Such blocks may be nested; time within an inner one counts for its purpose only.
+
+    Args:
+        settle: a function that waits for work in the background, such as a GPU's, so that its time counts for the
+            purpose that caused it.
     """
 
     def __init__(self, settle: Callable[[], None] = lambda: None) -> None:

@@ -20,9 +20,10 @@ from fedray.errors import UserError
 
 
 class Portable:
-    """A ``module`` that can be copied, and be sent to other processes, with all that it consists of.
+    """A ``module`` in a form that can be copied and pickled without losing anything.
 
-    Copies and pickles of modules have no hooks of parameters, and a module with parametrizations can't be pickled.
+    torch's copies and pickles of a module lack the hooks of its parameters, and a module with parametrizations can't be
+    pickled at all. This class adds both.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -16,11 +16,15 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
-    """Returns the layers of batch normalisation that have a single value per channel in the forward pass ``run()`` of a
-    batch of one sample, where torch raises an error in training mode.
+    """Returns the layers of batch normalisation that can't be trained on a batch of one sample, because they get only one
+    value per channel. They can use their running statistics instead.
 
-    The pass is run in evaluation mode. Raises :class:`UserError` if one of the layers has no running statistics
-    to use instead.
+    Args:
+        module: the model that contains the layers; it is left in evaluation mode.
+        run: makes a forward pass of ``module`` with one sample.
+
+    Raises:
+        UserError: such a layer has no running statistics.
     """
     found: dict[nn.Module, str] = {}
 

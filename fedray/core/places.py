@@ -1,7 +1,7 @@
-"""Where the parameters and buffers of a module are, by name, so that others can be put in their place.
+"""Replaces the parameters and buffers of a module by others, also where layers share them.
 
-A layer may be used twice, and two layers may share a parameter. Such a tensor has several names and may have several
-places, which are entries of a layer's dict. Its first name, under which ``named_parameters()`` has it, stands for it.
+A layer may be used twice, and two layers may share a parameter. Such a tensor has several names, and may be an entry in
+the dicts of several layers, its places. It is called by its first name, the one that ``named_parameters()`` uses.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Place = tuple[dict[str, Any], str]
 
 
 class Places:
-    """The places of the tensors of ``module``.
+    """The parameters and buffers of ``module``, and all the places where each is used.
 
-    ``parameters`` and ``buffers`` are its tensors by their first names. ``aliases`` maps every other name to the first
-    one. ``not_saved`` are the first names of buffers that ``state_dict()`` leaves out (``persistent=False``).
+    ``parameters`` and ``buffers`` hold the tensors by their first names. ``aliases`` maps every further name to the
+    first one. ``not_saved`` has the first names of buffers that ``state_dict()`` leaves out (``persistent=False``).
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -96,7 +96,7 @@ class Places:
         return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises :class:`UserError` if those of ``tensors`` that are parameters are not in their places any more."""
+        """Raises :class:`UserError` if the module no longer uses one of ``tensors`` that is a parameter."""
         for name in self.parameters:
             if name in tensors and any(held.get(key) is not tensors[name] for held, key in self._places[name]):
                 raise UserError(
@@ -144,8 +144,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def with_parameters_of(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Gives the parameters of ``module``, but for complex ones, the type ``dtype``, and returns the module. The buffers
-    of a layer follow its parameters if they had the same type; others stay as they are."""
+    """Converts the real parameters of ``module`` to ``dtype``, in place, and returns the module.
+
+    Buffers that had the same type as the parameters of their layer are converted too. Complex parameters are not.
+    """
     for layer in module.modules():
         parameters = [p for p in layer._parameters.values() if p is not None and p.is_floating_point()]
         former = {parameter.dtype for parameter in parameters} - {dtype}

@@ -22,5 +22,5 @@ TENSOR_CORES = (8, 0)
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Returns the context of a forward pass in ``precision``."""
+    """Returns a context for a forward pass on ``device`` in ``precision``, a value of ``train.precision``."""
     return torch.autocast(device.type, dtype=HALF[precision]) if precision in HALF else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Finds the whole number that a quotient or product of floats stands for."""
+"""Rounds a quotient or product of floats down to a whole number."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 
 def whole_units(amount: float) -> int:
-    """Returns ``amount`` rounded down, but not below a whole number from which only a rounding error separates it.
+    """Returns ``amount`` rounded down, after correcting a rounding error: 0.29 * 100 gives 29, not 28.
 
-    0.29 * 100 is 28.999999999999996 in floating point, and gives 29.
+    In floating point 0.29 * 100 is 28.999999999999996.
     """
     return math.floor(amount + 1e-9)

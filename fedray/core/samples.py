@@ -44,13 +44,17 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a data set: ``x`` as they are stored, and their targets ``y [n, ...]``.
+    """The samples of a data set, as they are stored, and how they become a model's inputs.
 
-    ``x`` is a tensor ``[n, ...]``, or a tuple or dict of such tensors. A model gets float32(x) * ``scale`` + ``shift``
-    of numbers with a fraction and of uint8, with one factor for each channel (axis 1); ``scale`` and ``shift`` have the
-    structure of ``x``, or are None. Other whole numbers reach it as int64, and booleans as they are.
+    Floats and uint8 reach a model as float32(x) * scale + shift, other whole numbers as int64, and booleans and complex
+    numbers as they are.
 
-    ``on`` is the device to which chosen samples go; None is the one on which all are.
+    Args:
+        x: the stored inputs, a tensor ``[n, ...]``, or a tuple or dict of such tensors.
+        y: the targets ``[n, ...]``.
+        scale: a factor for each channel (axis 1 of the inputs), in the structure of ``x``; None for 1.
+        shift: what is added to each channel, likewise; None for 0.
+        on: the device where models are trained, to which mini-batches are copied; None if all samples are on it.
     """
 
     x: Any
@@ -61,7 +65,7 @@ class Samples:
 
     @property
     def device(self) -> torch.device:
-        """The device on which inputs and targets are given out."""
+        """The device of the inputs and targets that the methods return."""
         return self.y.device if self.on is None else self.on
 
     @property
@@ -129,10 +133,11 @@ class Items(Protocol):
 
 @dataclass(frozen=True)
 class ReadSamples(Samples):
-    """Samples whose inputs are read when they are asked for: ``x`` are :class:`Items`.
+    """Samples whose inputs are read item by item when they are used: ``x`` are :class:`Items`.
 
-    Before an item is read, the global random generators are seeded by (``seed``, round, client, draw), so that random
-    transforms differ from draw to draw, and are the same whoever reads. In an evaluation an item always draws the same.
+    Before an item is read, the global random generators are seeded by (``seed``, round, client, draw). So random
+    transforms differ from draw to draw, and do not depend on which process reads. In evaluations the seed of an item
+    is always the same.
     """
 
     seed: int = 0

@@ -118,8 +118,8 @@ def torch_rng(seed: int, purpose: Purpose, *coordinates: int) -> Iterator[None]:
 
 
 def every_rng(seed: int, purpose: Purpose, *coordinates: int) -> AbstractContextManager[None]:
-    """Does what :func:`torch_rng` does, and the same with the global generators of Python and numpy, from which some
-    models draw. torch's numbers are those of :func:`torch_rng`."""
+    """Does what :func:`torch_rng` does, and also seeds the global generators of Python and numpy, from which some
+    models draw. torch draws the same numbers as in :func:`torch_rng`."""
     return global_generators(torch_seed(seed, purpose, *coordinates))
 
 
@@ -140,8 +140,10 @@ def drawn_by(run: Callable[[], Any]) -> set[str]:
 
 @contextmanager
 def global_generators(seed: int | None = None) -> Iterator[None]:
-    """A context in which the user's code may draw from the global generators of Python, numpy and torch. ``seed`` seeds
-    them first. Afterwards they are as before."""
+    """A context in which user-defined code may draw from the global generators of Python, numpy and torch.
+
+    They are seeded with ``seed`` if it is not None. Afterwards they are as before.
+    """
     import torch
 
     with _generators:

@@ -28,7 +28,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def outline(tree: Any) -> str:
-    """Returns a structure as text, without its leaves. Equal structures have equal outlines."""
+    """Returns the form of nested tuples and dicts as text, such as ``(one array, {mask: one array})``."""
     if isinstance(tree, tuple):
         return f"({', '.join(map(outline, tree))})"
     if isinstance(tree, Mapping):

@@ -80,13 +80,15 @@ class TreeSum:
 
 
 class LeafSum:
-    """Adds leaves to ``tree``: rows of float32 numbers, each times its weight in double precision.
+    """Adds float32 rows, each times its weight, to ``tree`` as leaves, in double precision.
 
-    Rows that follow each other wait until they are a subtree, of as many as :data:`HELD_BYTES` hold. They are added up
-    a piece at a time. So a long row is read once, and no leaf is ever there in double precision as a whole.
+    Rows at neighbouring positions wait until they fill a subtree of at most :data:`HELD_BYTES`. They are then added up
+    piece by piece, so that a long row is read only once and never copied to double precision as a whole.
 
-    ``counts`` are places of whole numbers that have no average: only the leaf at position 0 adds its own there,
-    unweighted.
+    Args:
+        tree: the sum to which the leaves are added.
+        counts: the slices of a row that hold whole numbers, which have no average. The sum has there what the row at
+            position 0 has, without a weight.
     """
 
     def __init__(self, tree: TreeSum, counts: Sequence[slice] = ()) -> None:

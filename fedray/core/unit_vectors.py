@@ -9,8 +9,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 
 def unit_vectors(module: nn.Module) -> set[str]:
-    """Returns the names of the buffers of ``module`` that are vectors of length 1 as long as torch alone changes
-    them."""
+    """Returns the names of the buffers of ``module`` that spectral normalisation keeps at length 1."""
     found = set()
     for prefix, layer in module.named_modules():
         keys = ["_u", "_v"] if isinstance(layer, _SpectralNorm) else []

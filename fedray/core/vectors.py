@@ -182,7 +182,8 @@ class Block:
         return slice(self.start, self.start + self.parts * self.count)
 
     def read(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the tensors in ``buffers [buffer_width]`` by name. Those of float32 are views, but for the units."""
+        """Returns the block's tensors in ``buffers [buffer_width]`` by name, those of float32 as views unless they are
+        ``units``."""
         entries = buffers[self.place]
         if self.dtype is not torch.float32:
             entries = numbers.join(entries.view(self.parts, self.count), self.dtype)
@@ -205,7 +206,7 @@ class Block:
             buffers[self.place] = self.numbers_of(tensors)
 
     def rounded(self, total: Tensor) -> Tensor:
-        """Returns the block's numbers, given sums ``total [parts * count]`` of them in float64."""
+        """Returns the block's numbers in float32, given their sums ``total [parts * count]`` in float64."""
         if not self.dtype.is_floating_point or self.parts == 1:
             return total.float()
         # a GPU may add three numbers in another order
@@ -213,7 +214,7 @@ class Block:
 
 
 def _scaled_to_length_1(vector: Tensor) -> Tensor:
-    """Returns ``vector [n]`` divided by its length, or as it is where that is 1 but for rounding."""
+    """Returns ``vector [n]`` divided by its length, or unchanged if its length is 1 up to rounding."""
     length = vector.norm()
     return vector / torch.where((length - 1).abs() < 1e-5, 1, length.clamp(min=1e-12))
 
@@ -288,7 +289,7 @@ class Layout:
         return torch.cat([*(block.numbers_of(tensors) for block in self.blocks), like[self.buffers :]])
 
     def rounded(self, total: Tensor) -> Model:
-        """Returns the model whose row is ``total [row_width]``, a sum in float64."""
+        """Returns the model whose row is the float64 sum ``total [row_width]``, rounded to float32."""
         row = total.float()
         for block in self.blocks:
             place = slice(self.width + block.place.start, self.width + block.place.stop)
@@ -296,8 +297,13 @@ class Layout:
         return Model(row, self.width)
 
     def gather(self, pieces: Sequence[Tensor | None], out: Tensor, written: Container[int] = ()) -> None:
-        """Writes gradients of the parameters, in the module's order, into ``out [width]``. None stands for a parameter
-        that has none. To parameters that are ``written`` already, by their numbers, they are added."""
+        """Writes the gradients of all parameters into one vector.
+
+        Args:
+            pieces: the gradient of each parameter in the module's order, None for zeros.
+            out: the vector ``[width]``.
+            written: the places in ``pieces`` whose gradients are in ``out`` already; the pieces are added to them.
+        """
         flat: list[Tensor] = []
         start = stop = 0
         for number, (slot, piece) in enumerate(zip(self.slots, pieces, strict=True)):
