@@ -16,8 +16,8 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def single_value_norms(module: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
-    """Returns the layers of batch normalisation that can't be trained on a batch of one sample, because they get only one
-    value per channel. They can use their running statistics instead.
+    """Returns the layers of batch normalisation that can't be trained on a batch of one sample, because they get only
+    one value per channel. They can use their running statistics instead.
 
     Args:
         module: the model that contains the layers; it is left in evaluation mode.
