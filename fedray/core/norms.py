@@ -1,4 +1,4 @@
-"""Which layers of batch normalisation use their running statistics in training."""
+"""Layers of normalisation: which use running statistics in training, and which buffers have length 1."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedray.errors import UserError
 
@@ -54,3 +56,15 @@ def is_frozen(layer: nn.Module) -> bool:
     """Returns whether ``layer`` itself has parameters, not only its sublayers, and none of them is trained."""
     parameters = list(layer.parameters(recurse=False))
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def unit_vectors(module: nn.Module) -> set[str]:
+    """Returns the names of the buffers of ``module`` that spectral normalisation keeps at length 1."""
+    found = set()
+    for prefix, layer in module.named_modules():
+        keys = ["_u", "_v"] if isinstance(layer, _SpectralNorm) else []
+        # the older form is a hook
+        olds = [hook.name for hook in layer._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+        keys += [f"{name}_{part}" for name in olds for part in ("u", "v")]
+        found |= {f"{prefix}.{key}" if prefix else key for key in keys if layer._buffers.get(key) is not None}
+    return found

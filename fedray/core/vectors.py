@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core import numbers
+from fedray.core.norms import unit_vectors
 from fedray.core.places import Places
-from fedray.core.unit_vectors import unit_vectors
 
 ROW = 16
 """Rows are padded to a multiple of 16 floats (64 bytes), because kernels round differently on rows that are aligned

@@ -112,7 +112,7 @@ class Footprint:
     total: int
 
     @property
-    def whole_units(self) -> int:
+    def whole(self) -> int:
         return self.context + self.chunk
 
     @property
