@@ -5,7 +5,7 @@ FEDRAY_DATA=... python analysis/all_algorithms.py OUTPUT [--processes 1] [--only
 `defaults`: every algorithm with its paper's hyper-parameters (those that fedray has as defaults) and lr 0.01. Beside
 each stands FedAvg on the same terms: the same architecture, as MOON and FedSiam-DA have a projection head, and the same
 aggregation weights, as some papers weigh clients alike. `further`: those that end more than 2 points below it, in their
-papers' own regime over three seeds, and FedAvg in that regime too. A mean over seeds is of the runs that ended, and has
+papers' regime over three seeds, and FedAvg in that regime too. A mean over seeds is of the runs that ended, and has
 beside it half the width of its 95 % interval (Student's t). Writes table.md and table.csv into OUTPUT; runs that are
 there already are not made again.
 """
@@ -82,9 +82,9 @@ def jobs(only: list[str]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     for setting, settings in (("defaults", {name: DEFAULTS.get(name, {}) for name in only}), ("further", FURTHER)):
         for name in (name for name in only if name in settings):
             cls = find_algorithm(name)
-            # what is the algorithm's own; a server learning rate too
-            own = {key for key in settings[name] if key.startswith("algorithm.") or key == "train.server_lr"}
-            shared = {key: value for key, value in settings[name].items() if key not in own}
+            # what only this algorithm has; a server learning rate too
+            special = {key for key in settings[name] if key.startswith("algorithm.") or key == "train.server_lr"}
+            shared = {key: value for key, value in settings[name].items() if key not in special}
             weights = {} if cls.weighting == "samples" else {"train.weighting": cls.weighting}
             yield setting, "fedavg", DEFAULT[cls.needs_head], shared | weights
             yield setting, name, DEFAULT[cls.needs_head], settings[name]

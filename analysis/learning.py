@@ -1,6 +1,6 @@
 """Trains the papers' models on real data at full settings, and draws their curves.
 
-python analysis/learning.py OUTPUT [NAME ...]      NAME: har, shakespeare, iwildcam, cifar10; all unless given
+python analysis/learning.py OUTPUT [NAME ...]      NAME: har, shakespeare, iwildcam, cifar10; all by default
 
 Needs the data in $FEDRAY_DATA. A run goes on where it was stopped, and one that is finished is not made again. Writes
 NAME.csv (all evaluations), NAME.md (a table) and NAME.png (the curves) into OUTPUT. What the single experiments leave
@@ -47,7 +47,7 @@ PHOTOGRAPHS = {
 }  # fmt: skip
 
 EXPERIMENTS = {
-    # the signals in place of the 561 features, each of the nine channels with its own mean and deviation
+    # the signals in place of the 561 features, each of the nine channels with its mean and std
     "har": Learning(
         "UCI-HAR, LeNet-5, 4 clients, tau = 40, T = 4,000",
         {name: {"algorithm.name": name} for name in ("pfedmo", "fastslowmo", "fednag", "fedavg")},
@@ -130,11 +130,11 @@ def report(name: str, folders: Mapping[str, Path], output: Path) -> None:
 
 def draw(name: str, table: pd.DataFrame, output: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for place, (label, own) in enumerate(table.groupby("line", sort=False)):
+    for place, (label, rows) in enumerate(table.groupby("line", sort=False)):
         colour = COLOURS[place]
         axes.plot(
-            own["round"], 100 * own["test_accuracy"], color=colour, marker=MARKERS[place],
-            markevery=max(1, len(own) // 8), markersize=5, linewidth=1.6, label=label,
+            rows["round"], 100 * rows["test_accuracy"], color=colour, marker=MARKERS[place],
+            markevery=max(1, len(rows) // 8), markersize=5, linewidth=1.6, label=label,
         )  # fmt: skip
     axes.set(xlabel="round", ylabel="test accuracy, %", title=EXPERIMENTS[name].title, ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)

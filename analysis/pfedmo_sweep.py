@@ -1,9 +1,9 @@
 """pFedMo tuned on MNIST: 30 trials of T = 400, its five best and the paper's defaults on five fresh seeds, and what the
 paper claims of gamma, pi and tau, each moved alone over five seeds.
 
-Beside them stand what tells how much of the result is pFedMo's own: the representation model alone, from the same runs,
-and FedAvg, tuned with as many trials over the same keys. FedAvg's best is run once with the public samples held out and
-once with them dealt to its clients: then it trains on the same labelled samples as pFedMo.
+For comparison it has the representation model alone, from the same runs, which shows how much pFedMo adds to it, and
+FedAvg, tuned with as many trials over the same keys. FedAvg's best is run once with the public samples held out and
+once with them divided among its clients: then it trains on the same labelled samples as pFedMo.
 
 FEDRAY_DATA=... python analysis/pfedmo_sweep.py OUTPUT [--trials 30] [--seeds 5]
 
@@ -51,7 +51,7 @@ MOMENTS = (80, 400)
 so that all values are compared after exactly the same work."""
 
 PUBLIC = 6000
-"""The tenth of MNIST on which pFedMo's server trains, and which FedAvg's clients do without or are dealt."""
+"""The tenth of MNIST on which pFedMo's server trains, and which FedAvg's clients either lack or share."""
 
 
 class Busy:

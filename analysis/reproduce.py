@@ -34,14 +34,14 @@ def _parser() -> Parser:
     parser.add_argument("name", metavar="NAME", nargs="?", help="the table, such as fedtrip/table4")
     listed = "list all tables, or NAME, with their runs and what they take with the other options"
     parser.add_argument("--list", action="store_true", help=listed)
-    columns = "a column of the table; may be given several times; all unless given"
+    columns = "a column of the table; may be given several times; all by default"
     parser.add_argument("--column", metavar="NAME", action="append", default=[], help=columns)
     parser.add_argument(
-        "--seeds", metavar="K", type=int, help="seeds of each cell; as many as the paper has unless given"
+        "--seeds", metavar="K", type=int, help="seeds of each cell; as many as the paper has by default"
     )
     parser.add_argument("--quick", action="store_true", help="one seed and a tenth of the rounds, to try it")
     parser.add_argument(
-        "--output", metavar="DIR", type=Path, default=Path("reproduced"), help="folder; reproduced/ unless given"
+        "--output", metavar="DIR", type=Path, default=Path("reproduced"), help="folder; reproduced/ by default"
     )
     return parser
 

@@ -80,9 +80,9 @@ def shakespeare(folder: Path) -> dict[str, Any]:
         largest = np.argsort(-np.bincount(owner), kind="stable")[:150]
         users = {}
         for client in largest:
-            own = np.flatnonzero(owner == client)[:2500]
-            texts = ["".join(row) for row in letters[np.asarray(x[own], np.int64)]]
-            users[f"role {client}"] = {"x": texts, "y": letters[y[own]].tolist()}
+            places = np.flatnonzero(owner == client)[:2500]
+            texts = ["".join(row) for row in letters[np.asarray(x[places], np.int64)]]
+            users[f"role {client}"] = {"x": texts, "y": letters[y[places]].tolist()}
         (folder / part).mkdir(parents=True)
         sizes = [len(each["y"]) for each in users.values()]
         content = {"users": list(users), "num_samples": sizes, "user_data": users}

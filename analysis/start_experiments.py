@@ -1,8 +1,8 @@
 """Starts every experiment of analysis/experiments, and estimates what the whole of it takes on this machine.
 
-python analysis/start_experiments.py OUTPUT [NAME ...]      NAME: such as pfedmo/fig2a; all unless given
+python analysis/start_experiments.py OUTPUT [NAME ...]      NAME: such as pfedmo/fig2a; all by default
 
-Each makes two rounds with its paper's own algorithm, on the files in $FEDRAY_DATA, or on files in the same format that
+Each makes two rounds with its paper's algorithm, on the files in $FEDRAY_DATA, or on files in the same format that
 ``stand_ins.py`` makes below OUTPUT. A round that would take longer than about five seconds is shortened: it has fewer
 local steps and clients, and its seconds are scaled up by the samples that are trained on. What an evaluation takes is
 estimated from its forward passes. Writes OUTPUT/costs.csv and OUTPUT/costs.md; a row that is there already
@@ -163,8 +163,8 @@ def runs_of(name: str) -> int:
     count = 0
     for algorithm in compared:
         known = find_algorithm(algorithm).Hyper.model_fields
-        own = {key.removeprefix("algorithm.") for keys in varied for key in keys if key.startswith("algorithm.")}
-        count += len(varied) if own <= known.keys() else 1
+        hypers = {key.removeprefix("algorithm.") for keys in varied for key in keys if key.startswith("algorithm.")}
+        count += len(varied) if hypers <= known.keys() else 1
     return count * SEEDS[name.split("/")[0]]
 
 

@@ -36,11 +36,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
-def _look_for_own_modules_last() -> None:
-    """Moves the folders of the user's own modules to the end of the import path of a Ray process.
+def _look_for_user_modules_last() -> None:
+    """Moves the folders of the user's modules to the end of the import path of a Ray process.
 
     Ray puts the driver's working directory first. A file there with the name of a module of Python or of a library,
     such as profile.py, would be imported instead of that module.
@@ -54,7 +54,7 @@ def _look_for_own_modules_last() -> None:
 
 if "RAY_RAYLET_PID" in os.environ:
     # Ray has started this process, and whatever it does with fedray needs torch
-    _look_for_own_modules_last()
+    _look_for_user_modules_last()
     load_torch()
 
 

@@ -60,7 +60,7 @@ class Costs:
     ) -> TableCost:
         """Returns what a table of ``cells`` takes, with ``seeds`` runs for each cell.
 
-        Its runs are in ``folder``, the folder of all runs unless given. ``shortened`` returns how many rounds a run has
+        Its runs are in ``folder``, by default the folder of all runs. ``shortened`` returns how many rounds a run has
         that would have so many.
         """
         done, hours, at_most = 0, 0.0, False
@@ -110,7 +110,7 @@ def _steps_against_measured(config: Config, measured: Config, steps: float) -> f
 def _hours_taken(run: RecordedRun) -> float:
     """Returns the hours that a run took, or would have taken on :data:`PROCESSORS` processors."""
     processes = (run.summary.get("machine") or {}).get("processes", [])
-    # a server of its own has next to nothing to do
+    # a separate server has next to nothing to do
     clients = max(1, len(processes) - 1)
     return float(run.rows["wall_seconds"].iloc[-1]) / 3600 * clients / PROCESSORS
 

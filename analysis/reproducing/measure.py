@@ -153,9 +153,9 @@ def on_one_scale(table: PublishedTable, one: Measured) -> tuple[float, float]:
 
 
 def frame(table: PublishedTable, found: Sequence[Measured]) -> pd.DataFrame:
-    """Returns a row for each cell: measured, published, and the deviation, measured minus published.
+    """Returns a row for each cell: measured, published, and the difference, measured minus published.
 
-    Of what is no accuracy the deviation is relative: measured over published, minus 1.
+    For what is no accuracy the difference is relative: measured over published, minus 1.
     """
     rows = []
     for one in found:

@@ -68,10 +68,10 @@ def curves(table: PublishedTable, found: Sequence[Measured]) -> Figure | None:
     panels = []
     for names in columns.values():
         column = " and ".join(names)
-        own = [one for one in found if one.cell.column == names[0] and one.runs]
-        if not own:
+        of_column = [one for one in found if one.cell.column == names[0] and one.runs]
+        if not of_column:
             continue
-        parts = list(parts_of(own, own[0]))
+        parts = list(parts_of(of_column, of_column[0]))
         for number, part in enumerate(parts, 1):
             lines = lines_for([one.cell.row for one in part])
             shown = [
@@ -145,12 +145,12 @@ def _published(one: Measured) -> float:
     return float(one.cell.published) if isinstance(one.cell.published, (int, float)) else math.nan
 
 
-def _draw_curve(axes: Axes, own: Mapping[float, Measured], name: str, line: Line) -> None:
-    points = {x: one for x, one in own.items() if math.isfinite(one.value)}
+def _draw_curve(axes: Axes, measured: Mapping[float, Measured], name: str, line: Line) -> None:
+    points = {x: one for x, one in measured.items() if math.isfinite(one.value)}
     axes.plot(list(points), [one.value for one in points.values()], label=escaped(name), **line.options(1))
     low, high = ([one.value + sign * one.margin for one in points.values()] for sign in (-1, 1))
     axes.fill_between(list(points), low, high, color=line.colour, alpha=0.13, linewidth=0)
-    for x, one in own.items():
+    for x, one in measured.items():
         if x not in points:
             axes.plot(x, 0.03, "x", color=line.colour, transform=axes.get_xaxis_transform())
         if math.isfinite(_published(one)):

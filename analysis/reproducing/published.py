@@ -90,7 +90,7 @@ class Cell:
         return load(self.file, [f"{key}={_text(value)}" for key, value in {**self.settings, **more}.items()])
 
     def planned(self, seeds: int, more: Mapping[str, Any]) -> list[Planned]:
-        """Returns its runs, with the seeds 0 to ``seeds`` - 1, by which data are dealt as well."""
+        """Returns its runs, with the seeds 0 to ``seeds`` - 1, by which data are partitioned as well."""
         found = []
         for seed in range(seeds):
             config = self.config({**more, "run.seed": seed, "data.seed": seed})

@@ -59,8 +59,8 @@ def text_of(table: PublishedTable, found: Sequence[Measured], made: Mapping[str,
     """Returns the table in Markdown, with the published value behind each measured one."""
     cells = pd.DataFrame({"": list(table.rows)})
     for column in table.columns:
-        own = {one.cell.row: one for one in found if one.cell.column == column}
-        cells[column] = [_cell(table, own[row], made["seeds"]) for row in table.rows]
+        of_column = {one.cell.row: one for one in found if one.cell.column == column}
+        cells[column] = [_cell(table, of_column[row], made["seeds"]) for row in table.rows]
     shown = "Measured (published)." if _has_published(table) else "Measured; no such numbers are published."
     lines = [f"**{table.title}**", "", markdown(cells), f"{shown} {_meaning(table)}"]
     if agreements := _agreements(table, found):

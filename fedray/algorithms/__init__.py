@@ -1,7 +1,6 @@
 """Federated learning algorithms, in one short file for each method.
 
-An algorithm of this package is found by its name. An algorithm of the user's own is named by ``file.py:Class`` or
-``module:Class``.
+An algorithm of this package is found by its name, a user-defined one by ``file.py:Class`` or ``module:Class``.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ __all__ = [
 
 @cache
 def known_algorithms() -> dict[str, type[Algorithm]]:
-    """Returns all algorithms of this package by name.
+    """Returns the classes of all algorithms of this package by name, in alphabetical order.
 
-    The name is the class's ``name``, or the name of the class in lower case.
+    The name is the attribute ``name`` of the class if it has one, and otherwise the class's name in lower case.
     """
     found = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for _, member in inspect.getmembers(module, inspect.isclass):
-            own = member.__module__ == module.__name__ and not member.__name__.startswith("_")
-            if own and issubclass(member, Algorithm) and member is not Algorithm:
+            defined_here = member.__module__ == module.__name__ and not member.__name__.startswith("_")
+            if defined_here and issubclass(member, Algorithm) and member is not Algorithm:
                 found[member.__dict__.get("name", member.__name__.lower())] = member
     return dict(sorted(found.items()))
 
@@ -52,9 +51,10 @@ def is_known(algorithm: type[Algorithm]) -> bool:
 
 
 def name_of(algorithm: Any) -> str:
-    """Returns the name of an algorithm that the user hands over as a class: its ``name``, or that of the class.
+    """Returns the name of an algorithm that is passed as a class: its attribute ``name``, or the name of the class.
 
-    Raises :class:`UserError` if it is not the class of an algorithm.
+    Raises:
+        UserError: ``algorithm`` is not a subclass of :class:`Algorithm`.
     """
     if not (inspect.isclass(algorithm) and issubclass(algorithm, Algorithm) and algorithm is not Algorithm):
         raise UserError(
@@ -66,9 +66,14 @@ def name_of(algorithm: Any) -> str:
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """Returns the algorithm of a name, or the user's own of ``file.py:Class`` or ``module:Class``.
+    """Returns the class of an algorithm.
 
-    Raises :class:`UserError` if there is none.
+    Args:
+        name: that of an algorithm of this package, such as ``fedavg``, or a user-defined one as ``file.py:Class`` or
+            ``module:Class``.
+
+    Raises:
+        UserError: there is no such algorithm, or it is not a subclass of :class:`Algorithm`.
     """
     if is_own(name):
         found = import_object(name, "algorithm.name")
@@ -78,5 +83,5 @@ def find_algorithm(name: str) -> type[Algorithm]:
     known = known_algorithms()
     if name not in known:
         hint = near_miss(re.sub(r"[-\s]", "_", name.lower()), known)
-        raise UserError(f"unknown algorithm {name!r}{hint}; your own is given as {FORMS}")
+        raise UserError(f"unknown algorithm {name!r}{hint}; a user-defined one is written as {FORMS}")
     return known[name]

@@ -1,4 +1,4 @@
-"""What an algorithm declares and defines. The smallest algorithm is in fedavg.py."""
+"""The base class of all algorithms, and what its methods return. The smallest algorithm is in fedavg.py."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ from fedray.client.phase import ClientPhase
 from fedray.core.batches import Batch
 from fedray.core.vectors import Model, Vector
 
+__all__ = [
+    "Algorithm", "Broadcast", "Carry", "Hyper", "Result", "Traffic", "Upload", "Weights", "Work", "in_place",
+    "parameter",
+]  # fmt: skip
+
 Weights = Literal["weighted_mean", "uniform_mean", "sum", "mean_by"]
 
 
 class Hyper(BaseModel):
-    """The hyper-parameters of an algorithm. Each has a type, a range, and a description with the paper's symbol."""
+    """The hyper-parameters of an algorithm, which are its keys ``algorithm.*`` in the configuration.
+
+    Subclass it inside the algorithm's class under the same name. A step then reads them as ``self.hyper.mu``::
+
+        class Hyper(FedAvg.Hyper):
+            mu: float = parameter(0.01, "pull to the server's model (mu)", ge=0)
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -33,18 +44,32 @@ class Hyper(BaseModel):
 
 
 def parameter(default: Any, description: str, **bounds: Any) -> Any:
-    """Declares a hyper-parameter: its default, its description (with the paper's symbol), and its range by ge, gt, le
-    or lt."""
+    """Declares a hyper-parameter in a class :class:`Hyper`.
+
+    Args:
+        default: its value unless the configuration sets it. None, with a type such as ``int | None``, stands for a
+            value that depends on the run (:meth:`Algorithm.resolved_defaults`).
+        description: what it is, with the paper's symbol; ``fedray algorithms`` prints it.
+        **bounds: its range, by ``ge``, ``gt``, ``le`` or ``lt``. Other values are refused before the run starts.
+    """
     return Field(default, description=description, **bounds)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """C models or vectors ``[C, ...]``, one from each client. The server gets their sum over the cohort, with weights.
+    """What a stack's clients send to the server under one name: a model or a vector v_i of each.
 
-    The weights are p_i for ``weighted_mean`` (they sum to 1 over the cohort), 1/m for ``uniform_mean``, 1 for ``sum``,
-    and s_i / sum_i s_i for ``mean_by``, where ``scale [C, 1]`` holds the s_i. A buffer of whole numbers has no average:
-    the server gets the first client's.
+    The server gets only their weighted sum over the cohort. The methods say with which weights::
+
+        Result(uploads={"y": Upload.weighted_mean(carry["y"])})     # server_update gets it as sums["y"]
+
+    Buffers of whole numbers, which count something, have no average: the server gets those of the cohort's first
+    client.
+
+    Args:
+        value: the models or vectors ``[C, ...]``, float32, with a row for each of the stack's C clients.
+        weights: the name of the method that made the upload.
+        scale: for ``mean_by`` the numbers s_i, ``[C, 1]``.
     """
 
     value: Vector
@@ -53,34 +78,39 @@ class Upload:
 
     @classmethod
     def weighted_mean(cls, value: Vector) -> Upload:
-        """Uploads ``value`` for the sum over i of p_i v_i, where p_i are the aggregation weights."""
+        """The server gets sum_i p_i v_i. The aggregation weights p_i sum to 1 over the cohort (``train.weighting``)."""
         return cls(value, "weighted_mean")
 
     @classmethod
     def uniform_mean(cls, value: Vector) -> Upload:
-        """Uploads ``value`` for (1/m) times the sum over i of v_i, where m is the size of the cohort."""
+        """The server gets (1/m) sum_i v_i, where m is the size of the cohort."""
         return cls(value, "uniform_mean")
 
     @classmethod
     def sum(cls, value: Vector) -> Upload:
-        """Uploads ``value`` for the sum over i of v_i."""
+        """The server gets sum_i v_i."""
         return cls(value, "sum")
 
     @classmethod
     def mean_by(cls, scale: Tensor, value: Vector) -> Upload:
-        """Uploads ``value`` for sum_i s_i v_i / sum_i s_i, with a number s_i >= 0 from each client, ``scale [C,
-        1]``."""
+        """The server gets sum_i s_i v_i / sum_i s_i, where ``scale [C, 1]`` has a number s_i >= 0 of each client."""
         return cls(value, "mean_by", scale)
 
 
 @dataclass
 class Result:
-    """What a phase returns for a stack of clients.
+    """What a phase returns for a stack of C clients: what they send, and what they keep.
 
-    ``uploads`` are summed over the cohort. ``state`` is what the clients keep until they take part again: all that the
-    algorithm declares in ``client_state`` and ``client_models``, or nothing, so that the old state stays. It replaces
-    the old state when the round ends. ``scalars [C, 1]`` are sent to the server unchanged, one number from each client.
-    ``kept`` is available to the round's next phase.
+    For example ``Result({"y": Upload.weighted_mean(y)}, state={"c": c})``. A phase must return the same names in every
+    round for every client.
+
+    Args:
+        uploads: models and vectors by name, of which the server gets weighted sums.
+        state: what the clients keep until they take part again: everything that the algorithm names in ``client_state``
+            and ``client_models``, or nothing, and then the old state stays. It replaces the old state at the end of the
+            round.
+        scalars: numbers ``[C, 1]`` by name, one of each client, which the server gets one by one.
+        kept: models and vectors ``[C, ...]`` by name, which the next phase of this round finds in ``client.kept``.
     """
 
     uploads: Mapping[str, Upload] = field(default_factory=dict)
@@ -91,8 +121,13 @@ class Result:
 
 @dataclass
 class Broadcast:
-    """What the server sends at the start of a phase: ``shared`` models and tensors by name for all clients, and
-    ``scalars``, lists of numbers for the clients in the order of the cohort."""
+    """What the server sends at the start of a phase.
+
+    Args:
+        shared: models and tensors by name, the same for all clients, who find them in ``client.shared``.
+        scalars: lists of numbers by name, with a number for each client in the order of the cohort. A client finds its
+            own in ``client.scalars``.
+    """
 
     shared: dict[str, Vector]
     scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -100,8 +135,11 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one client exchanges in a round: models, which have parameters and buffers, and vectors, which are as long
-    as the parameters."""
+    """How much one client receives (down) and sends (up) in a round, for the columns ``bytes_down`` and ``bytes_up``.
+
+    A model counts its parameters and buffers, a vector as many numbers as the model has parameters. FedAvg, which
+    receives and sends one model, is the default; SCAFFOLD is ``Traffic(vectors_down=1, vectors_up=1)``.
+    """
 
     models_down: float = 1
     models_up: float = 1
@@ -111,11 +149,16 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Work:
-    """What one client computes in a round beyond the forward and backward passes of its J mini-batches.
+    """What one client computes in a round beyond FedAvg's forward and backward pass over each of its J mini-batches.
+    The column ``flops`` counts it.
 
-    ``per_step`` and ``once`` are operations for each parameter, in each local step and once in the round. ``forwards``
-    and ``backwards`` are additional passes over each mini-batch. ``predictions`` are forward and backward passes
-    through the head's predictor, for each mini-batch. ``full_gradients`` are gradients over all its samples.
+    Args:
+        per_step: operations for each parameter in each local step.
+        once: operations for each parameter once in the round.
+        forwards: further forward passes over each mini-batch.
+        backwards: further backward passes over each mini-batch.
+        predictions: forward and backward passes through the head's predictor for each mini-batch.
+        full_gradients: gradients over all samples of the client.
     """
 
     per_step: float = 0
@@ -130,52 +173,66 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 def in_place(step: Step) -> Step:
-    """Declares of a method ``step`` that nothing needs a model of the carry once a step has begun with it, so that
-    :meth:`LocalOptimizer.descend` may overwrite it. A step that keeps the model from before, or a part of it, must not
-    have this decorator."""
+    """A decorator that makes a method ``step`` faster: ``client.optimizer.descend`` then overwrites the model in the
+    carry instead of allocating memory. A step that reads or keeps the old model after ``descend`` must not have it.
+    """
     step.in_place = True  # type: ignore[attr-defined]
     return step
 
 
 class Algorithm:
-    """A federated learning algorithm.
+    """The base class of a federated learning algorithm, which defines what clients and server compute in a round.
 
-    A round goes through ``phases``. A phase begins with the server's :meth:`broadcast`. Then the method with the
-    phase's name maps each stack of clients to a :class:`Result`, and the server ends the phase by
-    :meth:`server_update`. The phase ``train`` is local training, which :meth:`begin`, :meth:`step` and :meth:`end`
-    define.
+    Define :meth:`begin`, :meth:`step` and :meth:`end`, which are a client's local training, and :meth:`server_update`.
+    To change one rule of an algorithm, subclass that one::
 
-    The methods of clients must be pure: what they return depends on the :class:`ClientPhase` alone, because a client
-    whose process died is simply run again. Formulas broadcast over the C clients of a stack: models and vectors have C
-    rows, and scalars are ``[C, 1]``.
+        class Half(FedAvg):
+            def server_update(self, server, phase, sums, scalars):
+                server["x"] = server["x"].lerp(sums["y"], 0.5)
+
+    A round consists of ``phases``. A phase begins with the server's :meth:`broadcast`. Then the method with the phase's
+    name maps each stack of clients to a :class:`Result`, and :meth:`server_update` ends the phase. Most algorithms have
+    only the phase ``train``.
+
+    Clients are computed in stacks of C: models and vectors have C rows, and numbers of clients are ``[C, 1]``, so that
+    formulas broadcast. The methods of clients must be pure: what they return depends on the :class:`ClientPhase` alone,
+    because a client whose process died is simply run again.
     """
 
     Hyper: ClassVar[type[Hyper]] = Hyper
 
     paper: ClassVar[str] = ""
+    """The publication, for ``fedray algorithms``."""
     phases: tuple[str, ...] = ("train",)
+    """The names of the methods that clients run in a round, in their order."""
     client_state: tuple[str, ...] = ()
     """The names of the vectors ``[width]`` that a client keeps from one participation to the next."""
     client_models: tuple[str, ...] = ()
     """The names of the models that a client keeps from one participation to the next."""
     weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
-    """The paper's aggregation weights, which ``train.weighting: auto`` stands for."""
+    """The paper's aggregation weights, which ``train.weighting: auto`` stands for: by the clients' numbers of samples,
+    or equal ones."""
     traffic: Traffic = Traffic()
+    """What a client receives and sends in a round."""
     work: Work = Work()
+    """What a client computes in a round beyond FedAvg's passes."""
     needs_received: ClassVar[bool] = False
-    """Whether clients need :attr:`ClientPhase.received`, the model that they received last. It is kept once for each
-    round in which a client received it, and not for each client."""
+    """Whether clients need the model that they received at their last participation, as ``client.received``. The engine
+    keeps one file for each round, not for each client."""
     needs_public: ClassVar[bool] = False
     """Whether the server trains on a public set."""
     needs_classes: ClassVar[bool] = False
-    """Whether clients or server compare what models say of classes, which only classifications and tokens have."""
+    """Whether clients or server compare models by their logits of classes, as pFedMo does. Such an algorithm is refused
+    for tasks without classes."""
     uses_server_lr: ClassVar[bool] = True
+    """Whether the server's rule uses ``server.server_lr``. If not, ``train.server_lr`` is refused."""
     any_optimizer: bool = False
-    """Whether the local step only descends against a gradient, so that ``train.optimizer`` may be another than sgd. It
-    is false where rules count on the step of SGD: they divide by eta_l, add to the step, or keep its momentum."""
+    """Whether ``train.optimizer`` may be another than sgd. It may where the local step only descends against a
+    gradient, and may not where a rule relies on the step of SGD: divides by eta_l, adds to the step, or keeps its
+    momentum."""
     assumes_plain_sgd: ClassVar[bool] = False
-    """Whether the local rule is meant for clients without momentum. A momentum buffer would accumulate its corrections.
-    """
+    """Whether the local rule is meant for clients without momentum, which would accumulate its corrections. A run with
+    ``train.momentum`` then gets a warning (:meth:`advice`)."""
     needs_head: ClassVar[Literal["nothing", "projection", "prediction"]] = "nothing"
     """What the algorithm needs of the model's head (``model.head``): a ``projection``, whose output is the
     representation z, or a ``projection`` with a ``prediction`` of z, called ``prediction``."""
@@ -185,32 +242,36 @@ class Algorithm:
     def __init__(self, hyper: BaseModel | None = None) -> None:
         self.hyper: Any = hyper if hyper is not None else self.Hyper()
 
-    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
-        """Returns, by name, the values of hyper-parameters that are None because their default depends on the run.
+    def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+        """Returns values for hyper-parameters whose default depends on the run, by name. They replace None.
 
-        ``cohort`` of ``clients`` clients take part in a round. Each makes ``steps`` local steps; None means whole
-        epochs.
+        Args:
+            cohort: the number of clients that take part in a round.
+            clients: the number of clients that hold samples.
+            steps: the local steps that each client makes, or None if clients train for whole epochs.
         """
         return {}
 
     def init_server(self, server: ServerState) -> None:
-        """Adds the algorithm's own models and vectors to ``server``, which already has the initial model ``x``."""
+        """Adds the algorithm's models and vectors to ``server`` before round 1. The initial model ``x`` is there.
+
+        For example ``server["m"] = server["x"].zeros()``, a vector of zeros.
+        """
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
-        """Returns what the server sends to clients at the start of ``phase``. It is the model ``x`` unless an algorithm
-        says otherwise."""
+        """Returns what the server sends to the cohort at the start of ``phase``: by default the model ``x``."""
         return Broadcast({"x": server["x"]})
 
     @property
     def earlier_models(self) -> int:
-        """How many rounds back the server's rules ask for models by :attr:`ServerState.model_of`. Each of these models
-        is kept in a file."""
+        """How many rounds back the server's rules need the models x^s of earlier rounds (:attr:`ServerState.model_of`).
+        Each of these models is kept in a file."""
         return 0
 
     @property
     def momentum_window(self) -> int:
-        """The number of rounds tau if clients follow the mean of the server's updates in the last tau rounds; else
-        0."""
+        """The number of rounds tau if clients follow the mean of the server's updates in the last tau rounds, as in
+        GHBM; otherwise 0. ``run.diagnostics=all_clients`` then records the column ``momentum_error``."""
         return 0
 
     @property
@@ -219,63 +280,93 @@ class Algorithm:
         return bool(self.client_state or self.client_models)
 
     def begin(self, client: ClientPhase) -> Carry:
-        """Returns the models and vectors with which local training begins."""
+        """Returns the models and vectors with which a stack's local training begins.
+
+        FedAvg returns ``Carry({"y": client.start("x")})``: C copies of the model that the server sent, ``[C, ...]``.
+        """
         raise NotImplementedError
 
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
-        """Makes one local step on a mini-batch, and returns what is carried to the next. ``batch.step`` is j, from
-        0. It is faster with the decorator :func:`in_place`."""
+        """Makes one local step of each client of the stack, and returns the carry for the next step.
+
+        The decorator :func:`in_place` makes it faster where it may be used.
+
+        Args:
+            client: what the stack received and knows. ``client.objective.gradient(y, batch)`` returns gradients
+                ``[C, width]``, and ``client.optimizer.descend(carry, "y", gradient)`` the carry after a step of "y".
+            carry: what :meth:`begin` or the step before returned.
+            batch: a mini-batch for each client; ``batch.step`` is the number j of the step, from 0.
+        """
         raise NotImplementedError
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
-        """Returns what local training uploads, and the clients' new state."""
+        """Returns what the clients send after their last local step, and what they keep (:class:`Result`)."""
         raise NotImplementedError
 
     def train(self, client: ClientPhase) -> Result:
-        """The phase ``train``: each client makes its J_i local steps."""
+        """The phase ``train``: :meth:`begin`, then J_i times :meth:`step`, then :meth:`end`."""
         return self.end(client, self.local_steps(client, self.begin(client)))
 
     def local_steps(self, client: ClientPhase, carry: Carry) -> Carry:
-        """Makes all local steps, beginning with ``carry``. A client stays where it is once it has made its J_i
-        steps."""
+        """Makes all local steps, starting from ``carry``, and returns the last carry. A client that has made its J_i
+        steps stays where it is while others of its stack go on."""
         client.optimizer.in_place = getattr(self.step, "in_place", False)
         try:
             for batch in client.data.batches():
                 carry = client.hold(self.step(client, carry, batch), carry, batch.step)
         finally:
-            # steps that an algorithm makes after this are its own
+            # later steps of the algorithm are not declared in_place
             client.optimizer.in_place = False
         return carry
 
     def advice(self, momentum: float, cohort: int, clients: int, server_lr: float) -> Iterator[str]:
-        """Yields lines to log about a run with this client ``momentum``, a ``cohort`` of so many ``clients``, and this
-        server learning rate."""
+        """Yields warnings about settings with which the algorithm is not what its paper describes.
+
+        Args:
+            momentum: that of the clients' optimizer, ``train.momentum``.
+            cohort: the number of clients that take part in a round.
+            clients: the number of clients that hold samples.
+            server_lr: the server learning rate, ``train.server_lr``.
+        """
         if momentum and self.assumes_plain_sgd:
             yield (
-                f"train.momentum={momentum}: the paper's clients have none beside the algorithm's own rule, whose "
+                f"train.momentum={momentum}: the paper's clients have none beside the algorithm's rule, whose "
                 f"corrections it accumulates up to {1 / (1 - momentum):.3g} times"
             )
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Trains models of the server's own while the clients train. Returns models and vectors by name, which replace
-        those of ``server`` afterwards. It must be pure."""
+        """Trains models at the server while the clients train, on Ray at the same time.
+
+        Returns models and vectors by name; they replace those of ``server`` before the phase that
+        ``server_training_before`` names. The method must not change ``server``.
+        """
         return {}
 
     def server_update(
         self, server: ServerState, phase: str, sums: Mapping[str, Any], scalars: Mapping[str, list[float]]
     ) -> None:
-        """Applies the server's rule at the end of ``phase``. ``sums`` are the uploads, summed over the cohort;
-        ``scalars`` are lists of the clients' numbers, in the order of ids."""
+        """Applies the server's rule at the end of ``phase``: it changes the models and vectors of ``server``.
+
+        FedAvg's is ``server.move(sums["y"])``.
+
+        Args:
+            server: the server's models and vectors, and what is known of the round.
+            phase: the name of the phase, one of ``phases``.
+            sums: for each upload by name its weighted sum over the cohort, a model or a vector ``[width]``.
+            scalars: for each name in ``Result.scalars`` the clients' numbers, in the order of ``server.cohort.ids``.
+        """
         raise NotImplementedError
 
     def eval_model(self, server: ServerState) -> Model:
-        """Returns the model that is evaluated, saved and hashed."""
-        return server["x"]
+        """Returns the model that the algorithm would deploy, which is evaluated, saved and hashed: by default ``x``."""
+        x: Model = server["x"]
+        return x
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
-        """Returns further models by name. The test accuracy of each is logged as ``<name>_accuracy``.
+        """Returns models that are evaluated beside :meth:`eval_model`, by name.
 
-        The names must be the same in every round, from :meth:`init_server` on.
+        The column ``<name>_accuracy`` has the test accuracy of each, or the task's main metric. The names must be the
+        same in every round.
         """
         return {}
 
@@ -284,17 +375,22 @@ class Algorithm:
         return type(self).personal_model is not Algorithm.personal_model
 
     def personal_broadcast(self, server: ServerState) -> Broadcast:
-        """Returns what clients need to build their personal models after a round."""
+        """Returns what :meth:`personal_model` needs, as it would be sent after a round."""
         raise NotImplementedError
 
     def personal_model(self, client: ClientPhase) -> Model:
-        """Returns the personal models of a stack, built from :meth:`personal_broadcast`."""
+        """Returns each client's personal model ``[C, ...]``, which is scored on that client's test share.
+
+        ``client.shared`` and ``client.scalars`` are those of :meth:`personal_broadcast`. An algorithm that defines
+        neither method has no personal models.
+        """
         raise NotImplementedError
 
     def server_flops(self, server: ServerState, forward: float) -> float:
-        """Returns the FLOPs of the server's own computation in a round. ``forward`` are those of one sample's forward
-        pass.
+        """Returns the FLOPs that the server's training and scoring take in a round.
 
-        It may use what ``server`` says of the round and the sizes of its sets, but neither models nor data.
+        Args:
+            server: tells the round's cohort and the sizes of the sets. Models and data are not there.
+            forward: the FLOPs of the forward pass of one sample.
         """
         return 0.0

@@ -56,4 +56,5 @@ class FedACG(FedAvg):
         server["x"] = sums["y"]
 
     def _lookahead(self, server: ServerState) -> Model:
-        return server["x"] + self.hyper.lam * server["m"]
+        lookahead: Model = server["x"] + self.hyper.lam * server["m"]
+        return lookahead

@@ -44,7 +44,7 @@ class FedADC(FedAvg):
                 raise ValueError(f"algorithm.beta_l={self.beta_l} must be at most algorithm.beta_g={self.beta_g}")
             return self
 
-    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+    def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
         return {"beta_l": self.hyper.beta_g}
 
     def init_server(self, server: ServerState) -> None:

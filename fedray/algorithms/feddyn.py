@@ -59,7 +59,8 @@ class FedDyn(FedAvg):
         server["x"] = sums["y"] + server["q"]
 
     def eval_model(self, server: ServerState) -> Model:
-        return server["mean"] if self.hyper.eval == "avg_selected" else server["x"]
+        model: Model = server["mean"] if self.hyper.eval == "avg_selected" else server["x"]
+        return model
 
     def further_models(self, server: ServerState) -> Mapping[str, Model]:
         """Returns the one of x ("server") and mean_S y_i ("averaged") that :meth:`eval_model` does not return.

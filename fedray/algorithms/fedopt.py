@@ -42,7 +42,7 @@ class FedAdagrad(FedAvg):
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
         """Returns the new second moment v from the old one and Delta, ``delta``.
 
-        This rule is the only difference between FedAdagrad, FedAdam and FedYogi, of which each defines its own.
+        This rule is the only difference between FedAdagrad, FedAdam and FedYogi, each of which defines it.
         """
         return v + delta.square()
 
@@ -64,12 +64,14 @@ class FedAdam(FedAdagrad):
         beta2: float = base.parameter(0.99, "decay of the second moment (beta_2)", ge=0, lt=1)
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        return self.hyper.beta2 * v + (1 - self.hyper.beta2) * delta.square()
+        beta2: float = self.hyper.beta2
+        return beta2 * v + (1 - beta2) * delta.square()
 
 
 class FedYogi(FedAdam):
     """As FedAdagrad, with v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)."""
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
+        beta2: float = self.hyper.beta2
         square = delta.square()
-        return v - (1 - self.hyper.beta2) * square * torch.sign(v - square)
+        return v - (1 - beta2) * square * torch.sign(v - square)

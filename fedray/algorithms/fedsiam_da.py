@@ -65,7 +65,8 @@ class FedSiamDA(Algorithm):
 
     @in_place
     def step(self, client: ClientPhase, carry: Carry, batch: Batch) -> Carry:
-        mu, y, w_f, hist, known = self.hyper.mu, carry["y"], carry["w_f"], carry["hist"], carry["known"]
+        mu: float = self.hyper.mu
+        y, w_f, hist, known = carry["y"], carry["w_f"], carry["hist"], carry["known"]
         begins = client.data.epoch(batch.step) > client.data.epoch(batch.step - 1)
         if batch.step and self.hyper.hist == "prev_epoch" and begins.any():
             hist, known = Model.where(begins, y, hist), torch.where(begins, 1, known)

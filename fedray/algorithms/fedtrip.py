@@ -1,4 +1,4 @@
-"""FedTrip: a triplet of models: near the global one, away from the own last one.
+"""FedTrip: a triplet of models: near the global one, away from the client's last one.
 
 X. Li, M. Liu, S. Sun, Y. Wang, H. Jiang, X. Jiang: FedTrip: A Resource-Efficient Federated Learning Method with Triplet
 Regularization. IPDPS 2023 (arXiv 2304.05824), eq. 5 and Algorithm 1.
@@ -20,11 +20,11 @@ from fedray.core.batches import Batch
 
 
 class FedTrip(FedAvg):
-    """Local loss f_i(y) + (mu/2) (||y - x^r||^2 - xi ||y - w_i||^2), w_i the own final model of the last participation:
-    gradient g_i + mu ((y - x^r) + xi (w_i - y)); xi = 0 at the first participation.
+    """Local loss f_i(y) + (mu/2) (||y - x^r||^2 - xi ||y - w_i||^2), w_i the client's last final model,
+    whose gradient is g_i + mu ((y - x^r) + xi (w_i - y)); xi = 0 at the first participation.
 
-    The paper says in its text that xi is the interval between participations, but its theory (E[xi] = p ln p / (p - 1),
-    xi in (0, 1]) is that of one over it, which is the default; the literal reading can diverge.
+    The paper's text says that xi is the interval between participations. Its theory, with E[xi] = p ln p / (p - 1) and
+    xi in (0, 1], fits one over the interval. That is the default, because the literal reading can diverge.
     """
 
     paper = "Li et al., IPDPS 2023"

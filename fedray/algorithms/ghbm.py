@@ -37,16 +37,18 @@ class GHBM(FedAvg):
         beta: float = base.parameter(0.9, "momentum (beta)", ge=0, lt=1)
         warmup: Literal["zero", "init"] = base.parameter("zero", "the momentum of the first tau rounds")
 
-    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+    def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
         return {"tau": max(1, round(clients / cohort))}
 
     @property
     def earlier_models(self) -> int:
-        return self.hyper.tau
+        tau: int = self.hyper.tau
+        return tau
 
     @property
     def momentum_window(self) -> int:
-        return self.hyper.tau
+        tau: int = self.hyper.tau
+        return tau
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         tau, x = self.hyper.tau, server["x"]
@@ -63,7 +65,7 @@ class GHBM(FedAvg):
 
 
 class _OwnWindow(FedAvg):
-    """The variants whose window is a client's own: since it last took part."""
+    """The variants whose window is different for each client: the rounds since it last took part."""
 
     any_optimizer = False
 
@@ -101,7 +103,7 @@ class LocalGHBM(_OwnWindow):
 
 
 class FedHBM(_OwnWindow):
-    """y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), a_i the own final model of the last
+    """y_j = y_{j-1} - eta_l g_i(y_{j-1}) + (beta / J_i) s_i (y_{j-1} - a_i), a_i the client's final model of the last
     participation. At the first one: nothing (``standard``), or a_i the initial model (``shared``) or a fresh one
     (``random``), with s_i = 1 / max(1, r - 1).
     """

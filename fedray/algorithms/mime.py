@@ -65,7 +65,7 @@ class MimeLite(FedAvg):
 class Mime(MimeLite):
     """As MimeLite, with the gradient corrected on the same mini-batch: g_i(y_{j-1}) - g_i(x^r) + c.
 
-    c is needed before training, so the full-batch gradients are a phase of their own.
+    c is needed before training, so the full-batch gradients are a separate phase.
     """
 
     phases = ("gradients", "train")

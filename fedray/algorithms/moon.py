@@ -1,4 +1,4 @@
-"""MOON: model-contrastive learning: representations near the global model's, away from the own last ones.
+"""MOON: model-contrastive learning: representations near the global model's, away from the client's last ones.
 
 Q. Li, B. He, D. Song: Model-Contrastive Federated Learning. CVPR 2021, eq. 3 and Algorithm 1.
 """
@@ -75,7 +75,8 @@ class Moon(FedAvg):
         similar = torch.stack([torch.cosine_similarity(outputs.features, z, dim=1) for z in (z_g, *others)])
         exists = torch.arange(len(similar), device=known.device) <= known
         s = torch.where(exists[:, None], similar / self.hyper.temperature, -torch.inf)
-        return task - self.hyper.mu * torch.log_softmax(s, dim=0)[0]
+        mu: float = self.hyper.mu
+        return task - mu * torch.log_softmax(s, dim=0)[0]
 
     def end(self, client: ClientPhase, carry: Carry) -> Result:
         kept = [carry["y"], *(carry[name] for name in self.client_models[:-1])]

@@ -5,8 +5,8 @@ J. Fu, Z. Yang et al.: pFedMo, IEEE Transactions on Big Data 2024, eqs. 6-12.
 What "momentum" means in eqs. 11-12. The paper writes y, the iterate of Nesterov's rule. Read so (``form: printed``) the
 pull towards the representation model cancels in eq. 12, x_i+ = xbar + a_i gamma (v_rep - vbar), and training gets worse
 than FedNAG or diverges. Read as the velocity v_t = y_t - y_{t-1} (``form: velocity``, the default, "worker i's
-momentum" of the paper's Table 1) it behaves as published. Most of the gain under label skew is then the representation
-model's own accuracy, which is why ``representation_accuracy`` is always logged beside the others.
+momentum" of the paper's Table 1) it behaves as published. Most of the gain under label skew is then the accuracy of the
+representation model itself, which is why ``representation_accuracy`` is always logged beside the others.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PFedMo(Algorithm):
             "public", "where the probe batch comes from; the paper takes the test set"
         )
 
-    def implied(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
+    def resolved_defaults(self, cohort: int, clients: int, steps: int | None) -> Mapping[str, Any]:
         return {} if steps is None else {"rep_steps": steps}
 
     def init_server(self, server: ServerState) -> None:
@@ -115,7 +115,7 @@ class PFedMo(Algorithm):
         return Result(scalars={"l": cross.flatten(1).mean(1, keepdim=True)})
 
     def server_training(self, server: ServerState) -> Mapping[str, Vector]:
-        """Trains the representation model by the workers' own rule on the public set, and returns it."""
+        """Trains the representation model by the workers' rule on the public set, and returns it."""
         steps = server.cohort.steps
         client = server.as_client(server, self.hyper.rep_steps or round(sum(steps) / len(steps)))
         carry = self.local_steps(client, Carry({"x": client.start("x_rep"), "m": client.start("m_rep")}))
@@ -148,14 +148,14 @@ class PFedMo(Algorithm):
         return {"representation": server["x_rep"]}
 
     def personal_model(self, client: ClientPhase) -> Model:
-        return self.begin(client)["x"]
+        return self._personal(client.shared, client.scalars["a"])[0]
 
     def server_flops(self, server: ServerState, forward: float) -> float:
         cohort = server.cohort
-        steps = self.hyper.rep_steps or round(sum(cohort.steps) / len(cohort.steps))
+        steps: int = self.hyper.rep_steps or round(sum(cohort.steps) / len(cohort.steps))
         batch = min(server.batch_size or server.public_samples, server.public_samples)
         there = server.public_samples if self.hyper.probe_source == "public" else server.test_samples
-        probes = min(self.hyper.probe_batch, there) * (len(cohort.ids) + 1)
+        probes: int = min(self.hyper.probe_batch, there) * (len(cohort.ids) + 1)
         return forward * (3 * steps * batch + probes)
 
 

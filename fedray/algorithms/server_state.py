@@ -12,9 +12,15 @@ from fedray.core.vectors import Model, Vector
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of a round, sorted by id, with an entry for each in every list: ``sizes`` n_i in samples, ``weights``
-    p_i, which sum to 1, local ``steps`` J_i, and ``gaps``, the rounds since a client last took part (0 if it never
-    did)."""
+    """The clients that take part in a round. All lists have an entry for each, in the same order.
+
+    Args:
+        ids: the clients' numbers, sorted.
+        sizes: n_i, a client's number of samples.
+        weights: the aggregation weights p_i, which sum to 1.
+        steps: J_i, the local steps that a client makes.
+        gaps: the rounds since the client last took part, 0 if it never did.
+    """
 
     ids: Sequence[int] = ()
     sizes: Sequence[int] = ()
@@ -25,15 +31,25 @@ class Cohort:
 
 @dataclass
 class ServerState:
-    """The server's side of a run.
+    """What the server of a run holds, and what its rules may know of the round r in progress.
 
-    ``vectors`` are the server's models and tensors by name, of which ``x`` is the model x^r. ``table`` holds numbers
-    for each client, by name. Both are in checkpoints.
+    ``server["m"]`` reads and ``server["m"] = ...`` writes a model or vector; ``server["x"]`` is the model x^r.
+    Everything that must survive a resume is in ``vectors`` or in a :meth:`column`; both are in checkpoints.
 
-    The rest describes the round r in progress. ``lr`` is the client learning rate eta_l of this round, and
-    ``server_lr`` is its eta_g. ``N`` clients hold samples, ``total_samples`` in all. ``weighting`` is samples or
-    uniform. ``batch_size`` is B, None for full batches. ``public_samples`` and ``test_samples`` are the sizes of these
-    sets.
+    Args:
+        vectors: the server's models and vectors by name.
+        N: the number of clients that hold samples.
+        seed: ``run.seed``.
+        server_lr: the server learning rate eta_g of this round.
+        weighting: ``samples`` or ``uniform``: how clients are weighted.
+        total_samples: the samples of all clients together.
+        batch_size: B, or None for full batches.
+        public_samples: the size of the public set.
+        test_samples: the size of the test set.
+        table: numbers for each client by name, see :meth:`column`.
+        round: r, from 1.
+        lr: the client learning rate eta_l of this round.
+        cohort: the clients that take part in this round.
     """
 
     vectors: dict[str, Vector]
@@ -41,14 +57,14 @@ class ServerState:
     seed: int
     server_lr: float
     as_client: Callable[[ServerState, int], ClientPhase]
-    """``as_client(server, steps)`` returns the server as a client that trains on the public set and makes ``steps``
-    local steps."""
+    """``as_client(server, steps)`` returns a :class:`ClientPhase` of one client that makes ``steps`` local steps on the
+    public set, for training at the server."""
     draw_inputs: Callable[[ServerState, int, str], Any]
-    """``draw_inputs(server, size, source)`` returns a batch of inputs ``[size, ...]`` of the public or the test set,
-    which is drawn anew each round."""
+    """``draw_inputs(server, size, source)`` returns inputs ``[size, ...]`` that are drawn in each round from the source
+    ``public`` or ``test``."""
     model_of: Callable[[int], Model]
-    """``model_of(s)`` returns the model x^s as it was at the start of round s. s must be this round, or one of the
-    algorithm's ``earlier_models`` before it."""
+    """``model_of(s)`` returns the model x^s that the server had at the start of round s: this round, or one of the
+    ``earlier_models`` rounds before it."""
     weighting: str = "samples"
     total_samples: int = 0
     batch_size: int | None = None
@@ -58,7 +74,8 @@ class ServerState:
     last_round: dict[int, int] = field(default_factory=dict)
     """The round in which each client took part last. It is in checkpoints."""
     client_scalars: dict[str, Sequence[float]] = field(default_factory=dict)
-    """Numbers of the cohort's clients, in the order of ids, that a rule wants logged for this round."""
+    """Lists of numbers by name, one for each client in the order of ``cohort.ids``, which a rule leaves here to have
+    them written to ``clients.parquet``."""
     round: int = 0
     lr: float = 0.0
     cohort: Cohort = Cohort()
@@ -70,19 +87,22 @@ class ServerState:
         self.vectors[name] = value
 
     def column(self, name: str) -> dict[int, float]:
-        """Returns the column ``name`` of the table, which maps clients to numbers."""
+        """Returns the table's column ``name``: a dict from a client's number to a number, empty at first.
+
+        It is saved with checkpoints: ``server.column("score")[client] = 0.3``.
+        """
         return self.table.setdefault(name, {})
 
     def gap(self, client: int, number: int) -> int:
-        """Returns how many rounds before round ``number`` the client took part last, or 0 if it never did."""
+        """Returns how many rounds before round ``number`` the client last took part, or 0 if it never did."""
         return number - self.last_round[client] if client in self.last_round else 0
 
     def shares(self) -> list[float]:
-        """Returns the weights of the cohort's clients among all clients: n_i / n, or 1 / N."""
+        """Returns each cohort client's weight among all clients: n_i / n by samples, or 1 / N if uniform."""
         if self.weighting == "uniform":
             return [1 / self.N] * len(self.cohort.ids)
         return [size / self.total_samples for size in self.cohort.sizes]
 
     def move(self, average: Model) -> None:
-        """Makes the plain server step towards the clients' ``average``: x <- x + eta_g (average - x)."""
+        """Moves the model ``x`` towards the clients' ``average``: x <- x + eta_g (average - x)."""
         self["x"] = self["x"].lerp(average, self.server_lr)

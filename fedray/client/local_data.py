@@ -14,7 +14,7 @@ from torch import Tensor
 from fedray.core.batches import Batch, Schedule, schedule
 from fedray.core.clock import Clock
 from fedray.core.local_training import LocalTraining
-from fedray.core.prefetch import ahead
+from fedray.core.prefetch import prefetched
 from fedray.core.samples import Draws, Indices, Samples
 from fedray.core.seeds import Purpose
 from fedray.core.sending import column
@@ -89,7 +89,7 @@ class LocalData:
         chosen, counts = self._padded()
         size = chosen.shape[2]
         blocks = self._blocks(chosen)
-        for start, raw, labels in ahead(blocks) if self.samples.slow else blocks:
+        for start, raw, labels in prefetched(blocks) if self.samples.slow else blocks:
             of_block = counts[start : start + len(labels)]
             # batches are converted together only if each begins at an aligned address, as kernels round by alignment
             full = all(min(of_step) == size for of_step in of_block)

@@ -1,2 +1,2 @@
-"""What a client computes: data and batches, gradients, the local optimizer, sums over clients, and random numbers. It
-uses numpy and torch, and knows nothing of Ray."""
+"""What all parts of fedray compute with: models as flat rows, mini-batches, tasks, random numbers, and the tree along
+which sums over clients are taken. It uses numpy and torch, and knows nothing of Ray."""

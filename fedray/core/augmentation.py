@@ -28,7 +28,7 @@ def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, r
     samples of client ``ids[i]`` are real, the rest is padding.
     """
     samples, _, height, width = x.shape[1:]
-    draws = [_windows(seed, round, client, step, own, samples) for client, own in zip(ids, counts, strict=True)]
+    draws = [_windows(seed, round, client, step, count, samples) for client, count in zip(ids, counts, strict=True)]
     top, left, mirrored = (np.concatenate(drawn)[:, None] for drawn in zip(*draws, strict=True))
     across = np.where(mirrored, np.arange(width)[::-1], np.arange(width)) + left
     lines, columns = (torch.from_numpy(places).to(x.device) for places in (top + np.arange(height), across))
@@ -39,11 +39,11 @@ def crop_flip(x: Tensor, counts: Sequence[int], ids: Sequence[int], seed: int, r
 
 
 def _windows(
-    seed: int, round: int, client: int, step: int, own: int, samples: int
+    seed: int, round: int, client: int, step: int, count: int, samples: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Draws the top and left edge (0 to 2 :data:`BORDER`) of each sample's window, and whether the sample is mirrored.
-    Only the first ``own`` of the ``samples`` samples are drawn for; the others get zeros."""
+    Only the first ``count`` of the ``samples`` samples are real; the others get zeros."""
     rng = stream(seed, Purpose.AUGMENTATION, round, client, step)
-    others = (0, samples - own)
-    top, left = (np.pad(rng.integers(0, 2 * BORDER + 1, own), others) for _ in range(2))
-    return top, left, np.pad(rng.random(own) < 0.5, others)
+    padding = (0, samples - count)
+    top, left = (np.pad(rng.integers(0, 2 * BORDER + 1, count), padding) for _ in range(2))
+    return top, left, np.pad(rng.random(count) < 0.5, padding)

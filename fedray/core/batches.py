@@ -15,11 +15,14 @@ from fedray.core.structure import map_leaves
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch for each client of a stack.
+    """The mini-batches of one local step: one for each of the C clients of a stack.
 
-    ``x [C, b, ...]`` are the inputs, a tensor or a tuple or dict of tensors, and ``y [C, b, ...]`` the targets.
-    ``step`` is j, from 0. ``counts [C]`` says how many of the b samples are real, as the rest is padding: none for a
-    client that has made all its steps. None means that all are real.
+    Args:
+        x: the inputs ``[C, b, ...]``, a tensor, or a tuple or dict of tensors, as the model gets them.
+        y: the targets ``[C, b, ...]``.
+        step: the number j of the local step, from 0.
+        counts: for each client how many of its b samples are real; the rest is padding. It is 0 for a client that has
+            already made all its steps. None means that all samples are real.
     """
 
     x: Any
@@ -27,9 +30,11 @@ class Batch:
     step: int
     counts: list[int] | None = None
 
-    def of(self, row: int) -> tuple[Any, Tensor]:
-        """Returns the real samples of the client in ``row`` of the stack: its inputs and targets. There is at least
-        one, which a client that rests does not use."""
+    def client_samples(self, row: int) -> tuple[Any, Tensor]:
+        """Returns the inputs and targets of the client in ``row`` of the stack, without padding.
+
+        A client that has made all its steps has none; it gets one sample of padding, so that no batch is empty.
+        """
         real = slice(None if self.counts is None else max(1, self.counts[row]))
         return map_leaves(lambda x: aligned(x[row, real]), self.x), self.y[row, real]
 
@@ -39,7 +44,10 @@ class Batch:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Returns ``tensor`` at an address like that of fresh memory, as kernels round differently at others."""
+    """Returns ``tensor`` itself if its memory is aligned to 64 bytes, and otherwise a copy, which is.
+
+    Kernels may round differently on memory that is aligned differently.
+    """
     return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
 
 
@@ -56,8 +64,8 @@ class Schedule:
 
 
 def steps_of(samples: int, batch_size: int | None, local_steps: int | None, local_epochs: int | None) -> int:
-    """Returns J_i, the local steps of a client with ``samples`` samples: ``local_steps`` if it is set, otherwise E *
-    ceil(n_i / B). A ``batch_size`` of None is the full batch."""
+    """Returns how many local steps a client with ``samples`` samples makes in a round: ``local_steps`` if that is set,
+    and otherwise the mini-batches of ``local_epochs`` epochs. A ``batch_size`` of None is the full batch."""
     if local_steps is not None:
         return local_steps
     assert local_epochs is not None
@@ -80,10 +88,21 @@ def schedule(
     local_steps: int | None,
     local_epochs: int | None = None,
 ) -> Schedule:
-    """Returns the mini-batches of one client in one round. They depend on the arguments alone.
+    """Returns which samples are in the mini-batches of one client in one round. It depends on the arguments alone.
 
-    With ``local_steps`` the batches are slices of length min(B, n) of an endless stream of permutations of the n
-    samples. With ``local_epochs`` each epoch is a fresh permutation, and its last batch may be smaller.
+    With ``local_steps`` permutations of the client's samples follow each other, and each batch is the next
+    min(batch_size, samples) of them. With ``local_epochs`` each epoch is one permutation, and its last batch may be
+    smaller.
+
+    Args:
+        seed: ``run.seed``.
+        purpose: ``Purpose.BATCHES`` for local training.
+        round: the number of the round, from 1.
+        client: the client's number.
+        samples: how many samples it has.
+        batch_size: None for the full batch.
+        local_steps: None if ``local_epochs`` is set.
+        local_epochs: None if ``local_steps`` is set.
     """
     size = min(batch_size or samples, samples)
     steps = steps_of(samples, batch_size, local_steps, local_epochs)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class Clock:
-    """Adds up seconds by purpose. Time that is measured within another purpose counts for the inner one only.
+    """Adds up seconds by purpose, as in ``with clock.on("gradient"): ...``.
 
-    ``settle`` waits for work that goes on by itself, such as a GPU's, so that its seconds count for the purpose that
-    caused them.
+    Such blocks may be nested; time within an inner one counts for its purpose only.
+
+    Args:
+        settle: a function that waits for work in the background, such as a GPU's, so that its time counts for the
+            purpose that caused it.
     """
 
     def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
@@ -20,9 +23,16 @@ class Clock:
         self._purposes: list[str] = []
         self._since = 0.0
 
-    def on(self, purpose: str) -> _Span:
+    @contextmanager
+    def on(self, purpose: str) -> Iterator[None]:
         """A context whose time counts for ``purpose``."""
-        return _Span(self, purpose)
+        self._lap()
+        self._purposes.append(purpose)
+        try:
+            yield
+        finally:
+            self._lap()
+            self._purposes.pop()
 
     def take(self) -> dict[str, float]:
         """Returns the seconds by purpose since the last call."""
@@ -36,16 +46,3 @@ class Clock:
             purpose = self._purposes[-1]
             self._seconds[purpose] = self._seconds.get(purpose, 0.0) + now - self._since
         self._since = now
-
-
-class _Span:
-    def __init__(self, clock: Clock, purpose: str) -> None:
-        self.clock, self.purpose = clock, purpose
-
-    def __enter__(self) -> None:
-        self.clock._lap()
-        self.clock._purposes.append(self.purpose)
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        self.clock._lap()
-        self.clock._purposes.pop()

@@ -20,9 +20,10 @@ from fedray.errors import UserError
 
 
 class Portable:
-    """A ``module`` that can be copied, and be sent to other processes, with all that it consists of.
+    """A ``module`` in a form that can be copied and pickled without losing anything.
 
-    Copies and pickles of modules have no hooks of parameters, and a module with parametrizations can't be pickled.
+    torch's copies and pickles of a module lack the hooks of its parameters, and a module with parametrizations can't be
+    pickled at all. This class adds both.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -31,19 +32,19 @@ class Portable:
         self.hooks = {name: list(p._backward_hooks.values()) for name, p in named if p._backward_hooks}
 
     def copy(self) -> nn.Module:
-        """Returns a copy of the module with a memory of its own."""
+        """Returns a copy of the module that shares no memory with it."""
         return self._hooked(copied(self.module))
 
     def _hooked(self, module: nn.Module) -> nn.Module:
         parameters = Places(module).parameters
         for name, hooks in self.hooks.items():
             for hook in hooks:
-                parameters[name].register_hook(hook)
+                parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
         return module
 
     def __getstate__(self) -> tuple[nn.Module, dict[str, list[str]], dict[str, Any]]:
         parametrized = {
-            name: [*layer.parametrizations]  # type: ignore[arg-type]
+            name: [*layer.parametrizations]
             for name, layer in self.module.named_modules()
             if parametrize.is_parametrized(layer)
         }
@@ -65,7 +66,7 @@ class Portable:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Returns a copy of ``module`` with a memory of its own. The hooks of parameters are not in it."""
+    """Returns a copy of ``module`` that shares no memory with it, and lacks the hooks of parameters."""
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in _made_by_passes(module)}
     for layer in module.modules():
         for buffer in layer._buffers.values():
@@ -117,10 +118,10 @@ def _shared(layer: nn.Module) -> Iterator[tuple[str, FunctionType | weakref.ref[
         "a forward hook": layer._forward_hooks, "a forward pre-hook": layer._forward_pre_hooks,
         "a backward hook": layer._backward_hooks, "a backward pre-hook": layer._backward_pre_hooks,
     }  # fmt: skip
-    # torch makes this one's weak references to its weights anew
-    own_refs = "_flat_weight_refs" if isinstance(layer, nn.RNNBase) else None
-    found = [(key, value) for key, value in vars(layer).items() if key != own_refs]
-    found = [(what, hook) for what, own in hooks.items() for hook in own.values()] + found
+    # torch renews these weak references in copies
+    renewed = "_flat_weight_refs" if isinstance(layer, nn.RNNBase) else None
+    found = [(key, value) for key, value in vars(layer).items() if key != renewed]
+    found = [(what, hook) for what, of_kind in hooks.items() for hook in of_kind.values()] + found
     for what, value in found:
         yield from ((what, each) for each in parts(value) if isinstance(each, (FunctionType, weakref.ref)))
 
@@ -135,7 +136,7 @@ ATOMS = (str, bytes, int, float, complex, type(None))
 
 def parts(value: Any) -> Iterator[Any]:
     """Yields ``value``, and what is in it if it is a container, a method, a ``functools.partial``, or an object with
-    attributes of its own. Modules and tensors have no parts here."""
+    attributes. Modules and tensors have no parts here."""
     yield from _reached([value], _contents)
 
 

@@ -9,12 +9,11 @@ from fedray.core.augmentation import Augmentation
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The settings ``train.*`` that local training has in common in all algorithms: batches, and the clients'
-    optimizer.
+    """The settings of mini-batches and of the clients' optimizer, which are the same for all algorithms.
 
-    A ``batch_size`` of None is the full batch. One of ``local_steps`` and ``local_epochs`` is None. ``augment`` are
-    the changes that are made to the inputs of mini-batches, in their order. ``beta1``, ``beta2`` and ``epsilon`` are
-    those of the optimizers ``adam`` and ``adamw``.
+    Most are named as their keys ``train.*``. A ``batch_size`` of None is the full batch, and one of ``local_steps`` and
+    ``local_epochs`` is None. ``beta1``, ``beta2`` and ``epsilon`` are for the optimizers ``adam`` and ``adamw``.
+    ``augment`` lists functions that change the inputs of mini-batches at random, in the order in which they are called.
     """
 
     seed: int

@@ -1,7 +1,7 @@
-"""Where the parameters and buffers of a module are, by name, so that others can be put in their place.
+"""Replaces the parameters and buffers of a module by others, also where layers share them.
 
-A layer may be used twice, and two layers may share a parameter. Such a tensor has several names and may have several
-places, which are entries of a layer's dict. Its first name, under which ``named_parameters()`` has it, stands for it.
+A layer may be used twice, and two layers may share a parameter. Such a tensor has several names, and may be an entry in
+the dicts of several layers, its places. It is called by its first name, the one that ``named_parameters()`` uses.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Place = tuple[dict[str, Any], str]
 
 
 class Places:
-    """The places of the tensors of ``module``.
+    """The parameters and buffers of ``module``, and all the places where each is used.
 
-    ``parameters`` and ``buffers`` are its tensors by their first names. ``aliases`` maps every other name to the first
-    one. ``not_saved`` are the first names of buffers that ``state_dict()`` leaves out (``persistent=False``).
+    ``parameters`` and ``buffers`` hold the tensors by their first names. ``aliases`` maps every further name to the
+    first one. ``not_saved`` has the first names of buffers that ``state_dict()`` leaves out (``persistent=False``).
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -40,19 +40,19 @@ class Places:
         # a parameter that is a buffer too is a parameter
         for kind, found in (("_parameters", self.parameters), ("_buffers", self.buffers)):
             for prefix, layer in layers:
-                own: dict[str, Any] = getattr(layer, kind)
-                for key, tensor in own.items():
+                held: dict[str, Any] = getattr(layer, kind)
+                for key, tensor in held.items():
                     if tensor is None:
                         continue
                     name = f"{prefix}.{key}" if prefix else key
                     canonical = first.setdefault(id(tensor), name)
                     if canonical == name:
-                        found[name] = tensor  # type: ignore[index]
+                        found[name] = tensor
                     else:
                         self.aliases[name] = canonical
-                    if (id(own), key) not in seen:
-                        seen.add((id(own), key))
-                        self._places.setdefault(canonical, []).append((own, key))
+                    if (id(held), key) not in seen:
+                        seen.add((id(held), key))
+                        self._places.setdefault(canonical, []).append((held, key))
                     if kind == "_buffers" and key in layer._non_persistent_buffers_set:
                         self.not_saved.add(canonical)
 
@@ -62,18 +62,18 @@ class Places:
         return {**self.parameters, **self.buffers}
 
     def now(self, name: str) -> Any:
-        """Returns what is now in the place of the tensor ``name``. A forward pass may have put another one there."""
-        own, key = self._places[name][0]
-        return own.get(key)
+        """Returns the tensor that the module has under ``name`` now. A forward pass may have replaced it."""
+        held, key = self._places[name][0]
+        return held.get(key)
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Puts ``tensor`` into all places of the one called ``name``."""
-        for own, key in self._places[name]:
-            own[key] = tensor
+        """Makes ``tensor`` the module's tensor ``name`` everywhere it is used."""
+        for held, key in self._places[name]:
+            held[key] = tensor
 
     @contextlib.contextmanager
     def holding(self, tensors: dict[str, Tensor]) -> Iterator[None]:
-        """A context in which the module has ``tensors`` in place of its own ones of these names.
+        """A context in which the module has ``tensors`` in place of the ones that it has under these names.
 
         If a forward pass puts another tensor in the place of a buffer, as ``self.count = self.count + 1`` does, it is
         in ``tensors`` afterwards. :class:`UserError` is raised if it does so with a parameter.
@@ -88,17 +88,17 @@ class Places:
                 self.require(trained)
                 tensors.update({name: self.now(name) for name in tensors if name not in trained})
         finally:
-            for (own, key), tensor in before:
-                own[key] = tensor
+            for (held, key), tensor in before:
+                held[key] = tensor
 
     def are_held(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Returns whether all of ``tensors`` are in their places."""
-        return all(own.get(key) is tensor for name, tensor in tensors.items() for own, key in self._places[name])
+        """Returns whether the module has all of ``tensors`` under their names."""
+        return all(held.get(key) is tensor for name, tensor in tensors.items() for held, key in self._places[name])
 
     def require(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises :class:`UserError` if those of ``tensors`` that are parameters are not in their places any more."""
+        """Raises :class:`UserError` if the module no longer uses one of ``tensors`` that is a parameter."""
         for name in self.parameters:
-            if name in tensors and any(own.get(key) is not tensors[name] for own, key in self._places[name]):
+            if name in tensors and any(held.get(key) is not tensors[name] for held, key in self._places[name]):
                 raise UserError(
                     f"the forward pass of the model puts another tensor in the place of its parameter {name}, which "
                     "would not be trained: let it write into the parameter (self.weight.data.copy_(...)), or compute "
@@ -137,18 +137,20 @@ def shared_memory(module: nn.Module) -> tuple[str, str] | None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Returns whether two tensors are the same. A NaN is the same as another."""
+    """Returns whether two tensors have the same shape, type and values. A NaN equals another NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def with_parameters_of(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Gives the parameters of ``module``, but for complex ones, the type ``dtype``, and returns the module. The buffers
-    of a layer follow its parameters if they had the same type; others stay as they are."""
+    """Converts the real parameters of ``module`` to ``dtype``, in place, and returns the module.
+
+    Buffers that had the same type as the parameters of their layer are converted too. Complex parameters are not.
+    """
     for layer in module.modules():
-        own = [p for p in layer._parameters.values() if p is not None and p.is_floating_point()]
-        former = {parameter.dtype for parameter in own} - {dtype}
-        for tensor in (*own, *(b for b in layer._buffers.values() if b is not None and b.dtype in former)):
+        parameters = [p for p in layer._parameters.values() if p is not None and p.is_floating_point()]
+        former = {parameter.dtype for parameter in parameters} - {dtype}
+        for tensor in (*parameters, *(b for b in layer._buffers.values() if b is not None and b.dtype in former)):
             tensor.data = tensor.data.to(dtype)
     return module

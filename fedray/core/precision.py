@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 HALF = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
-"""The precisions in which a pass has numbers that are not float32, and their types."""
+"""The precisions with autocast, and the types to which it casts."""
 
 TENSOR_CORES = (8, 0)
 """The compute capability from which on GPUs have TF32 and bf16 (Ampere, 2020)."""
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Returns the context of a forward pass in ``precision``."""
+    """Returns a context for a forward pass on ``device`` in ``precision``, a value of ``train.precision``."""
     return torch.autocast(device.type, dtype=HALF[precision]) if precision in HALF else contextlib.nullcontext()

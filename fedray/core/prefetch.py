@@ -1,4 +1,4 @@
-"""Makes the next element of an iterator in a thread, while the one before is used."""
+"""Makes the next element of an iterator in a thread while the caller uses the one before it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeVar
 Element = TypeVar("Element")
 
 
-def ahead(made: Iterator[Element]) -> Iterator[Element]:
-    """Yields what ``made`` yields, in the same order. While an element is used, the next one is made in a thread."""
+def prefetched(made: Iterator[Element]) -> Iterator[Element]:
+    """Yields the elements of ``made`` in order. While the caller uses one, a thread makes the next."""
     over = object()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as thread:
         coming = thread.submit(next, made, over)

@@ -1,13 +1,13 @@
-"""Finds the whole number that a quotient or product of floats stands for."""
+"""Rounds a quotient or product of floats down to a whole number."""
 
 from __future__ import annotations
 
 import math
 
 
-def whole(amount: float) -> int:
-    """Returns the whole number of units in ``amount``: its floor, unless that loses a unit to a rounding error.
+def whole_units(amount: float) -> int:
+    """Returns ``amount`` rounded down, after correcting a rounding error: 0.29 * 100 gives 29, not 28.
 
-    0.29 * 100 is 28.999999999999996 in floating point, and stands for 29.
+    In floating point 0.29 * 100 is 28.999999999999996.
     """
     return math.floor(amount + 1e-9)

@@ -20,16 +20,23 @@ Indices = NDArray[np.int64]
 
 
 class Draws(NamedTuple):
-    """Tells the draws of samples ``[steps, C, b]`` from each other: those of the clients ``ids`` in a round, from local
-    step ``start`` on, with ``size`` = b."""
+    """Which draws a block of samples ``[steps, C, b]`` is, so that each sample's random transform can be seeded.
+
+    Args:
+        round: the number of the round.
+        ids: the numbers of the C clients.
+        start: the local step to which the first samples belong.
+        size: b, the samples of a mini-batch.
+    """
 
     round: int
     ids: Sequence[int]
     start: int
     size: int
 
-    def of(self, place: int) -> tuple[int, int, int]:
-        """Returns round, client, and the number of the draw in the client's round, for the sample at ``place``."""
+    def coordinates(self, place: int) -> tuple[int, int, int]:
+        """Returns for the sample at ``place`` in the flattened block its round, its client, and how many samples that
+        client has drawn before it in the round."""
         step, rest = divmod(place, len(self.ids) * self.size)
         row, position = divmod(rest, self.size)
         return self.round, self.ids[row], (self.start + step) * self.size + position
@@ -37,13 +44,17 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a data set: ``x`` as they are stored, and their targets ``y [n, ...]``.
+    """The samples of a data set, as they are stored, and how they become a model's inputs.
 
-    ``x`` is a tensor ``[n, ...]``, or a tuple or dict of such tensors. A model gets float32(x) * ``scale`` + ``shift``
-    of numbers with a fraction and of uint8, with one factor for each channel (axis 1); ``scale`` and ``shift`` have the
-    structure of ``x``, or are None. Other whole numbers reach it as int64, and booleans as they are.
+    Floats and uint8 reach a model as float32(x) * scale + shift, other whole numbers as int64, and booleans and complex
+    numbers as they are.
 
-    ``on`` is the device to which chosen samples go; None is the one on which all are.
+    Args:
+        x: the stored inputs, a tensor ``[n, ...]``, or a tuple or dict of such tensors.
+        y: the targets ``[n, ...]``.
+        scale: a factor for each channel (axis 1 of the inputs), in the structure of ``x``; None for 1.
+        shift: what is added to each channel, likewise; None for 0.
+        on: the device where models are trained, to which mini-batches are copied; None if all samples are on it.
     """
 
     x: Any
@@ -54,18 +65,18 @@ class Samples:
 
     @property
     def device(self) -> torch.device:
-        """The device on which inputs and targets are given out."""
+        """The device of the inputs and targets that the methods return."""
         return self.y.device if self.on is None else self.on
 
     @property
     def slow(self) -> bool:
-        """Whether samples are worth reading in a thread, while others are trained on."""
+        """Whether reading samples takes so long that a thread should read the next ones during training."""
         # by their types: "cuda" and "cuda:0" are the same device, but not equal
         return self.device.type != self.y.device.type
 
     @property
     def form(self) -> Any:
-        """Stored inputs of the data set, in tensors ``[n, ...]``, which tell shapes and types."""
+        """Some stored inputs, as tensors ``[n, ...]`` with n of at least 1, from which shapes and types can be read."""
         return self.x
 
     @cached_property
@@ -74,14 +85,14 @@ class Samples:
         return sum(leaf[0].nbytes for leaf in leaves(self.form))
 
     def gather(self, indices: Indices) -> tuple[Any, Tensor]:
-        """Returns the inputs ``[*indices.shape, ...]`` and the targets of some samples. They are in fresh memory, which
-        is aligned."""
+        """Returns the inputs and the targets ``[*indices.shape, ...]`` of the samples with these indices, as a model
+        gets them, in newly allocated (and so aligned) memory."""
         raw, y = self.raw(indices)
         return self.inputs(raw), y
 
     def raw(self, indices: Indices, draws: Draws | None = None) -> tuple[Any, Tensor]:
-        """Does the same as :meth:`gather`, but leaves ``x`` as it is stored. ``draws`` is for samples that are read
-        anew each time (:class:`ReadSamples`)."""
+        """Does the same as :meth:`gather`, but returns inputs as they are stored. ``draws`` seeds random transforms of
+        items that are read when they are used (:class:`ReadSamples`)."""
         flat = sent(torch.from_numpy(indices.reshape(-1)), self.y.device)
 
         def chosen(stored: Tensor) -> Tensor:
@@ -94,11 +105,11 @@ class Samples:
         return self._sent(self.y[sent(torch.from_numpy(indices), self.y.device)])
 
     def _sent(self, chosen: Tensor) -> Tensor:
-        """Returns chosen samples on the device to which they go."""
+        """Returns the samples ``chosen`` on the device where models are trained."""
         return sent(chosen, self.device)
 
     def inputs(self, raw: Any) -> Any:
-        """Returns the inputs of samples as stored ``[..., *sample]``. Those of type float32 are in fresh memory."""
+        """Returns stored inputs ``[..., *sample]`` as a model gets them. Floats are in newly allocated memory."""
         if self.scale is None or self.shift is None:
             return map_leaves(_as_input, raw)
 
@@ -122,10 +133,11 @@ class Items(Protocol):
 
 @dataclass(frozen=True)
 class ReadSamples(Samples):
-    """Samples whose inputs are read when they are asked for: ``x`` are :class:`Items`.
+    """Samples whose inputs are read item by item when they are used: ``x`` are :class:`Items`.
 
-    Before an item is read, the global random generators are seeded by (``seed``, round, client, draw), so that random
-    transforms differ from draw to draw, and are the same whoever reads. In an evaluation an item always draws the same.
+    Before an item is read, the global random generators are seeded by (``seed``, round, client, draw). So random
+    transforms differ from draw to draw, and do not depend on which process reads. In evaluations the seed of an item
+    is always the same.
     """
 
     seed: int = 0
@@ -142,7 +154,7 @@ class ReadSamples(Samples):
         flat = indices.reshape(-1)
         read = []
         for place, i in enumerate(flat.tolist()):
-            coordinates = (0, SERVER, i) if draws is None else draws.of(place)
+            coordinates = (0, SERVER, i) if draws is None else draws.coordinates(place)
             with global_generators(torch_seed(self.seed, Purpose.ITEM, *coordinates)):
                 read.append(self.x.read(i))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns ``tensor`` on ``device``. On the way to a GPU nothing waits for what the GPU computes."""
+    """Returns ``tensor`` on ``device``. A copy to a GPU does not wait for what the GPU is computing."""
     if tensor.device.type == device.type:
         return tensor
     # only from pinned memory is a copy made beside the computation
@@ -18,5 +18,5 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def column(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns numbers, one of each client, as ``[C, 1]`` on ``device``."""
+    """Returns one number for each of C clients as a tensor ``[C, 1]`` on ``device``."""
     return sent(torch.tensor(values, dtype=dtype), device)[:, None]

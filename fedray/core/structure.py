@@ -1,4 +1,4 @@
-"""Inputs and outputs of models that consist of several tensors: tuples and dicts of tensors, also within each other."""
+"""Inputs and outputs of models that consist of several tensors: nested tuples and dicts of tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def outline(tree: Any) -> str:
-    """Returns a structure as text, without its leaves. Equal structures have equal outlines."""
+    """Returns the form of nested tuples and dicts as text, such as ``(one array, {mask: one array})``."""
     if isinstance(tree, tuple):
         return f"({', '.join(map(outline, tree))})"
     if isinstance(tree, Mapping):
@@ -37,8 +37,8 @@ def outline(tree: Any) -> str:
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the positional and the named arguments with which a module is called: a tuple of inputs are the first, a
-    dict the second, and a tensor is the only argument."""
+    """Returns the positional and keyword arguments with which a module is called for ``inputs``: the elements of a
+    tuple are positional arguments, the entries of a dict keyword arguments, a tensor is the only argument."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}

@@ -1,6 +1,6 @@
 """What a model is trained for: how its outputs are compared with targets, by a loss and by metrics.
 
-There are four kinds of tasks with a loss and metrics of their own, and the kind ``other``, whose loss is the user's:
+Four kinds of tasks have a loss and metrics; the loss of the kind ``other`` is defined by the user:
 
 * ``classification``: targets ``[b]`` are class numbers, outputs are logits ``[b, classes]``.
 * ``multilabel``: targets ``[b, ...]`` are 0 or 1, outputs are logits of the same shape.
@@ -39,7 +39,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns which samples are classified rightly, bool ``[b]``, for logits ``[b, classes]``."""
+    """Returns which samples are classified correctly, bool ``[b]``, for logits ``[b, classes]``."""
     return logits.argmax(1) == targets
 
 
@@ -49,7 +49,7 @@ def token_cross_entropy(logits: Tensor, targets: Tensor, axis: int, ignored: int
 
 
 def token_accuracy(logits: Tensor, targets: Tensor, axis: int) -> Tensor:
-    """Returns which tokens are classified rightly, bool, shaped as ``targets``."""
+    """Returns which tokens are classified correctly, bool, shaped as ``targets``."""
     return logits.argmax(axis) == targets
 
 
@@ -59,12 +59,13 @@ def label_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def label_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns which labels are predicted rightly, bool, shaped as ``targets``."""
+    """Returns which labels are predicted correctly, bool, shaped as ``targets``."""
     return (logits > 0) == (targets > 0.5)
 
 
 def f1(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the two sums of the micro-averaged F1 of labels, both ``[b]``: 2 TP, and 2 TP + FP + FN."""
+    """Returns the numerator and denominator of the micro-averaged F1 of labels for each sample, both ``[b]``: 2 TP, and
+    2 TP + FP + FN. The metric is the sum of the first over the sum of the second."""
     found, real = (logits > 0).flatten(1), (targets > 0.5).flatten(1)
     return 2 * (found & real).sum(1), found.sum(1) + real.sum(1)
 
@@ -81,11 +82,14 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that says how good outputs are: ``finish`` of a mean over samples, or over tokens.
+    """A number that says how good a model's outputs are, such as the accuracy: a mean over samples or tokens.
 
-    ``values(outputs, targets)`` returns what the mean is taken of: a value for each sample ``[b]``, or for each entry
-    of the targets ``[b, ...]``. If it returns two tensors ``[b]``, the mean is the sum of the first over that of the
-    second. ``mode`` says which values are better: ``max`` for large ones, or ``min``.
+    Args:
+        values: ``values(outputs, targets)`` returns what the mean is taken of: a value for each sample ``[b]``, or for
+            each entry of the targets ``[b, ...]``. If it returns two tensors ``[b]``, the metric is the sum of the
+            first over the sum of the second.
+        mode: ``max`` if larger values are better, or ``min``.
+        finish: a function that is applied to the mean; perplexity has the exponential.
     """
 
     values: Loss
@@ -95,16 +99,22 @@ class Metric:
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is trained for.
+    """The loss with which a model is trained, and the metrics with which it is evaluated.
 
-    ``kind`` is one of those that the module describes. ``metrics`` are evaluated on the test set, by name. ``main`` is
-    the name of the metric by which models are compared, or ``loss``. ``followed`` is the metric that is also recorded
-    of each client's mini-batches, None if there is none. ``ignored`` is the target of tokens that do not count, None
-    where all count; ``loss_per_entry`` says whether the loss gives a value for each token. ``class_axis`` is the axis
-    of the logits ``[b, ...]`` that has the classes. ``smoothing`` is that of labels in training: each target has the
-    weight 1 - smoothing, and all classes share the rest (C. Szegedy et al.: Rethinking the Inception Architecture for
-    Computer Vision. CVPR 2016, section 7). ``counting`` is how much targets count in the mean of the loss, whose values
-    have that as a factor already, as those of torch's losses with class weights; None if all count the same.
+    Args:
+        kind: one of the kinds that the module's docstring describes.
+        loss: the loss of each sample or entry.
+        metrics: the metrics by name, which are evaluated on the test set.
+        main: the metric by which models are compared, a name in ``metrics`` or ``loss``.
+        mode: ``max`` if larger values of the main metric are better, or ``min``.
+        followed: the metric that is also recorded of each client's mini-batches, or None.
+        ignored: the target of tokens that do not count, or None if all count.
+        loss_per_entry: whether the loss returns a value for each token, not for each sample.
+        class_axis: the axis of the logits ``[b, ...]`` that has the classes.
+        smoothing: of labels in training: each target has the weight 1 - smoothing, and all classes share the rest
+            (C. Szegedy et al.: Rethinking the Inception Architecture for Computer Vision. CVPR 2016, section 7).
+        counting: how much each target counts in the mean of the loss, for losses whose values already have this factor,
+            such as torch's with class weights. None if all count the same.
     """
 
     kind: str = "classification"
@@ -121,7 +131,7 @@ class Task:
 
     @property
     def functions(self) -> list[Loss]:
-        """The loss and the functions of the metrics, which may be the user's own."""
+        """The loss and the functions of the metrics, which may be user-defined."""
         return [self.loss, *(metric.values for metric in self.metrics.values())]
 
     def on(self, device: torch.device) -> Task:
@@ -136,8 +146,7 @@ class Task:
         if self.counting is not None:
             weights = sums_of_samples(self.counting(targets))
             return sums_of_samples(found) / torch.where(weights > 0, weights, 1)
-        total, count = self._totals(found, targets)
-        return total if count is None else total / count.clamp(min=1)
+        return self._means(found, targets)
 
     def training_losses(self, outputs: Any, targets: Tensor) -> Tensor:
         """Returns the loss of each sample in training, ``[b]``, which is that of :meth:`losses` unless labels are
@@ -149,12 +158,11 @@ class Task:
             outputs.movedim(self.class_axis, 1), targets, reduction="none", ignore_index=ignored,
             label_smoothing=self.smoothing,
         )  # fmt: skip
-        total, count = self._totals(each, targets)
-        return total if count is None else total / count.clamp(min=1)
+        return self._means(each, targets)
 
     def weights(self, targets: Tensor) -> Tensor | None:
-        """Returns what each sample's loss counts in a mean, float32 ``[b]``: its tokens, or the weight of its class.
-        None if all count the same."""
+        """Returns the weight of each sample in a mean of losses, float32 ``[b]``: the number of its tokens, or the
+        weight of its class. None if all samples count the same."""
         if self.counting is not None:
             return sums_of_samples(self.counting(targets))
         if not self.loss_per_entry or self.ignored is None:
@@ -162,15 +170,24 @@ class Task:
         return (targets != self.ignored).flatten(1).sum(1).float()
 
     def sums(self, name: str, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns for each sample the two numbers of the metric ``name`` that are added up over samples, both ``[b]``.
+        """Returns the numerator and denominator of a metric for each sample, both ``[b]``, to be summed over samples.
 
-        The metric is the sum of the first over the sum of the second; None stands for ones. ``loss`` is a metric too.
+        Args:
+            name: a name in ``metrics``, or ``loss``.
+            outputs: what the model returned for the samples.
+            targets: the samples' targets ``[b, ...]``.
+
+        The denominator is None where it is 1 for every sample.
         """
         if name == "loss":
             each, weights = self.losses(outputs, targets), self.weights(targets)
             return (each, None) if weights is None else (each * weights, weights)
         found = self.metrics[name].values(outputs, targets)
         return found if isinstance(found, tuple) else self._totals(found, targets)
+
+    def _means(self, found: Tensor, targets: Tensor) -> Tensor:
+        total, count = self._totals(found, targets)
+        return total if count is None else total / count.clamp(min=1)
 
     def _totals(self, found: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns for values ``[b]`` or ``[b, ...]`` their sums over each sample's tokens that count, and how many
@@ -183,13 +200,13 @@ class Task:
         return torch.where(real, found, 0).flatten(1).sum(1, dtype=torch.float32), real.flatten(1).sum(1).float()
 
     def value(self, name: str, total: float, count: float) -> float:
-        """Returns the metric ``name`` from its two sums, NaN if the second is zero."""
+        """Returns the metric ``name``, given the sums of what :meth:`sums` returned; NaN if ``count`` is 0."""
         mean = total / count if count else math.nan
         return mean if name == "loss" else self.metrics[name].finish(mean)
 
 
 def mean_loss(each: Tensor, weights: Tensor | None) -> Tensor:
-    """Returns the mean of the losses ``[b]`` of a batch, in which a sample counts as ``weights`` says."""
+    """Returns the mean of the losses ``each [b]`` of a batch, weighted by ``weights [b]`` if they are not None."""
     return each.mean() if weights is None else (each * weights).sum() / weights.sum().clamp(min=LEAST_WEIGHT)
 
 
@@ -207,8 +224,13 @@ def exponential(mean: float) -> float:
 
 
 def task_of(kind: str, axis: int, ignored: int) -> Task:
-    """Returns the task ``kind`` with its own loss and metrics. ``axis`` and ``ignored`` are for ``tokens``: the axis of
-    the logits that has the classes, and the target of tokens that do not count."""
+    """Returns a task of one of the kinds above with its default loss and metrics.
+
+    Args:
+        kind: ``classification``, ``multilabel``, ``regression``, ``tokens`` or ``other``.
+        axis: for ``tokens`` the axis of the logits that has the classes.
+        ignored: for ``tokens`` the target of tokens that do not count.
+    """
     if kind == "multilabel":
         metrics = {"f1": Metric(f1, "max"), "accuracy": Metric(label_accuracy, "max")}
         return Task(kind, label_cross_entropy, metrics, "f1", "max", "accuracy")

@@ -33,10 +33,10 @@ _before: list[tuple[Callable[[Any], Any], Any]] = []
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """A context in which torch is as in a new process, but for the kernels of :data:`ATTENTION`. Afterwards it is as
-    before. It can be a decorator, too.
+    """A context in which torch has the settings of a new process, except for the kernels of :data:`ATTENTION`.
 
-    Settings of the whole process are put back when the last thread leaves such a context.
+    Afterwards the settings are as before; those of the whole process once the last thread has left such a context. It
+    can also be used as a decorator.
     """
     import torch
 

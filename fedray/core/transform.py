@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedray.core.places import same_bits
 from fedray.core.seeds import Purpose, global_generators, torch_seed
 from fedray.core.structure import leaves, map_leaves, outline
 from fedray.errors import UserError
@@ -46,9 +47,16 @@ class EachSample:
 
 
 def each_sample(transform: Transform) -> Transform:
-    """Returns a transform of batches that draws other random numbers for each sample.
+    """Makes a transform change each sample of a mini-batch differently.
 
-    The transforms of torchvision draw once in a call, so that they flip or crop all images of a batch alike.
+    A transform of torchvision draws random numbers once in a call, so that it flips or crops all images of a batch in
+    the same way. For example ``fedray.simulate(transform=fedray.each_sample(v2.RandomHorizontalFlip()))``.
+
+    Args:
+        transform: a function of the inputs of one sample ``[...]``, as they are stored, which returns them changed.
+
+    Returns:
+        a function of the inputs of a mini-batch ``[b, ...]``, which calls ``transform`` for each sample.
     """
     return EachSample(transform)
 
@@ -67,16 +75,16 @@ class SeededTransform:
     module: str | None = None
 
     def __call__(self, x: Any, counts: Sequence[int], ids: Sequence[int], seed: int, round: int, step: int) -> Any:
-        """Returns changed stored inputs ``[C, b, ...]``. Only the first ``counts[i]`` of client ``ids[i]`` are real,
-        and only they are given to the function."""
+        """Returns changed copies of the stored inputs ``x [C, b, ...]``. Only the first ``counts[i]`` samples of client
+        ``ids[i]`` are real, and only these are passed to the function."""
         result = map_leaves(Tensor.clone, x)
         for row, (client, count) in enumerate(zip(ids, counts, strict=True)):
             if count:
-                changed = self._of(_rows(x, row, count), torch_seed(seed, Purpose.TRANSFORM, round, client, step))
+                changed = self._apply(_rows(x, row, count), torch_seed(seed, Purpose.TRANSFORM, round, client, step))
                 map_leaves(lambda into, new, row=row, count=count: into[row, :count].copy_(new), result, changed)
         return result
 
-    def _of(self, x: Any, seed: int) -> Any:
+    def _apply(self, x: Any, seed: int) -> Any:
         given = outline(x), [(leaf.shape, leaf.dtype) for leaf in leaves(x)]
         with global_generators(seed):
             changed = self.function(x)
@@ -91,7 +99,7 @@ class SeededTransform:
         return changed
 
     def check(self, x: Any) -> list[str]:
-        """Tries the transform on stored inputs ``[b, ...]``, and returns lines for the user.
+        """Tries the transform on stored inputs ``[b, ...]``, and returns warnings for the user.
 
         Raises :class:`UserError` if it fails, returns inputs of another form, or draws from a random generator that
         can't be seeded from outside.
@@ -99,19 +107,19 @@ class SeededTransform:
         with as_user_error(f"{self.name} failed"):
             fresh = replace(self, function=_copy(self.function))
             few = map_leaves(lambda leaf: leaf[:FEW], x)
-            once = [self._of(map_leaves(Tensor.clone, few), seed) for seed in range(TRIED_OFTEN)]
+            once = [self._apply(map_leaves(Tensor.clone, few), seed) for seed in range(TRIED_OFTEN)]
             if any(map(_has_nan, once)) and not _has_nan(few):
                 raise UserError(f"{self.name} returns NaN")
-            again = [fresh._of(map_leaves(Tensor.clone, few), seed) for seed in reversed(range(TRIED_OFTEN))]
+            again = [fresh._apply(map_leaves(Tensor.clone, few), seed) for seed in reversed(range(TRIED_OFTEN))]
             if not all(map(_same, once, reversed(again))):
                 raise UserError(
                     f"{self.name} changes the same samples otherwise each time, though the global generators of torch, "
-                    "NumPy and Python are seeded: it must draw from them and not from a generator of its own, or no "
-                    "result could be repeated"
+                    "NumPy and Python are seeded: it must draw from them and from no other generator, or no result "
+                    "could be repeated"
                 )
-            first, *others = (self._of(map_leaves(Tensor.clone, x), seed) for seed in range(TRIED_SEEDS))
+            first, *others = (self._apply(map_leaves(Tensor.clone, x), seed) for seed in range(TRIED_SEEDS))
             copies = map_leaves(lambda leaf: torch.stack([leaf[0]] * COPIES), x)
-            of_copies = [self._of(map_leaves(Tensor.clone, copies), seed) for seed in range(TRIED_SEEDS)]
+            of_copies = [self._apply(map_leaves(Tensor.clone, copies), seed) for seed in range(TRIED_SEEDS)]
         if all(_same(first, other) for other in others):
             return [
                 f"warning: {self.name} draws no random numbers here; it changes samples in training, but not in "
@@ -126,7 +134,7 @@ class SeededTransform:
 
     @property
     def code(self) -> list[Any]:
-        """The objects, which may be the user's own, of which the transform consists."""
+        """The functions and objects of which the transform consists. A run is another one if their code has changed."""
         return [*_parts(self.function), *([sys.modules[self.module]] if self.module in sys.modules else [])]
 
 
@@ -154,10 +162,7 @@ def _rows_of(x: Any, i: int) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return all(
-        torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
-        for one, other in zip(leaves(a), leaves(b), strict=True)
-    )
+    return all(map(same_bits, leaves(a), leaves(b)))
 
 
 def _has_nan(x: Any) -> bool:
@@ -165,7 +170,7 @@ def _has_nan(x: Any) -> bool:
 
 
 def _copy(function: Transform) -> Transform:
-    """Returns a copy of a function with an own state, or the function itself if it can't be copied."""
+    """Returns a copy of a function that shares no state with it, or the function itself if it can't be copied."""
     with contextlib.suppress(Exception):
         return copy.deepcopy(function)
     return function

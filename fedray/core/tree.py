@@ -18,7 +18,7 @@ Node: TypeAlias = tuple[int, int]
 
 
 HELD_BYTES = 64_000_000
-"""The memory of rows that wait to be added up together."""
+"""The most bytes of rows that wait to be added up together."""
 
 CACHED = 1 << 17
 """How many numbers are in double precision at a time while rows are added up. They fit into a processor's cache."""
@@ -28,9 +28,13 @@ CACHED_ON_GPU = 1 << 24
 
 
 class TreeSum:
-    """The sum of ``members`` float64 vectors along the tree. Leaves and complete subtrees may be added in any order.
+    """Adds up float64 vectors, one of each client of a cohort, along the tree.
 
-    It holds one vector for each level of the tree if the leaves are added in order.
+    Leaves and complete subtrees may be added in any order, with the same bits. If leaves are added in order of their
+    positions, only one vector for each level of the tree is in memory.
+
+    Args:
+        members: the number of clients in the cohort, which is the number of leaves.
     """
 
     def __init__(self, members: int) -> None:
@@ -65,23 +69,26 @@ class TreeSum:
             self._read_only.add((level, index))
 
     def take(self, node: Node) -> Tensor | None:
-        """Removes a node and returns its value, if it is there and may be overwritten."""
+        """Removes a node and returns its value, which the caller may overwrite. None if the node is missing or
+        read-only."""
         return None if node in self._read_only else self.nodes.pop(node, None)
 
     def total(self) -> Tensor:
-        """Returns the whole sum. All members must have been added."""
+        """Returns the sum over all positions, each of which must have been added."""
         (value,) = self.nodes.values()
         return value
 
 
 class LeafSum:
-    """Adds leaves to ``tree``: rows of float32 numbers, each times its weight in double precision.
+    """Adds float32 rows, each times its weight, to ``tree`` as leaves, in double precision.
 
-    Rows that follow each other wait until they are a subtree, of as many as :data:`HELD_BYTES` hold. They are added up
-    a piece at a time. So a long row is read once, and no leaf is ever there in double precision as a whole.
+    Rows at neighbouring positions wait until they fill a subtree of at most :data:`HELD_BYTES`. They are then added up
+    piece by piece, so that a long row is read only once and never copied to double precision as a whole.
 
-    ``counts`` are places of whole numbers that have no average: only the leaf at position 0 adds its own there,
-    unweighted.
+    Args:
+        tree: the sum to which the leaves are added.
+        counts: the slices of a row that hold whole numbers, which have no average. The sum has there what the row at
+            position 0 has, without a weight.
     """
 
     def __init__(self, tree: TreeSum, counts: Sequence[slice] = ()) -> None:

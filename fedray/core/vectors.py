@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedray.core import numbers
+from fedray.core.norms import unit_vectors
 from fedray.core.places import Places
-from fedray.core.unit_vectors import unit_vectors
 
 ROW = 16
 """Rows are padded to a multiple of 16 floats (64 bytes), because kernels round differently on rows that are aligned
@@ -22,7 +22,7 @@ differently."""
 
 @dataclass(frozen=True)
 class Slot:
-    """Says where one named tensor lies in a row, or in a block of buffers.
+    """Where one named tensor lies in a row, or in a block of buffers.
 
     ``order`` lists the tensor's dimensions from the outermost in memory to the innermost. It keeps a module's memory
     format, such as channels last, which decides what kernels are run.
@@ -58,11 +58,16 @@ class Slot:
 
 
 class Model:
-    """A model, or the C models of a stack. ``row [..., width + buffer_width]`` float32 holds the trainable parameters
-    first, and then the buffers, such as running statistics, if there are any.
+    """The numbers of a model as one row, so that formulas of algorithms can be written with + and -; or the C models of
+    a stack as C rows.
 
-    Models are points, and plain tensors ``[..., width]`` are directions. The difference of two models is the direction
-    between their parameters. A model plus a direction is a model with the same buffers. Shapes broadcast.
+    Models are points, and plain tensors ``[..., width]`` are directions between them. ``x - y`` of two models is the
+    direction between their parameters; ``x + 0.5 * (y - x)`` is a model with the buffers of x. Shapes broadcast.
+
+    Args:
+        row: float32 ``[width + buffer_width]``, or ``[C, width + buffer_width]`` for a stack: the trainable parameters,
+            and then the buffers, such as running statistics, if there are any.
+        width: how many of these numbers are parameters, including padding.
     """
 
     __slots__ = ("row", "width")
@@ -115,12 +120,12 @@ class Model:
         return self.with_parameters(self.parameters - other)
 
     def lerp(self, target: Model, weight: float) -> Model:
-        """Returns the model whose parameters lie the fraction ``weight`` of the way to those of ``target``. Its buffers
-        are those of ``target``, because they are averages of statistics already."""
+        """Returns the model with the parameters x + weight (target - x), and the buffers of ``target``, which are
+        already averages."""
         return target.with_parameters(self.parameters.lerp(target.parameters, weight))
 
     def zeros(self) -> Tensor:
-        """Returns the direction of length zero."""
+        """Returns the direction of length zero: a tensor of zeros ``[..., width]``."""
         return torch.zeros_like(self.parameters)
 
     def clone(self) -> Model:
@@ -128,8 +133,8 @@ class Model:
         return Model(self.row.clone(), self.width)
 
     def rows(self, count: int) -> Model:
-        """Returns ``count`` copies of a single model as a stack. Each copy has its own memory for buffers, because
-        training updates them in place."""
+        """Returns ``count`` copies of a single model as a stack ``[count, ...]``. The copies share the memory of
+        parameters, but not that of buffers, because training updates buffers in place."""
         row = self.row.expand(count, -1)
         return Model(row.clone() if self.has_buffers else row, self.width)
 
@@ -149,11 +154,15 @@ Vector: TypeAlias = Model | Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """The buffers of one type, which lie together in a row from ``start`` on, counted from the first buffer. A buffer's
-    slot says where its entries are among the ``count`` entries of the block. ``units`` are the names of vectors of
-    length 1.
+    """The buffers of one type, which lie next to each other in a row.
 
-    The mean of such vectors is shorter, so they are given their length when they are read.
+    Args:
+        dtype: the type.
+        slots: where each buffer's entries are among the entries of the block.
+        start: where the block begins, counted from the first number of the row that belongs to a buffer.
+        count: how many entries the block has. An entry takes ``parts`` numbers of the row.
+        units: the names of buffers that are vectors of length 1. A mean of such vectors is shorter, so they are scaled
+            to length 1 when they are read.
     """
 
     dtype: torch.dtype
@@ -173,12 +182,13 @@ class Block:
         return slice(self.start, self.start + self.parts * self.count)
 
     def read(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Returns the tensors in ``buffers [buffer_width]`` by name. Those of float32 are views, but for the units."""
+        """Returns the block's tensors in ``buffers [buffer_width]`` by name, those of float32 as views unless they are
+        ``units``."""
         entries = buffers[self.place]
         if self.dtype is not torch.float32:
             entries = numbers.join(entries.view(self.parts, self.count), self.dtype)
         found = {slot.name: slot.view(entries) for slot in self.slots}
-        found.update((name, _of_length_1(found[name])) for name in self.units)
+        found.update((name, _scaled_to_length_1(found[name])) for name in self.units)
         return found
 
     def numbers_of(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -196,21 +206,21 @@ class Block:
             buffers[self.place] = self.numbers_of(tensors)
 
     def rounded(self, total: Tensor) -> Tensor:
-        """Returns the block's numbers, given sums ``total [parts * count]`` of them in float64."""
+        """Returns the block's numbers in float32, given their sums ``total [parts * count]`` in float64."""
         if not self.dtype.is_floating_point or self.parts == 1:
             return total.float()
         # a GPU may add three numbers in another order
         return numbers.split(total.view(self.parts, self.count).cpu().sum(0)).reshape(-1)
 
 
-def _of_length_1(vector: Tensor) -> Tensor:
-    """Returns ``vector [n]`` divided by its length, or as it is where that is 1 but for rounding."""
+def _scaled_to_length_1(vector: Tensor) -> Tensor:
+    """Returns ``vector [n]`` divided by its length, or unchanged if its length is 1 up to rounding."""
     length = vector.norm()
     return vector / torch.where((length - 1).abs() < 1e-5, 1, length.clamp(min=1e-12))
 
 
 class Layout:
-    """Says how a module's tensors lie in the row of a :class:`Model`: the trainable parameters first, then the buffers.
+    """How a module's tensors lie in the row of a :class:`Model`: the trainable parameters first, then the buffers.
 
     ``parameters`` is the number of trainable parameters. They take ``width`` numbers of the row, the last of which may
     be padding, which is zero. ``buffers`` and ``buffer_width`` are the same for buffers, which keep their types: see
@@ -279,7 +289,7 @@ class Layout:
         return torch.cat([*(block.numbers_of(tensors) for block in self.blocks), like[self.buffers :]])
 
     def rounded(self, total: Tensor) -> Model:
-        """Returns the model whose row is ``total [row_width]``, a sum in float64."""
+        """Returns the model whose row is the float64 sum ``total [row_width]``, rounded to float32."""
         row = total.float()
         for block in self.blocks:
             place = slice(self.width + block.place.start, self.width + block.place.stop)
@@ -287,8 +297,13 @@ class Layout:
         return Model(row, self.width)
 
     def gather(self, pieces: Sequence[Tensor | None], out: Tensor, written: Container[int] = ()) -> None:
-        """Writes gradients of the parameters, in the module's order, into ``out [width]``. None stands for a parameter
-        that has none. To parameters that are ``written`` already, by their numbers, they are added."""
+        """Writes the gradients of all parameters into one vector.
+
+        Args:
+            pieces: the gradient of each parameter in the module's order, None for zeros.
+            out: the vector ``[width]``.
+            written: the places in ``pieces`` whose gradients are in ``out`` already; the pieces are added to them.
+        """
         flat: list[Tensor] = []
         start = stop = 0
         for number, (slot, piece) in enumerate(zip(self.slots, pieces, strict=True)):
@@ -308,8 +323,8 @@ class Layout:
             torch.cat(flat, out=out[start:stop])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Returns the parameters in ``vector [width]`` by name, by one differentiable split."""
-        pieces = vector.split(self.sizes)
+        """Returns the parameters in ``vector [width]`` by name, as views through which autograd can differentiate."""
+        pieces = vector.split_with_sizes(self.sizes)
         return {slot.name: slot.shaped(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 
 
@@ -341,10 +356,10 @@ def _blocks(buffers: Mapping[str, Tensor], units: Collection[str]) -> tuple[list
         by_dtype.setdefault(tensor.dtype, []).append((name, tensor))
     blocks: list[Block] = []
     start = 0
-    for dtype, own in by_dtype.items():
-        slots, count = _lay_out(own)
+    for dtype, of_type in by_dtype.items():
+        slots, count = _lay_out(of_type)
         if slots:
-            blocks.append(Block(dtype, tuple(slots), start, count, frozenset(units) & {name for name, _ in own}))
+            blocks.append(Block(dtype, tuple(slots), start, count, frozenset(units) & {name for name, _ in of_type}))
             start = blocks[-1].place.stop
     return blocks, start
 

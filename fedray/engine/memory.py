@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedray.core.batches import Batch
-from fedray.core.rounding import whole
+from fedray.core.rounding import whole_units
 from fedray.core.structure import leaves
 from fedray.gradients.network import Network
 
@@ -138,7 +138,7 @@ class Footprint:
 def actors_per_gpu(footprint: Footprint, cpus: float) -> int:
     """Returns the number that ``engine.actors_per_gpu: auto`` stands for: as many actors as fit, but no more than have
     CPUs (``cpus`` for each GPU)."""
-    return max(1, min(footprint.fits, MOST_PER_GPU, whole(cpus)))
+    return max(1, min(footprint.fits, MOST_PER_GPU, whole_units(cpus)))
 
 
 def footprint(network: Network, batch: Batch, state_width: int) -> Footprint:

@@ -24,7 +24,7 @@ def implied_values(
     clients take part in a round.
     """
     options = resolved_defaults(kind)
-    hyper = algorithm.implied(cohort, clients, training.local_steps)
+    hyper = algorithm.resolved_defaults(cohort, clients, training.local_steps)
     return {f"data.partition.{name}": value for name, value in options.items()} | {
         f"algorithm.{name}": value for name, value in hyper.items()
     }

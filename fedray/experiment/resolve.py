@@ -15,7 +15,7 @@ from fedray.algorithms import Algorithm, find_algorithm
 from fedray.config import Config, check, dump_yaml, flat, run_name, unknown_key
 from fedray.core.batches import has_single
 from fedray.core.local_training import LocalTraining
-from fedray.core.rounding import whole
+from fedray.core.rounding import whole_units
 from fedray.core.structure import leaves
 from fedray.core.task import Task
 from fedray.core.torch_state import neutral
@@ -361,7 +361,7 @@ def _with_test_shares(
 def _cohort_size(config: Config, data: FederatedData) -> int:
     present = data.active
     if config.train.participation is not None:
-        return max(1, whole(config.train.participation * present))
+        return max(1, whole_units(config.train.participation * present))
     if config.train.cohort_size is None:
         return present
     if config.train.cohort_size > present:

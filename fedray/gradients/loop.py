@@ -49,7 +49,7 @@ class LoopNetwork(Network):
             return self._gradient(at[row], x, y, row, rule_loss, [extra[row] for extra in extras], rng, scale)
 
         if isinstance(self.recorded, SideBySide) and self.compiled is None and not own_loss:
-            ordinary = [lambda row=row: eager(row, *batch.of(row)) for row in rows]
+            ordinary = [lambda row=row: eager(row, *batch.client_samples(row)) for row in rows]
             found = self.recorded.together(self._inputs(at, batch, rows), ordinary, batch.counts is None)
         else:
             made = []

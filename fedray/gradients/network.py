@@ -280,7 +280,7 @@ class Network:
 
     def _begin(self, batch: Batch, row: int) -> tuple[Any, Tensor]:
         """Returns the real samples of one client's batch, with the module in training mode."""
-        x, y = batch.of(row)
+        x, y = batch.client_samples(row)
         self.training_mode(x, len(y))
         return x, y
 

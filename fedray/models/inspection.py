@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedray.core.norms import unit_vectors
 from fedray.core.numbers import SINGLE
 from fedray.core.places import Places, with_parameters_of
-from fedray.core.unit_vectors import unit_vectors
 from fedray.core.vectors import Layout
 from fedray.errors import UserError
 from fedray.gradients.known_code import global_hooks

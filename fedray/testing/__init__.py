@@ -1,4 +1,4 @@
-"""Tests that every algorithm and every data source must pass, those that come with fedray and your own."""
+"""Tests that every algorithm and every data source must pass, user-defined ones included."""
 
 from fedray.testing.contracts import AlgorithmContract
 from fedray.testing.sources import SourceContract

@@ -1,4 +1,4 @@
-"""Contract tests of an algorithm. Subclass :class:`AlgorithmContract` in a pytest module, and name your algorithm.
+"""Contract tests: what every algorithm must do. Subclass :class:`AlgorithmContract` in a test file of pytest::
 
 from fedray.testing import AlgorithmContract
 
@@ -74,14 +74,18 @@ def small_source() -> Source:
 
 
 class AlgorithmContract:
-    """Tests of what must hold for every algorithm. Set the class attributes in a subclass."""
+    """Tests of what must hold for every algorithm: pure steps, resuming, the same bits on Ray, counted bytes, and more.
+
+    A subclass in a test file sets ``algorithm``, and pytest runs all tests for it. ``hyper`` should turn on everything
+    that the algorithm can do.
+    """
 
     algorithm: ClassVar[str]
     """The value of ``algorithm.name``: a name, or file.py:Class or module:Class."""
     hyper: ClassVar[Mapping[str, Any]] = {}
-    """Hyper-parameters under which the algorithm does all that it can."""
+    """Hyper-parameters with which the algorithm uses all of its rules; its defaults for those that are not named."""
     zero: ClassVar[Mapping[str, Any] | None] = None
-    """Hyper-parameters under which the algorithm is FedAvg, if there are such."""
+    """Hyper-parameters with which the algorithm computes what FedAvg computes; None if there are none."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Further keys of the tests' runs, for example train.local_steps for an algorithm that needs equal steps."""
     actors: ClassVar[Sequence[int]] = (1, 2, 3)

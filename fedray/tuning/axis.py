@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fedray.config import flat
-from fedray.core.rounding import whole
+from fedray.core.rounding import whole_units
 from fedray.data.federated import FederatedData
 from fedray.experiment.experiment import Experiment
 from fedray.tracking import costs
@@ -50,7 +50,7 @@ def amount(row: Any, name: str) -> Any:
 
 def steps_reached(row: Mapping[str, Any], axis: str, budget: float) -> int:
     """Returns how many of the :data:`STEPS` steps a run has reached, if ``row`` is its last row of metrics.csv."""
-    return min(STEPS, whole(STEPS * amount(row, axis) / budget))
+    return min(STEPS, whole_units(STEPS * amount(row, axis) / budget))
 
 
 def budget_of(experiment: Experiment, data: FederatedData, axis: str) -> float:

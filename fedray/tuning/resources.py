@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from fedray.config import EngineConfig
-from fedray.core.rounding import whole
+from fedray.core.rounding import whole_units
 from fedray.engine.ray.cluster import RESOURCES, compared_with_cluster, in_words
 from fedray.errors import UserError
 
@@ -60,7 +60,7 @@ def engine_of_trials(
         raise UserError("engine.actors=per_client: in a sweep, give a number of client actors")
     if engine.actors == "auto":
         cpus, each = ray.cluster_resources().get("CPU", 0), engine.cpus_per_actor
-        fill = whole(cpus / (max_concurrent_trials or 1) / each) if each else 1
+        fill = whole_units(cpus / (max_concurrent_trials or 1) / each) if each else 1
         settings["engine.actors"] = 1 if several and "engine.kind" not in base else max(1, fill)
     return settings
 
@@ -118,7 +118,7 @@ def count_concurrent_trials(bundles: Bundles, asked: int | None, started_here: b
         time.sleep(0.1)
         free = ray.available_resources()
     # another program may be using the rest of the cluster
-    idle = [whole(free.get(kind, 0) / need[kind]) for kind in RESOURCES if need[kind]]
+    idle = [whole_units(free.get(kind, 0) / need[kind]) for kind in RESOURCES if need[kind]]
     possible = max(1, min([fits, *idle] if idle else [asked or int(total.get("CPU", 1))]))
     if asked is None or asked <= possible:
         return asked or possible, None

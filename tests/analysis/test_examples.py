@@ -1,10 +1,11 @@
-"""The examples in analysis/examples, in a short form: the loss falls, and the saved model has the summary's metric."""
+"""The programs in examples/, shortened: the loss falls, and the saved model has the metric that the summary says."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 
 from fedray import RunResult
 
-FOLDER = Path(__file__).parents[2] / "analysis" / "examples"
+FOLDER = Path(__file__).parents[2] / "examples"
 
 
 def example(name: str) -> ModuleType:
@@ -48,6 +49,16 @@ def assert_learns(result: RunResult) -> None:
 
 
 SHORT = {"engine.kind": "local", "run.checkpoint_every": 0}
+
+
+def test_fedavg_pfedmo(tmp_path):
+    """The README's first command, with short runs: it says in its last line where the page is."""
+    short = ["run.rounds=1", "train.local_steps=1", "model.name=logistic"]
+    program = [sys.executable, str(FOLDER / "fedavg_pfedmo.py"), *short]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    page = tmp_path / done.stdout.splitlines()[-1].removeprefix("open ")
+    assert {"fedavg", "pfedmo"} <= set(page.read_text().replace("<", " ").replace(">", " ").split())
 
 
 @pytest.mark.parametrize("model", ["LSTM", "Transformer"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedray.config import load
-from fedray.core.rounding import whole
+from fedray.core.rounding import whole_units
 from fedray.data.sources.source import Source
 from fedray.experiment.experiment import Own
 from fedray.experiment.resolve import resolve
@@ -17,7 +17,7 @@ def test_a_fraction_of_clients_is_counted_as_in_exact_arithmetic():
     for clients in (1, 3, 7, 10, 60, 100, 128, 9275):
         for hundredths in range(1, 101):
             fraction = hundredths / 100
-            assert whole(fraction * clients) == Fraction(str(fraction)) * clients // 1
+            assert whole_units(fraction * clients) == Fraction(str(fraction)) * clients // 1
 
 
 def resolved(source=None, **keys):

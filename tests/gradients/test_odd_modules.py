@@ -25,9 +25,9 @@ from fedray import UserError, evaluate, simulate
 from fedray.api import RunResult
 from fedray.core.batches import schedule
 from fedray.core.copying import copied
+from fedray.core.norms import unit_vectors
 from fedray.core.places import Places
 from fedray.core.seeds import Purpose, every_rng
-from fedray.core.unit_vectors import unit_vectors
 from fedray.engine import local_engine
 from fedray.engine.clients import Clients
 from fedray.engine.pool import LocalPool

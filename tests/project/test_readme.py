@@ -265,5 +265,11 @@ def test_files_that_are_named_exist() -> None:
     }
 
 
+def test_the_version_is_the_same_everywhere() -> None:
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == fedray.__version__
+    # the first section of the changes is that of this version
+    assert re.findall(r"^## (\S+)", TEXTS["CHANGELOG.md"], re.MULTILINE)[0] == fedray.__version__
+
+
 def test_length_of_the_first_page() -> None:
     assert len(TEXTS["README.md"].splitlines()) <= 150

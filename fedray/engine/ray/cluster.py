@@ -11,7 +11,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from fedray.config import EngineConfig
-from fedray.core.rounding import whole
+from fedray.core.rounding import whole_units
 from fedray.engine.ray.own_cluster import start_cluster
 from fedray.errors import UserError, first_line
 
@@ -106,7 +106,7 @@ def actor_count(experiment: Experiment) -> int:
         fits.append((resources.get("CPU", 0) - engine.server_cpus) / engine.cpus_per_actor)
     if gpu_share(experiment):
         fits.append((resources.get("GPU", 0) - engine.server_gpus) / gpu_share(experiment))
-    return max(1, min(whole(min(fits)) if fits else (os.cpu_count() or 1), members))
+    return max(1, min(whole_units(min(fits)) if fits else (os.cpu_count() or 1), members))
 
 
 def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:

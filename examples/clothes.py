@@ -1,6 +1,6 @@
 """Several labels for each image: what kind of clothes a picture of Fashion-MNIST shows (the sample inside fedray).
 
-python analysis/examples/clothes.py
+python examples/clothes.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A regression with a metric of its own: prices of houses, of which each city (a client) has its own market.
+"""A regression with a user-defined metric: prices of houses, where each city (a client) has a different market.
 
-python analysis/examples/prices.py
+python examples/prices.py
 """
 
 from __future__ import annotations
