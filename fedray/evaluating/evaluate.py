@@ -29,8 +29,8 @@ from fedray.evaluating.features import features_of
 from fedray.evaluating.request import Request, request_of
 from fedray.evaluating.tables import Evaluation, confusion_of, table_of_classes, value_over
 from fedray.experiment.experiment import Experiment, Own
-from fedray.experiment.making import OtherShape, load_weights
 from fedray.experiment.resolve import resolve
+from fedray.experiment.weights import OtherShape, load_weights
 from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:

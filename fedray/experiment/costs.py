@@ -6,7 +6,8 @@ from fedray.algorithms import Algorithm, ServerState, known_algorithms
 from fedray.config import Config, ScheduleConfig
 from fedray.data.sources.source import source_of
 from fedray.errors import UserError
-from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.models.heads import DEFAULT, serves
 from fedray.tracking import costs
@@ -20,8 +21,8 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     The third value says for each algorithm that can't be compared why that is so. All algorithms get the data of
     ``config``'s own algorithm, but for those that train on a public set, which get the public set that they would have.
     """
-    own = Own(source_of(config.data, config.task), preloaded=True)
-    chosen, data = resolve(config, own)
+    custom = CustomObjects(source_of(config.data, config.task), preloaded=True)
+    chosen, data = resolve(config, custom)
     sizes, name_of_chosen = data.sizes(), config.algorithm.name
 
     def with_server(experiment: Experiment, public: int) -> tuple[Experiment, ServerState]:
@@ -38,7 +39,7 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
         asked, need = config.model.head, cls.needs_head
         head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]
         if (head, cls.needs_public) not in alike:
-            experiment, others = resolve(_with_algorithm(config, name, head), own)
+            experiment, others = resolve(_with_algorithm(config, name, head), custom)
             alike[head, cls.needs_public] = with_server(experiment, len(others.public))
         return alike[head, cls.needs_public]
 

@@ -27,7 +27,7 @@ PREFIXES = ("torchvision:",)
 """What stands before the colon of a name that is not of the user's own."""
 
 
-def is_own(name: str) -> bool:
+def is_user_defined(name: str) -> bool:
     """Returns whether a name in a config means an object of the user's own, and not one that comes with fedray."""
     return ":" in name or name.endswith(".py")
 
@@ -51,10 +51,10 @@ def import_object(name: str, key: str) -> Any:
         raise UserError(f"{key}={name}: {kind}{where} has no {attribute!r}{near_miss(attribute, own)}") from None
 
 
-def check_own(name: str, key: str) -> None:
+def check_user_object(name: str, key: str) -> None:
     """Raises :class:`UserError`, which names the config's ``key``, if ``name`` is of the user's own and of no form that
     there is, or names a file that can't be read. Nothing is imported."""
-    if is_own(name) and not name.startswith(PREFIXES):
+    if is_user_defined(name) and not name.startswith(PREFIXES):
         where = _parts(name, key)[0]
         if where.endswith(".py"):
             _code_in(Path(where), f"{key}={name}")
@@ -169,3 +169,6 @@ def _error_line(error: BaseException) -> str:
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}{': ' if text else ''}{text[:300]}{place}"
+
+
+is_own, check_own = is_user_defined, check_user_object

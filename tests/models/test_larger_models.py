@@ -17,8 +17,8 @@ from fedray.config import load
 from fedray.data.sources.own import own_source
 from fedray.data.sources.source import Source
 from fedray.experiment.experiment import Own
-from fedray.experiment.making import load_weights
 from fedray.experiment.resolve import resolve
+from fedray.experiment.weights import load_weights
 from fedray.models import build, find_model
 from fedray.models.flops import forward_flops
 from fedray.models.norms import replace_norms
