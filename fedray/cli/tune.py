@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from fedray.cli import listing
 from fedray.cli.settings import EXIT_INTERRUPTED, RESULTS, split
 from fedray.errors import UserError
+
+if TYPE_CHECKING:
+    from fedray.tuning.spec import SweepSpec
 
 
 def add_parser(commands: Any) -> None:
@@ -59,21 +63,13 @@ def _tune(options: argparse.Namespace) -> int:
     files, overrides = split(options.settings)
     if options.suite:
         if files:
-            raise UserError(f"--suite has its own space files: none beside it, not {files[0]}")
+            raise UserError(f"--suite names its space files itself: give none beside it, not {files[0]}")
         return _suite(options, overrides)
     if len(files) != 1:
         given = f"; not {', '.join(files)}: a key=value with blanks needs quotes in a shell" if files else ""
         raise UserError(f"give one space file, or one of: {', '.join(known_spaces())}{given}")
     if options.report:
-        from fedray.tuning.recorded import check_record
-        from fedray.tuning.report import write_report
-
-        specs = read_sweeps(files[0], overrides)
-        for spec in specs:
-            check_record(spec)
-        for spec in specs:
-            print("\n".join(f"wrote {path}" for path in write_report(spec)))
-        return 0
+        return _report(read_sweeps(files[0], overrides))
     from fedray.tuning import tune
     from fedray.tuning.view import View
 
@@ -93,20 +89,25 @@ def _tune(options: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
+def _report(specs: Sequence[SweepSpec]) -> int:
+    from fedray.tuning.recorded import check_record
     from fedray.tuning.report import write_report
+
+    for spec in specs:
+        check_record(spec)
+    for spec in specs:
+        print("\n".join(f"wrote {path}" for path in write_report(spec)))
+    return 0
+
+
+def _suite(options: argparse.Namespace, overrides: list[str]) -> int:
     from fedray.tuning.suite import read_suite, run_suite
     from fedray.tuning.suite_table import write_suite
     from fedray.tuning.view import View
 
     suite = read_suite(options.suite, overrides)
     if options.report:
-        from fedray.tuning.recorded import check_record
-
-        for spec in suite.specs:
-            check_record(spec)
-        for spec in suite.specs:
-            print("\n".join(f"wrote {path}" for path in write_report(spec)))
+        _report(suite.specs)
         print("\n".join(f"wrote {path}" for path in write_suite(suite)))
         return 0
     view = View()

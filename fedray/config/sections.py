@@ -53,7 +53,8 @@ class RunConfig(Section):
     )
     eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on so many training samples")
     eval_clients: Whole | Literal["all"] = Field(
-        0, description="score the global model on the own test share of so many clients, the same in every evaluation"
+        0,
+        description="score the global model on the test share of each of so many clients, the same ones every time",
     )
     finetune_steps: Whole = Field(
         0, ge=0, description="score the global model after so many plain local steps on each client of the cohort"
@@ -162,7 +163,7 @@ class DataConfig(Section):
     input_columns: list[str] | None = Field(
         None, min_length=1, description="csv, hf: the columns that are the model's inputs; all others unless set"
     )
-    normalization: str = Field("default", description="mean and deviation of the inputs; see `fedray datasets`")
+    normalization: str = Field("default", description="mean and std of the inputs; see `fedray datasets`")
     clients: Whole = Field(20, ge=1, description="number of registered clients N")
     samples_per_client: Whole | None = Field(None, ge=1, description="fixed local size; all samples unless set")
     seed: Whole | None = Field(None, ge=0, lt=2**63, description="seed of partition and public set; = run.seed")
@@ -171,11 +172,11 @@ class DataConfig(Section):
         "auto", description="i.i.d. public set of the server; auto: 10 % if the algorithm needs it, else none"
     )
     public_to: Literal["server", "clients"] = Field(
-        "server", description="clients: deal the public set out to them, on top of their own samples"
+        "server", description="clients: partition the public set among them, on top of their samples"
     )
     validation_samples: Whole = Field(0, ge=0, description="held out of the training set for validation_accuracy")
     least_test_samples: Whole = Field(
-        0, ge=0, description="least size of a client's test share; smaller ones are drawn anew, and may overlap"
+        0, ge=0, description="least size of a client's test share; smaller ones are drawn again, and may overlap"
     )
     access: Literal["auto", "memory", "mapped", "lazy"] = Field(
         "auto",

@@ -1,6 +1,6 @@
 """Makes digests of what a result depends on beside its configuration.
 
-That is the data, the model, its initial weights, the loss, the metrics and the user's own code. The folder of a run or
+That is the data, the model, its initial weights, the loss, the metrics and the user's code. The folder of a run or
 of a sweep keeps the digests, so that it is never continued with anything else.
 """
 

@@ -55,9 +55,9 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"{key}: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
     places = Places(module)
-    own = places.tensors
+    here = places.tensors
     tensors = _by_first_name(tensors, places, path, key)
-    wanted = {name: tensor.shape for name, tensor in own.items() if name in tensors or name not in places.not_saved}
+    wanted = {name: tensor.shape for name, tensor in here.items() if name in tensors or name not in places.not_saved}
     heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
     of_head = [name for name in wanted if name.startswith(tuple(heads))]
     kept = [] if classes is None or tensors.keys() & set(of_head) else of_head
@@ -70,14 +70,14 @@ def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = 
         if tensors[name].shape != shape:
             line = f"{key}: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model"
             raise OtherShape(line, _other_outputs(module, tensors))
-        if _kind(tensors[name]) != _kind(own[name]):
+        if _kind(tensors[name]) != _kind(here[name]):
             raise UserError(
-                f"{key}: {name} in {path} is of {tensors[name].dtype}, but of {own[name].dtype} in the model"
+                f"{key}: {name} in {path} is of {tensors[name].dtype}, but of {here[name].dtype} in the model"
             )
         # a buffer may be a mask
-        if name in places.parameters and not torch.isfinite(tensors[name].to(own[name].dtype)).all():
+        if name in places.parameters and not torch.isfinite(tensors[name].to(here[name].dtype)).all():
             raise UserError(f"{key}: {name} in {path} has numbers that are not finite")
-    further = [name for name in tensors if name not in own]
+    further = [name for name in tensors if name not in here]
     unused = [] if classes is None else [name for name in further if _is_replaced(name, module, heads)]
     for name in further:
         if name not in unused:
