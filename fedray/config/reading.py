@@ -256,7 +256,8 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     if problem["type"].startswith(("greater", "less")):
         # not pydantic's own message, which rounds large limits
         ((bound, limit),) = problem["ctx"].items()
-        text = f"must be {BOUNDS[bound]} {f'{limit:g}' if isinstance(limit, float) else limit}"
+        range = f"{BOUNDS[bound]} {f'{limit:g}' if isinstance(limit, float) else limit}"
+        text = f"must be {' or '.join([*map(repr, _literals(annotation)), range])}"
     elif problem["type"].startswith("finite"):
         text = message.replace("Input should be", "must be")
     else:
