@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from fedray.api import own_objects
+from fedray.api import custom_objects
 from fedray.core.samples import Samples
 from fedray.core.seeds import SERVER
 from fedray.core.task import Task
@@ -84,7 +84,7 @@ def evaluate(
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics}
     given = [name for name, each in objects.items() if each is not None]
     request = request_of(target, base, overrides, given, split)
-    own = own_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
+    own = custom_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
     experiment, federated = resolve(request.config, own)
     if features < 0:
         raise UserError(f"--features must be at least 0, not {features}")
