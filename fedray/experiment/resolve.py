@@ -8,7 +8,6 @@ lies with the stage that decides it.
 from __future__ import annotations
 
 from collections import ChainMap
-from typing import Any
 
 from fedray.config import Config, dump_yaml, flat
 from fedray.core.torch_state import neutral
@@ -103,23 +102,7 @@ def _experiment(
         compile=execution.compile,
         replay=execution.replay,
         notes=tuple(note for stage in stages for note in stage.notes),
-        inputs=_inputs(custom, data, training, model, execution),
+        inputs=inputs_of(custom, data, training, model, execution.make()),
         asked=flat(config.model_dump(mode="json", exclude_unset=True)),
         defaults={**data.defaults, **training.defaults},
     )
-
-
-def _inputs(
-    custom: CustomObjects, data: DataStage, training: TrainingStage, model: ModelStage, execution: ExecutionStage
-) -> dict[str, str]:
-    """Returns the digests of what the result depends on beside the configuration."""
-    code: dict[str, Any] = {"code of the algorithm": type(training.algorithm)}
-    code |= {f"metric {name}": model.task.metrics[name].values for name in custom.metrics}
-    if custom.loss is not None:
-        code["loss"] = custom.loss
-    if training.transform is not None:
-        code[f"code of {training.transform.name}"] = training.transform.function
-    if model.make.head is not None:
-        code["code of the head"] = model.make.head
-    made_by = find_model(model.name) if custom.model is None else custom.model
-    return inputs_of(data.digests, made_by, execution.make(), code)
