@@ -28,7 +28,8 @@ from fedray.evaluating import SPLITS
 from fedray.evaluating.features import features_of
 from fedray.evaluating.request import Request, request_of
 from fedray.evaluating.tables import Evaluation, confusion_of, table_of_classes, value_over
-from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.experiment.weights import OtherShape, load_weights
 from fedray.warning import PythonWarnings
@@ -95,7 +96,7 @@ def _evaluate(
     request: Request,
     experiment: Experiment,
     data: FederatedData,
-    own: Own,
+    own: CustomObjects,
     split: str,
     features: int,
     say: Callable[[str], None],

@@ -63,7 +63,3 @@ class CustomObjects:
             f"warning: model= is a module, so all {seeds} seeds start from the same initial weights; to draw them from "
             "each seed, give its class or a function that makes one"
         ]
-
-    @property
-    def given(self) -> list[Given]:
-        return self.names

@@ -14,7 +14,6 @@ from fedray.config import Config, flat
 from fedray.core.local_training import LocalTraining
 from fedray.core.schedule import Schedule
 from fedray.core.task import Task
-from fedray.experiment.custom import CustomObjects
 from fedray.experiment.making import ModelMaker
 from fedray.models.inspection import ModelFacts
 
@@ -56,10 +55,6 @@ class Experiment:
     inputs: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def implied(self) -> Mapping[str, Any]:
-        return self.defaults
 
     @property
     def lanes(self) -> int:
@@ -109,6 +104,3 @@ class Experiment:
         With ``client``, other weights are drawn, which depend on ``run.seed`` and the client.
         """
         return self.module(client)
-
-
-Own = CustomObjects

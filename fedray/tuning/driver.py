@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedray.algorithms import Algorithm
-    from fedray.experiment.experiment import Own
+    from fedray.experiment.custom import CustomObjects
     from fedray.tuning.sweep import Sweep
     from fedray.tuning.trial_source import TrialSource
 
@@ -116,14 +116,14 @@ def load_own(
     metrics: Mapping[str, Any] | None = None,
     transform: Any = None,
     algorithm: type[Algorithm] | None = None,
-) -> Own:
+) -> CustomObjects:
     """Returns what all trials are made from: the user's own objects and the data set, which is loaded once for all.
 
     Raises :class:`UserError` if ``test`` comes without ``data``, or if the data can't be loaded.
     """
     from fedray.data.sources.own import own_source
     from fedray.data.sources.source import source_of
-    from fedray.experiment.experiment import Own
+    from fedray.experiment.custom import CustomObjects
 
     config = load(spec.base)
     of_task = config.task.kind, config.task.ignore_index
@@ -136,12 +136,12 @@ def load_own(
         raise UserError("tune(test=...) needs data=... too")
     else:
         source = source_of(config.data, config.task)
-    return Own(source, model, loss, metrics or {}, transform, algorithm, preloaded=data is None)
+    return CustomObjects(source, model, loss, metrics or {}, transform, algorithm, preloaded=data is None)
 
 
 def run_sweeps(
     specs: Sequence[SweepSpec],
-    own: Own,
+    own: CustomObjects,
     start: RayStart,
     view: View,
     retry_failed: bool = False,
@@ -177,7 +177,7 @@ def run_sweeps(
         return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
 
 
-def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart, view: View) -> bool:
+def _run(sweeps: Sequence[Sweep], source: TrialSource, own: CustomObjects, start: RayStart, view: View) -> bool:
     """Runs the trials of ``source``, which are those of ``sweeps`` and others. Returns whether the user stopped
     them."""
     started_here = start.ready()

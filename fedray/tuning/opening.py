@@ -14,7 +14,8 @@ from fedray.config import dump_yaml, flat, load
 from fedray.data.federated import FederatedData
 from fedray.engine.evaluation.accuracies import recorded_metrics
 from fedray.errors import UserError, near_miss
-from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import RoundCost, budget_of, cost_of_a_round
@@ -38,7 +39,7 @@ BASE = {"run.log_clients": False}
 
 
 @contextlib.contextmanager
-def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
+def open_sweep(spec: SweepSpec, own: CustomObjects, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
     """A context with the sweep of ``spec``, which is new or continues from what its folder has recorded.
 
     Other processes are kept out of its folder until the context ends. ``own`` has the data set, and ``say`` shows a
@@ -46,8 +47,8 @@ def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda li
     or another process.
     """
     spec = with_validation(spec, own)
-    if own.given:
-        spec = replace(spec, base={**spec.base, "run.given": own.given})
+    if own.names:
+        spec = replace(spec, base={**spec.base, "run.given": own.names})
     base = {**BASE, **spec.base}
     experiment, data = resolve(load(base), own)
     resolved = flat(experiment.config.model_dump(mode="json"))
@@ -79,7 +80,7 @@ def open_sweep(spec: SweepSpec, own: Own, say: Callable[[str], None] = lambda li
         yield Sweep(spec, study, base, total, budget_of(experiment, data, spec.tune.pruner.axis), notes)
 
 
-def with_validation(spec: SweepSpec, own: Own) -> SweepSpec:
+def with_validation(spec: SweepSpec, own: CustomObjects) -> SweepSpec:
     """Returns ``spec`` with a validation set, on which its trials are compared.
 
     It is a tenth of the training set unless the base sets ``data.validation_samples`` or the space searches it. ``own``
@@ -151,7 +152,7 @@ def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
 
 
 def _check_values(
-    spec: SweepSpec, base: Mapping[str, Any], own: Own
+    spec: SweepSpec, base: Mapping[str, Any], own: CustomObjects
 ) -> tuple[dict[str, list[RoundCost]], dict[str, str]]:
     """Checks that both ends of every range and all listed values make a possible configuration.
 
@@ -172,7 +173,7 @@ def _check_values(
 
 
 def _resolve_with(
-    values: Values, spec: SweepSpec, base: Mapping[str, Any], own: Own
+    values: Values, spec: SweepSpec, base: Mapping[str, Any], own: CustomObjects
 ) -> tuple[Experiment, FederatedData]:
     try:
         return resolve(load(merge_settings(base, values)), own)

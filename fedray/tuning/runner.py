@@ -34,7 +34,7 @@ from fedray.tuning.trial import Assignment, Message, TrialEnd, TrialThread
 from fedray.tuning.trial_source import TrialSource
 
 if TYPE_CHECKING:
-    from fedray.experiment.experiment import Own
+    from fedray.experiment.custom import CustomObjects
 
 SETTINGS = {
     # fedray writes its own records, shows its own progress, and handles Ctrl-C
@@ -60,7 +60,7 @@ class Shared:
     """
 
     source: StoredSource
-    own: Own
+    own: CustomObjects
     path: Sequence[str]
     directory: Path
     stop_file: Path
@@ -245,7 +245,7 @@ def run_trials(
     source: TrialSource,
     bundles: Bundles,
     max_concurrent_trials: int,
-    own: Own,
+    own: CustomObjects,
     start_timeout: float,
     stopping: threading.Event,
     max_restarts: int = 3,

@@ -17,7 +17,7 @@ from fedray.errors import ClientError, UserError
 from fedray.tuning.axis import steps_reached, value_of
 
 if TYPE_CHECKING:
-    from fedray.experiment.experiment import Own
+    from fedray.experiment.custom import CustomObjects
 
 
 class Assignment(NamedTuple):
@@ -76,7 +76,7 @@ Reporter = Callable[[Message], bool]
 
 
 def run_trial(
-    assignment: Assignment, own: Own, report: Reporter, interrupted: Callable[[], bool] = lambda: False
+    assignment: Assignment, own: CustomObjects, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
     """Carries out all runs of a trial, and returns its last message.
 
@@ -119,7 +119,7 @@ class TrialThread:
     for a trial and then let another process run that trial.
     """
 
-    def __init__(self, assignment: Assignment, own: Own, interrupted: Callable[[], bool]) -> None:
+    def __init__(self, assignment: Assignment, own: CustomObjects, interrupted: Callable[[], bool]) -> None:
         self._work = lambda: run_trial(assignment, own, self._report, interrupted)
         # each message comes with the future in which the trial waits for its answer
         self._messages: queue.Queue[tuple[Message, Future[bool]]] = queue.Queue()

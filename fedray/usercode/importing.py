@@ -169,6 +169,3 @@ def _error_line(error: BaseException) -> str:
     users = [frame for frame in frames if not frame.filename.startswith(libraries)]
     place = f" ({Path(users[-1].filename).name}, line {users[-1].lineno})" if users else ""
     return f"{type(error).__name__}{': ' if text else ''}{text[:300]}{place}"
-
-
-is_own, check_own = is_user_defined, check_user_object

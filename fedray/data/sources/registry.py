@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedray.config import DataConfig
 from fedray.data.normalization import OF_IMAGES, OF_PIXELS, OF_TABLES, OF_TOKENS
 from fedray.errors import UserError, near_miss
-from fedray.usercode.importing import FORMS, check_own, is_own
+from fedray.usercode.importing import FORMS, check_user_object, is_user_defined
 
 FREE_FOR_RESEARCH = "no formal licence; free for research"
 
@@ -214,8 +214,8 @@ def check_source(data: DataConfig) -> None:
     if entry is not None:
         entry.variant(data.source, data.variant)
         entry.check_normalization(data.source, data.normalization)
-    elif is_own(data.source):
-        check_own(data.source, "data.source")
+    elif is_user_defined(data.source):
+        check_user_object(data.source, "data.source")
     else:
         raise no_source(data.source)
 

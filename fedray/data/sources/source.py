@@ -19,7 +19,7 @@ from fedray.data.sources.registry import SOURCES as SOURCES
 from fedray.data.sources.registry import no_source
 from fedray.data.sources.targets import AUTO, read_targets
 from fedray.errors import UserError, near_miss
-from fedray.usercode.importing import as_user_error, import_object, is_own
+from fedray.usercode.importing import as_user_error, import_object, is_user_defined
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ def load_source(
     """
     if name in SOURCES:
         loader = import_object(SOURCES[name].loader, "data.source")
-    elif is_own(name):
+    elif is_user_defined(name):
         loader = import_object(name, "data.source")
         if not callable(loader):
             raise UserError(f"data.source={name} is not a function but {type(loader).__name__}")
