@@ -1,4 +1,4 @@
-"""What all sections of the configuration have in common: kinds of numbers, and how a mistake is told."""
+"""What all sections of the configuration have in common: kinds of numbers, and how a mistake is shown."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ the mean 0.95, and those of fedray's own LeNet-5, CNNs and ResNet-20 1.15 to 1.4
 """
 
 PYTHON_FLOPS = 1e9
-"""With more forward FLOPs than this in a mini-batch, the Python code of a local step takes no time worth speaking of. A
+"""With more forward FLOPs than this in a mini-batch, the Python code of a local step takes next to no time. A
 round of pfl-research's simple_cnn with mini-batches of 10 (0.34e9) takes 1.08 times as long with this code."""
 
 
