@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from fedray.engine.local_engine import LocalEngine
     from fedray.engine.ray.engine import RayEngine
     from fedray.engine.run import Report
-    from fedray.experiment.experiment import Experiment, Own
+    from fedray.experiment.custom import CustomObjects
+    from fedray.experiment.experiment import Experiment
     from fedray.experiment.placement import Device, Surroundings
 
     Callback = Callable[[Report], Any]
@@ -54,7 +55,8 @@ class RunResult:
     @property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json, whose keys are explained in the glossary of ``fedray/tracking/README.md``."""
-        return json.loads((self.folder / "summary.json").read_text())
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return summary
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -66,9 +68,7 @@ class RunResult:
     @property
     def clients(self) -> pd.DataFrame:
         """The table clients.parquet, with a row for each round and client of its cohort."""
-        import pandas as pd
-
-        return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
+        return _rows_of_clients(self.folder / "clients.parquet")
 
     @property
     def evaluation(self) -> pd.DataFrame:
@@ -76,11 +76,9 @@ class RunResult:
 
         Raises :class:`UserError` if ``has_evaluation`` is false.
         """
-        import pandas as pd
-
         if not self.has_evaluation:
             raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
-        return pd.read_parquet(self._evaluation).sort_values(["round", "client"], ignore_index=True)
+        return _rows_of_clients(self._evaluation)
 
     @property
     def has_evaluation(self) -> bool:
@@ -118,6 +116,13 @@ class RunResult:
         return module
 
 
+def _rows_of_clients(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    table: pd.DataFrame = pd.read_parquet(path)
+    return table.sort_values(["round", "client"], ignore_index=True)
+
+
 def simulate(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
@@ -137,36 +142,47 @@ def simulate(
 ) -> RunResult:
     """Runs a federated learning experiment.
 
-    * ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults. ``overrides`` are
-      ``key=value`` texts on top of it.
-    * ``data`` and ``test`` replace ``data.source``. Each is a torch ``Dataset`` of (x, y), arrays ``(x, y)`` or
-      ``(x, y, client)``, or a DataFrame or Hugging Face ``Dataset`` with the column ``label_column`` and perhaps a
-      column of clients, which is ``client`` unless ``client_column`` names another. A list of Datasets, or of
-      arrays (x, y), has one for each client. Or ``data`` alone is a :class:`fedray.data.Source`.
-      Labels are whole numbers from 0, or names (texts, booleans, pandas' categories), which are numbered and kept.
-      Clients that come with the samples are the clients of the run unless ``data.partition.kind`` says otherwise. They
-      may have any names, which ``clients.parquet`` shows. A Dataset whose items are random is read item by item
-      (see ``data.access``).
-    * ``model`` replaces ``model.name``. It is a class or function that makes a module from ``input_shape`` and
-      ``classes``, with initial weights drawn from ``run.seed``; or it is a module, whose weights are the same for every
-      seed. Parameters without ``requires_grad`` are not trained, and normalisation layers that have no other parameters
-      keep their running statistics.
-    * ``loss(logits [b, classes], targets [b]) -> [b]`` and each of ``metrics`` give one number for each sample. The
-      mean of a metric over the test set is the column ``test_<name>``.
-    * ``transform`` replaces ``data.transform``: ``transform(x [b, ...])`` returns the inputs of a client's mini-batch
-      changed at random, in the same shape and type, as transforms of ``torchvision.transforms.v2`` do. It gets inputs
-      as they are stored, before they are scaled, and is used in training only.
-    * ``algorithm`` replaces ``algorithm.name``: it is a subclass of :class:`fedray.algorithms.Algorithm`, which may be
-      defined anywhere, in a notebook too. Its hyper-parameters are the keys ``algorithm.*``.
-    * ``callbacks`` are called in this process after every round with a :class:`fedray.Report`. The next round waits for
-      them, and a callback that returns true ends the run.
-    * ``verbose`` shows what ``fedray run`` shows: what is run, its progress and its end. A ``display`` gets the same
-      lines whether ``verbose`` is set or not. Without both, lines that are warnings are those of Python
-      (:class:`fedray.FedrayWarning`): decisions that change the result, what was asked for and is not done, and that
-      the run diverged.
+    Nothing but ``config`` is needed. The other arguments are custom objects, which replace what it names::
 
-    Raises :class:`fedray.UserError` if something can't be run as it was asked for, and :class:`fedray.ClientError` if
-    the code of a client fails.
+        result = fedray.simulate({"algorithm.name": "fedavg", "data.source": "mnist"}, overrides=["run.rounds=20"])
+        print(result.metrics["test_accuracy"].max())
+
+    Args:
+        config: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults.
+        data: replaces ``data.source``. A torch ``Dataset`` of (x, y), arrays ``(x, y)`` or ``(x, y, client)``, a
+            DataFrame or a Hugging Face ``Dataset``; a list of Datasets, or of arrays (x, y), has one for each client;
+            or a :class:`fedray.data.Source`, without ``test``. Labels are whole numbers from 0, or names (texts,
+            booleans, pandas' categories), which are numbered and kept. Clients that come with the samples, under any
+            names, are the clients of the run unless ``data.partition.kind`` says otherwise. A Dataset whose items are
+            random is read item by item (see ``data.access``).
+        test: the test samples, in one of the forms of ``data``.
+        client_column: the column of a table that says whose each sample is; ``client``, if there is one, unless given.
+        label_column: the column of a table that holds the labels.
+        model: replaces ``model.name``. A class or function that makes a module from ``input_shape`` and ``classes``,
+            with initial weights drawn from ``run.seed``; or a module, whose weights are the same for every seed.
+            Parameters without ``requires_grad`` are not trained, and normalisation layers that have no other
+            parameters keep their running statistics.
+        loss: ``loss(logits [b, classes], targets [b]) -> [b]``, one number for each sample.
+        metrics: functions of the same form, by name. The mean over the test set is the column ``test_<name>``.
+        transform: replaces ``data.transform``. ``transform(x [b, ...])`` returns the inputs of a client's mini-batch
+            changed at random, in the same shape and type, as transforms of ``torchvision.transforms.v2`` do. It gets
+            inputs as they are stored, before they are scaled, and is used in training only.
+        algorithm: replaces ``algorithm.name``. A subclass of :class:`fedray.algorithms.Algorithm`, which may be
+            defined anywhere, in a notebook too. Its hyper-parameters are the keys ``algorithm.*``.
+        callbacks: called in this process after every round with a :class:`fedray.Report`. The next round waits for
+            them, and a callback that returns true ends the run.
+        overrides: ``key=value`` texts on top of ``config``.
+        verbose: show what ``fedray run`` shows: what is run, its progress and its end.
+        display: gets the same lines, whether ``verbose`` is set or not. Without both, lines that are warnings are
+            those of Python (:class:`fedray.FedrayWarning`): decisions that change the result, what was asked for and
+            is not done, and that the run diverged.
+
+    Returns:
+        The run's folder and what is in it: metrics, summary, model.
+
+    Raises:
+        UserError: something can't be run as it was asked for.
+        ClientError: the code of a client (model, loss, algorithm) failed.
     """
     named, algorithm = handed_over(algorithm)
     settings = _settings(config, [*overrides, *named])
@@ -175,10 +191,10 @@ def simulate(
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics, "transform": transform}
     objects["algorithm"] = algorithm
     check_first(settings, [name for name, each in objects.items() if each is not None])
-    own = partial(
-        own_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
+    custom = partial(
+        custom_objects, settings, data, test, client_column, label_column, model, loss, metrics, transform, algorithm
     )
-    return run_experiment(settings, own, callbacks, display or Display(quiet=not verbose, warn=PythonWarnings()))
+    return run_experiment(settings, custom, callbacks, display or Display(quiet=not verbose, warn=PythonWarnings()))
 
 
 def _settings(config: Config | Mapping[str, Any] | str | Path | None, overrides: list[str]) -> Config:
@@ -205,7 +221,7 @@ def handed_over(algorithm: Any) -> tuple[list[str], type[Algorithm] | None]:
     return [f"algorithm.name={json.dumps(name_of(algorithm))}"], None if is_known(algorithm) else algorithm
 
 
-def own_objects(
+def custom_objects(
     settings: Config,
     data: Any,
     test: Any,
@@ -216,9 +232,9 @@ def own_objects(
     metrics: Mapping[str, Loss] | None,
     transform: Transform | None = None,
     algorithm: type[Algorithm] | None = None,
-) -> Own:
+) -> CustomObjects:
     """Returns the objects that were handed over from Python. The arguments are those of :func:`simulate`."""
-    from fedray.experiment.experiment import Own
+    from fedray.experiment.custom import CustomObjects
 
     source = None
     if data is not None:
@@ -229,41 +245,44 @@ def own_objects(
             data, test, client_column, label_column, settings.data.normalization, task.kind, task.ignore_index,
             settings.data.access, settings.data.image_size,
         )  # fmt: skip
-    return Own(source, model, loss, metrics or {}, transform, algorithm)
+    return CustomObjects(source, model, loss, metrics or {}, transform, algorithm)
 
 
 def run_experiment(
-    settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback] = (), display: Display | None = None
+    settings: Config,
+    custom: Callable[[], CustomObjects],
+    callbacks: Sequence[Callback] = (),
+    display: Display | None = None,
 ) -> RunResult:
-    """Runs an experiment as :func:`simulate` does, with the objects that ``own()`` returns.
+    """Runs an experiment as :func:`simulate` does, with the objects that ``custom()`` returns.
 
-    ``own`` is called, and torch imported, while Ray starts, because each of these takes seconds.
+    ``custom`` is called, and torch imported, while Ray starts, because each of these takes seconds.
     """
     display = display or Display(quiet=True)
     try:
-        result = _run_with_ray(settings, own, callbacks, display)
+        result = _run_with_ray(settings, custom, callbacks, display)
     except RayNotStarted as error:
         if settings.engine.asks_for_ray:
             raise RayNotStarted(f"{error}; engine.kind=local needs no Ray, and computes the same bits") from None
         display.say(f"{error}; going on without Ray, as with engine.kind=local: the bits are the same")
         local = settings.engine.model_copy(update={"kind": "local"})
-        result = _run_with_ray(settings.model_copy(update={"engine": local}), own, callbacks, display)
+        result = _run_with_ray(settings.model_copy(update={"engine": local}), custom, callbacks, display)
     display.say(_line_about_end(result))
     return result
 
 
 def _run_with_ray(
-    settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback], display: Display
+    settings: Config, custom: Callable[[], CustomObjects], callbacks: Sequence[Callback], display: Display
 ) -> RunResult:
     """Runs an experiment with a connection to Ray, if that is its engine. Raises :class:`RayNotStarted`, before the run
     has changed anything, if Ray can't be started."""
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
-        experiment, engine = _prepared(settings, own, display, start)
+        experiment, engine = _prepared(settings, custom, display, start)
         return _run(experiment, engine, start, callbacks, display)
 
 
 def _prepared(
-    settings: Config, own: Callable[[], Own], display: Display, start: RayStart
+    settings: Config, custom: Callable[[], CustomObjects], display: Display, start: RayStart
 ) -> tuple[Experiment, LocalEngine | RayEngine]:
     """Returns the experiment, and the engine that runs it. Nothing but the engine holds the data, so that it can let go
     of them."""
@@ -272,7 +291,7 @@ def _prepared(
         from fedray.experiment.resolve import resolve
 
     with neutral(), display.reading() as map_all:
-        experiment, data = resolve(settings, own(), _surroundings(settings, start), map_all)
+        experiment, data = resolve(settings, custom(), _surroundings(settings, start), map_all)
     if experiment.config.engine.kind == "local":
         from fedray.engine.local_engine import LocalEngine
 
@@ -351,7 +370,7 @@ def _run(
     from fedray.engine.driver import Driver
     from fedray.tracking.folder import RunFolder
 
-    folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
+    folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
     result = RunResult(folder.path, experiment.module)
     found = folder.look()
     if found.status != "finished" and experiment.config.engine.kind == "ray":

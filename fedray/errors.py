@@ -38,7 +38,7 @@ MOST_NAMES = 60
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Returns the known name that ``name`` was probably meant to be, or None if no known name is close enough.
 
-    Upper and lower case count as the same. ``cutoff`` says how alike two names have to be, from 0 (nothing alike) to 1
+    Upper and lower case count as the same. ``cutoff`` says how similar two names have to be, from 0 (not at all) to 1
     (the same).
     """
     by_lower = {known_name.lower(): known_name for known_name in known}

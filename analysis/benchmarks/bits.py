@@ -30,7 +30,8 @@ from fedray.engine.determinism import strictly
 from fedray.engine.evaluation.evaluator import Evaluator
 from fedray.engine.process import computing_process, describe
 from fedray.engine.state.states import StateFolder
-from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.models import MODELS
 from fedray.models.bits import TABLE
@@ -94,7 +95,7 @@ def measure(name: str, device: str, precisions: tuple[str, ...]) -> dict[str, li
         "engine.vectorize": False, "engine.compile": False, "run.rounds": 1,
     }  # fmt: skip
     side = OF_ATTENTION[device] if "vit" in name else SIDE
-    experiment, data = resolve(load(keys), Own(source_for(name, side)))
+    experiment, data = resolve(load(keys), CustomObjects(source_for(name, side)))
     found = {}
     for precision in precisions:
         start = time.perf_counter()

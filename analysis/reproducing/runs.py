@@ -114,13 +114,13 @@ def _read_source(run: Planned) -> Source:
 
 
 def _make(group: Sequence[Planned], folder: Path, say: Say, started_here: bool, stopping: Any) -> tuple[int, bool]:
-    from fedray.experiment.experiment import Own
+    from fedray.experiment.custom import CustomObjects
     from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials
     from fedray.tuning.runner import Interrupted, run_trials
 
     settings = group[0].settings
     config = load(settings)
-    own = Own(_read_source(group[0]), preloaded=True)
+    own = CustomObjects(_read_source(group[0]), preloaded=True)
     of_engine = {key: value for key, value in settings.items() if key.startswith("engine.")}
     engine = engine_of_trials(config.engine, of_engine, None)
     complete = load({**settings, **engine}).engine

@@ -20,7 +20,7 @@ from fedray.config.section import in_message
 from fedray.core.batches import Batch
 from fedray.core.vectors import Model
 from fedray.errors import UserError, near_miss
-from fedray.usercode.importing import FORMS, import_object, is_own
+from fedray.usercode.importing import FORMS, import_object, is_user_defined
 
 __all__ = [
     "Algorithm", "Batch", "Broadcast", "Carry", "ClientPhase", "Cohort", "Hyper", "Model", "Result", "ServerState",
@@ -75,7 +75,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
     Raises:
         UserError: there is no such algorithm, or it is not a subclass of :class:`Algorithm`.
     """
-    if is_own(name):
+    if is_user_defined(name):
         found = import_object(name, "algorithm.name")
         if not (inspect.isclass(found) and issubclass(found, Algorithm)):
             raise UserError(f"algorithm.name={name} is not a subclass of fedray.algorithms.Algorithm")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedray.cli.settings import load_settings
 from fedray.config import Config
 from fedray.errors import UserError, near_miss
 
@@ -20,13 +20,13 @@ their number and sizes, classes, shapes, and how different they are.
 prepare checks all samples, reads and scales them once, and writes them into
 files that runs map into memory (data.access=mapped). All nodes of the Ray
 cluster that this machine belongs to help to read, and each gets the files.
-After kill -9 the same command goes on.
+After kill -9, give the same command again to resume.
 
 SOURCE is the same as data.source=SOURCE. Keys: see fedray keys."""
 
 
-def add_parser(commands: Any, load: Callable[[argparse.Namespace], Config]) -> None:
-    """Adds the command to the parser. ``load(options)`` returns the configuration of its settings."""
+def add_parser(commands: Any) -> None:
+    """Adds the command to the parser."""
     parser = commands.add_parser(
         "data",
         help="show how the data are spread over the clients, or prepare them",
@@ -36,18 +36,18 @@ def add_parser(commands: Any, load: Callable[[argparse.Namespace], Config]) -> N
     )
     parser.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--plot", metavar="FILE", help="info: draw who holds which labels, as a picture")
-    parser.set_defaults(function=partial(_data, load))
+    parser.set_defaults(function=_data)
 
 
-def _data(load: Callable[[argparse.Namespace], Config], options: argparse.Namespace) -> int:
+def _data(options: argparse.Namespace) -> int:
     words = options.settings
     action = words.pop(0) if words and words[0] in ACTIONS else "info"
-    options.settings = [_source_or_file(word) for word in words]
+    settings = [_source_or_file(word) for word in words]
     if action == "prepare":
         if options.plot:
             raise UserError("--plot goes with fedray data info, not with prepare")
-        return _prepare(load(options))
-    return _info(load(options), options.plot)
+        return _prepare(load_settings(settings))
+    return _info(load_settings(settings), options.plot)
 
 
 def _source_or_file(word: str) -> str:

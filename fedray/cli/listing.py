@@ -9,7 +9,7 @@ from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 from fedray.errors import UserError, near_miss
-from fedray.usercode.importing import FORMS, import_object, is_own
+from fedray.usercode.importing import FORMS, import_object, is_user_defined
 
 if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
@@ -64,13 +64,13 @@ def datasets(names: Sequence[str] = ()) -> Iterator[str]:
     from fedray.data.sources.source import SOURCES
 
     for name in names:
-        if not is_own(name) and name not in SOURCES and name not in PARTITIONERS:
+        if not is_user_defined(name) and name not in SOURCES and name not in PARTITIONERS:
             hint = near_miss(name, [*SOURCES, *PARTITIONERS])
             raise UserError(f"there is no source and no partition {name!r}{hint}; a source of your own is {FORMS}")
-    if not names or any(name in SOURCES or is_own(name) for name in names):
+    if not names or any(name in SOURCES or is_user_defined(name) for name in names):
         yield f"sources (data.source); a function of your own is {FORMS}"
     for name in names or SOURCES:
-        if is_own(name):
+        if is_user_defined(name):
             yield f"  {name}"
             yield from _first_paragraph(import_object(name, "data.source"))
         elif name in SOURCES:

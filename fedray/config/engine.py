@@ -6,24 +6,26 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from fedray.config.section import Auto, Real, Section, Whole
+from fedray.config.section import Auto, Positive, Real, Section, Whole
 
 
 class EngineConfig(Section):
     """Where and how the clients are simulated. Only the keys that say so change a result."""
 
     kind: Literal["ray", "local"] = Field("ray", description="ray, or local: one process without Ray, the same bits")
-    actors: Whole | Literal["auto", "per_client"] = Field("auto", description="client actors; auto fills the cluster")
+    actors: Positive | Literal["auto", "per_client"] = Field(
+        "auto", description="client actors; auto fills the cluster"
+    )
     cpus_per_actor: Real = Field(1.0, ge=0, description="CPU share of a client actor")
     gpus_per_actor: Real = Field(0.0, ge=0, description="GPU share of a client actor: 1/n or a whole number")
-    actors_per_gpu: Whole | Auto | None = Field(
+    actors_per_gpu: Positive | Auto | None = Field(
         None, description="client actors on each GPU, instead of gpus_per_actor; auto (if none is set): as many as fit"
     )
-    chunk: Whole | Auto = Field(
+    chunk: Positive | Auto = Field(
         "auto",
         description="the most clients of a batched stack, or that stay together; changes bits if batched",
     )
-    lanes: Whole | Auto = Field(
+    lanes: Positive | Auto = Field(
         "auto", description="clients side by side on a GPU where they are not stacked; auto: by model and memory"
     )
     vectorize: bool | Auto = Field(
@@ -65,15 +67,7 @@ class EngineConfig(Section):
         return "kind" in self.model_fields_set or self.address is not None
 
     @model_validator(mode="after")
-    def _check_ranges(self) -> EngineConfig:
-        if isinstance(self.actors, int) and self.actors < 1:
-            raise ValueError(f"engine.actors must be auto, per_client or at least 1, not {self.actors}")
-        if isinstance(self.chunk, int) and self.chunk < 1:
-            raise ValueError(f"engine.chunk must be auto or at least 1, not {self.chunk}")
-        if isinstance(self.lanes, int) and self.lanes < 1:
-            raise ValueError(f"engine.lanes must be auto or at least 1, not {self.lanes}")
-        if isinstance(self.actors_per_gpu, int) and self.actors_per_gpu < 1:
-            raise ValueError(f"engine.actors_per_gpu must be auto or at least 1, not {self.actors_per_gpu}")
+    def _check_shares(self) -> EngineConfig:
         if self.gpus_per_actor and self.actors_per_gpu:
             raise ValueError("give engine.gpus_per_actor or engine.actors_per_gpu, not both")
         if 0 < self.gpus_per_actor < 1 and abs(1 / self.gpus_per_actor - round(1 / self.gpus_per_actor)) > 1e-6:

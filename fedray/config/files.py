@@ -16,7 +16,7 @@ Values = dict[str, Any]
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
-    """Returns nested sections ``below`` with the values of ``above`` in place of their own."""
+    """Returns nested sections ``below`` with the values of ``above`` instead of theirs."""
     found = dict(below)
     for key, value in above.items():
         there = found.get(key)
@@ -52,6 +52,6 @@ def read_extended(
 def for_algorithm(values: Values, name: str) -> Values:
     """Returns ``values`` with what their section ``for_algorithm`` says for the algorithm ``name`` on top."""
     said = values.get(FOR_ALGORITHM)
-    own = said.get(name) if isinstance(said, Mapping) else None
+    keys = said.get(name) if isinstance(said, Mapping) else None
     # a copy, because what is asked for besides is written into the values
-    return merged(values, copy.deepcopy(own)) if isinstance(own, Mapping) else values
+    return merged(values, copy.deepcopy(keys)) if isinstance(keys, Mapping) else values

@@ -88,14 +88,12 @@ def read(config: Mapping[str, Any] | str | Path | None) -> tuple[dict[str, Any],
 
 
 def _expand_all(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns a copy of a configuration with dotted keys as sections. Names of algorithms may have dots of their
-    own."""
+    """Returns a copy of a configuration with dotted keys as sections. Names of algorithms may have
+    dots."""
     values = dict(values)
     said = values.pop(FOR_ALGORITHM, None)
     if isinstance(said, Mapping):
-        said = {
-            name: {} if own is None else expand(own) if isinstance(own, Mapping) else own for name, own in said.items()
-        }
+        said = {name: expand(keys or {}) if isinstance(keys, Mapping | None) else keys for name, keys in said.items()}
     return expand(values) | ({} if said is None else {FOR_ALGORITHM: said})
 
 
@@ -238,14 +236,14 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     key, annotation = _key_of(model, problem["loc"])
-    given = problem.get("input")
+    value = problem.get("input")
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if problem["type"] == "extra_forbidden":
         return unknown_key(str(problem["loc"][-1]), annotation.model_fields, f"{prefix}{key}." if key else prefix)
     if is_section(annotation):
         # the section's own validators write whole messages
         example = next(iter(annotation.model_fields), "...")
-        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {in_message(given)}"
+        kind = f"{prefix}{key} is a section, as in {prefix}{key}.{example}: ..., not {in_message(value)}"
         if problem["type"] in ("model_type", "model_attributes_type"):
             return kind
         # a section that is in several places does not know where it is
@@ -258,14 +256,15 @@ def _explain(model: type[BaseModel], problem: Any, prefix: str) -> str:
     if problem["type"].startswith(("greater", "less")):
         # not pydantic's own message, which rounds large limits
         ((bound, limit),) = problem["ctx"].items()
-        text = f"must be {BOUNDS[bound]} {f'{limit:g}' if isinstance(limit, float) else limit}"
+        range = f"{BOUNDS[bound]} {f'{limit:g}' if isinstance(limit, float) else limit}"
+        text = f"must be {' or '.join([*map(repr, _literals(annotation)), range])}"
     elif problem["type"].startswith("finite"):
         text = message.replace("Input should be", "must be")
     else:
         text = f"must be {_choices(annotation) or message.removeprefix('Input should be ')}"
-    hint = closest(given, _literals(annotation)) if isinstance(given, str) else None
-    quote = ": put it in quotes" if problem["type"] == "string_type" and isinstance(given, (int, float)) else ""
-    return f"{key} {text}, not {in_message(given)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
+    hint = closest(value, _literals(annotation)) if isinstance(value, str) else None
+    quote = ": put it in quotes" if problem["type"] == "string_type" and isinstance(value, (int, float)) else ""
+    return f"{key} {text}, not {in_message(value)}{quote}" + (f" (did you mean {hint!r}?)" if hint else "")
 
 
 def _key_of(model: type[BaseModel], location: Iterable[Any]) -> tuple[str, Any]:
@@ -338,17 +337,18 @@ def load(config: Mapping[str, Any] | str | Path | None = None, overrides: Iterab
     if FOR_ALGORITHM in asked:
         raise UserError(f"{FOR_ALGORITHM} is for config files: give the run's own keys, as in train.lr=0.1")
     said = values.get(FOR_ALGORITHM)
-    for other, own in said.items() if isinstance(said, Mapping) else ():
+    for other, keys in said.items() if isinstance(said, Mapping) else ():
         of_it = for_algorithm(values, other)
         if _algorithm_of(of_it) != _algorithm_of(values):
             raise UserError(f"{where}{FOR_ALGORITHM}: {other}: algorithm.name can't be set here")
-        if isinstance(own, Mapping) and FOR_ALGORITHM in own:
+        if isinstance(keys, Mapping) and FOR_ALGORITHM in keys:
             raise UserError(f"{where}{FOR_ALGORITHM}: {other}: {FOR_ALGORITHM} can't be nested")
         check(Config, of_it, f"{where}{FOR_ALGORITHM}: {other}: ")
     values = for_algorithm(values, _algorithm_of(asked) or _algorithm_of(values) or ALGORITHM)
     for override in overrides:
         assign(values, override)
-    return check(Config, values, where)
+    checked: Config = check(Config, values, where)
+    return checked
 
 
 def _algorithm_of(values: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What all sections of the configuration have in common: kinds of numbers, and how a mistake is told."""
+"""What all sections of the configuration have in common: kinds of numbers, and how a mistake is shown."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def _not_bool(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole), BeforeValidator(_not_bool)]
+Natural = Annotated[Whole, Field(ge=0)]
+Positive = Annotated[Whole, Field(ge=1)]
 Real = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_not_bool)]
 
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
 from fedray.config.schedule import ScheduleConfig
-from fedray.config.section import Auto, Real, Section, Whole, in_message
+from fedray.config.section import Auto, Natural, Positive, Real, Section, Whole, in_message
 
 ALGORITHM = "pfedmo"
 """The algorithm of a configuration that names none."""
@@ -52,8 +52,9 @@ class RunConfig(Section):
         True, description="evaluate the test set; the trials of a sweep do not, only the winners' runs do"
     )
     eval_train_samples: Whole = Field(0, ge=0, description="evaluate train_accuracy on so many training samples")
-    eval_clients: Whole | Literal["all"] = Field(
-        0, description="score the global model on the own test share of so many clients, the same in every evaluation"
+    eval_clients: Natural | Literal["all"] = Field(
+        0,
+        description="score the global model on the test share of each of so many clients, the same ones every time",
     )
     finetune_steps: Whole = Field(
         0, ge=0, description="score the global model after so many plain local steps on each client of the cohort"
@@ -99,8 +100,6 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> RunConfig:
-        if isinstance(self.eval_clients, int) and self.eval_clients < 0:
-            raise ValueError(f"run.eval_clients must be 'all' or at least 0, not {self.eval_clients}")
         if self.rounds is not None and self.iterations is not None:
             raise ValueError("give run.rounds or run.iterations, not both")
         if not self.eval_every and (self.stop_at is not None or self.patience is not None):
@@ -134,7 +133,7 @@ class PartitionConfig(Section):
     on_empty: Literal["shrink", "fill", "error"] = Field(
         "shrink", description="label_skew: what happens when a class runs out"
     )
-    sizes: list[Annotated[Whole, Field(ge=1)]] | None = Field(None, description="quantity_skew: samples per client")
+    sizes: list[Positive] | None = Field(None, description="quantity_skew: samples per client")
     shards_per_client: Whole = Field(1, ge=1, description="shards: shards per client")
     clusters: Whole | None = Field(None, ge=1, description=f"orthogonal: clusters of clients; {CLUSTERS} unless set")
     min_samples: Whole | None = Field(
@@ -162,20 +161,20 @@ class DataConfig(Section):
     input_columns: list[str] | None = Field(
         None, min_length=1, description="csv, hf: the columns that are the model's inputs; all others unless set"
     )
-    normalization: str = Field("default", description="mean and deviation of the inputs; see `fedray datasets`")
+    normalization: str = Field("default", description="mean and std of the inputs; see `fedray datasets`")
     clients: Whole = Field(20, ge=1, description="number of registered clients N")
     samples_per_client: Whole | None = Field(None, ge=1, description="fixed local size; all samples unless set")
     seed: Whole | None = Field(None, ge=0, lt=2**63, description="seed of partition and public set; = run.seed")
     partition: PartitionConfig = Field(default_factory=PartitionConfig)
-    public_samples: Whole | Auto = Field(
+    public_samples: Natural | Auto = Field(
         "auto", description="i.i.d. public set of the server; auto: 10 % if the algorithm needs it, else none"
     )
     public_to: Literal["server", "clients"] = Field(
-        "server", description="clients: deal the public set out to them, on top of their own samples"
+        "server", description="clients: partition the public set among them, on top of their samples"
     )
     validation_samples: Whole = Field(0, ge=0, description="held out of the training set for validation_accuracy")
     least_test_samples: Whole = Field(
-        0, ge=0, description="least size of a client's test share; smaller ones are drawn anew, and may overlap"
+        0, ge=0, description="least size of a client's test share; smaller ones are drawn again, and may overlap"
     )
     access: Literal["auto", "memory", "mapped", "lazy"] = Field(
         "auto",
@@ -193,12 +192,6 @@ class DataConfig(Section):
         description="a function of yours that changes the inputs of a client's mini-batch at random, in training only: "
         "file.py:Name or module:Name",
     )
-
-    @model_validator(mode="after")
-    def _check_ranges(self) -> DataConfig:
-        if self.public_samples != "auto" and self.public_samples < 0:
-            raise ValueError(f"data.public_samples must be 'auto' or at least 0, not {self.public_samples}")
-        return self
 
 
 class TaskConfig(Section):
@@ -228,7 +221,7 @@ class TrainConfig(Section):
         None, ge=1, description=f"local steps tau (J); {LOCAL_STEPS} unless local_epochs is set"
     )
     local_epochs: Whole | None = Field(None, ge=1, description="local epochs E instead of steps")
-    batch_size: Whole | Literal["full"] = Field(64, description="batch size B, or full")
+    batch_size: Positive | Literal["full"] = Field(64, description="batch size B, or full")
     lr: Real = Field(0.01, gt=0, description="client learning rate eta_l")
     server_lr: Real = Field(1.0, gt=0, description="server learning rate eta_g")
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
@@ -290,8 +283,6 @@ class TrainConfig(Section):
             raise ValueError(f"train.{foreign[0]} is not for train.optimizer={self.optimizer}")
         if self.lr_decay != 1 and self.lr_schedule.kind != "constant":
             raise ValueError("give train.lr_decay or train.lr_schedule, not both")
-        if isinstance(self.batch_size, int) and self.batch_size < 1:
-            raise ValueError(f"train.batch_size must be 'full' or at least 1, not {self.batch_size}")
         return self
 
 

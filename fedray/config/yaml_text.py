@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-INT, FLOAT, TIMESTAMP = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
+INT, FLOAT, TIMESTAMP, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp", "merge"))
 OLD_NUMBER = "!number-of-yaml-1.1"
 NUMBERS_BEGIN_WITH = "-+.0123456789"
 
@@ -28,28 +28,46 @@ class _Loader(yaml.SafeLoader):
     them."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        # the check is made before the nodes become values, because then the keys that `<<` merges stand beside the
-        # section's own keys
+        # before `<<` is merged, because then its keys stand beside those of the section
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             name = str(key.value)
             if name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is given twice", key.start_mark)
+                raise _problem(f"key {name!r} is given twice", key)
             seen.add(name)
         return node
+
+    def flatten_mapping(self, node: Any) -> None:
+        """Puts what ``<<`` merges before the keys of the section, so that these count.
+
+        PyYAML does the same, but for 6.0.4, in which the last one of several merged sections counts, not the first.
+        """
+        merged = next((value for key, value in node.value if key.tag == MERGE), None)
+        if merged is None:
+            return
+        sections = merged.value if isinstance(merged, yaml.SequenceNode) else [merged]
+        for section in sections:
+            if not isinstance(section, yaml.MappingNode):
+                raise _problem("<< takes a section, or a list of sections", section)
+            self.flatten_mapping(section)
+        pairs = [pair for pair in node.value if pair[0].tag != MERGE]
+        node.value = [pair for section in reversed(sections) for pair in section.value] + pairs
 
     def whole_number(self, node: Any) -> int:
         try:
             return int(node.value, 0 if node.value.startswith(("0o", "0x")) else 10)
         except ValueError:  # Python reads no number of thousands of digits
-            raise yaml.constructor.ConstructorError(None, None, "a number is too long", node.start_mark) from None
+            raise _problem("a number is too long", node) from None
 
     def old_number(self, node: Any) -> NoReturn:
         """Raises an error for a number of YAML 1.1 that is a text or another number in YAML 1.2."""
         number = self.construct_yaml_float(node) if "." in node.value else self.construct_yaml_int(node)
-        problem = f"{node.value} is a number in YAML 1.1 only: write {number}, or put a text in quotes"
-        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        raise _problem(f"{node.value} is a number in YAML 1.1 only: write {number}, or put a text in quotes", node)
+
+
+def _problem(text: str, node: Any) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, text, node.start_mark)
 
 
 def _set_up(loader: Any) -> None:

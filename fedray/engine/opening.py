@@ -47,7 +47,7 @@ def open_run(
 
     Raises :class:`UserError` if the folder can't be used. Nothing in the folder has been changed then.
     """
-    folder = RunFolder(experiment.config, experiment.inputs, experiment.implied)
+    folder = RunFolder(experiment.config, experiment.inputs, experiment.defaults)
     with folder.lock(say), contextlib.ExitStack() as stack:
         found = folder.look()
         if found.status == "finished":

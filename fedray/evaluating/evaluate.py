@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from fedray.api import own_objects
+from fedray.api import custom_objects
 from fedray.core.samples import Samples
 from fedray.core.seeds import SERVER
 from fedray.core.task import Task
@@ -27,9 +27,10 @@ from fedray.evaluating import SPLITS
 from fedray.evaluating.features import features_of
 from fedray.evaluating.request import Request, request_of
 from fedray.evaluating.tables import Evaluation, confusion_of, table_of_classes, value_over
-from fedray.experiment.experiment import Experiment, Own
-from fedray.experiment.making import OtherShape, load_weights
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
+from fedray.experiment.weights import OtherShape, load_weights
 from fedray.warning import PythonWarnings
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def evaluate(
     objects = {"data": data, "model": model, "loss": loss, "metrics": metrics}
     handed_over = [name for name, each in objects.items() if each is not None]
     request = request_of(target, base, overrides, handed_over, split)
-    own = own_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
+    own = custom_objects(request.config, data, test, client_column, label_column, model, loss, metrics)
     experiment, federated = resolve(request.config, own)
     if features < 0:
         raise UserError(f"--features must be at least 0, not {features}")
@@ -98,7 +99,7 @@ def _evaluate(
     request: Request,
     experiment: Experiment,
     data: FederatedData,
-    own: Own,
+    own: CustomObjects,
     split: str,
     features: int,
     say: Callable[[str], None],

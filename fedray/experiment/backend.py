@@ -8,18 +8,16 @@ from collections.abc import Callable
 
 from torch import nn
 from torch.fx import GraphModule
-from torch.nn.modules.batchnorm import _NormBase
 
-from fedray.algorithms import Algorithm
 from fedray.config import Config, EngineConfig
 from fedray.core.precision import HALF
 from fedray.core.structure import leaves
-from fedray.core.task import Task
 from fedray.data.federated import FederatedData
 from fedray.errors import UserError
+from fedray.experiment.model import ModelStage
+from fedray.experiment.training import TrainingStage
 from fedray.gradients.known_code import unknown_code
 from fedray.models.compiling import traced_gradient
-from fedray.models.inspection import ModelFacts
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.warning import as_warning
 
@@ -45,7 +43,7 @@ EXPLAINED = "fedray/engine/README.md#replayed-gradients"
 """Where the user reads what replayed gradients are."""
 
 LONG = 100_000
-"""The fewest local steps of all clients together, in all rounds, for which it is worth its while to compile by itself.
+"""The fewest local steps of all clients together, in all rounds, from which gradients are compiled without being asked.
 
 A process takes up to 20 s for its first graph, and 3 s if another one has compiled it before. On a CPU a step of a
 small dense model is 0.2 to 0.5 ms faster.
@@ -67,12 +65,17 @@ GPU_NUMBERS = 2**28
 mini-batches may have together; local training takes some five times this memory."""
 
 GPU_LONG = 2_000_000
-"""The fewest local steps for which it is worth its while to compile a stack's gradient on a GPU by itself.
+"""The fewest local steps from which a stack's gradient is compiled on a GPU without being
+asked.
 
 A process takes 22 s or more for its first graph. LeNet-5 gains 22 us a local step, so that this is won back after one
 million."""
 
-SLOWER_LAYERS = (nn.RNNBase, _NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.MultiheadAttention)
+SLOWER_LAYERS = (
+    nn.RNNBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding, nn.MultiheadAttention,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
 SLOWER = ("conv", "pool", "norm", "embedding", "attention", "fft")
 """Layers, and parts of the names of operations, that torch's own kernels on a CPU compute faster than compiled ones.
 
@@ -82,19 +85,12 @@ the mean 0.95, and those of fedray's own LeNet-5, CNNs and ResNet-20 1.15 to 1.4
 """
 
 PYTHON_FLOPS = 1e9
-"""With more forward FLOPs than this in a mini-batch, the Python code of a local step takes no time worth speaking of. A
+"""With more forward FLOPs than this in a mini-batch, the Python code of a local step takes next to no time. A
 round of pfl-research's simple_cnn with mini-batches of 10 (0.34e9) takes 1.08 times as long with this code."""
 
 
 def in_stacks(
-    engine: EngineConfig,
-    device: str,
-    module: nn.Module,
-    task: Task,
-    model: ModelFacts,
-    data: FederatedData,
-    size: int,
-    cohort_size: int,
+    engine: EngineConfig, device: str, data: FederatedData, training: TrainingStage, model: ModelStage
 ) -> tuple[bool, int | None, str | None]:
     """Returns whether clients are trained in batched stacks (``engine.vectorize``), ``engine.chunk``, and a line for
     the user if they are not although that would be faster.
@@ -102,20 +98,20 @@ def in_stacks(
     With stacks, the second value is the most clients of one. Without them it is the most clients that are sent to a
     worker together; it is None if the configuration does not set it, and the engine then chooses the number.
     Both values depend only on the configuration, the model, and whether it runs on a GPU, and not on the rest of the
-    machine, because they change bits. ``size`` is the number of samples in the largest batch. Raises :class:`UserError`
-    if ``engine.vectorize=true`` is impossible.
+    machine, because they change bits. Raises :class:`UserError` if ``engine.vectorize=true`` is impossible.
     """
+    batch_size, cohort_size = training.batch_size, training.cohort_size
 
     def obstacle() -> str | None:
-        return stacking_obstacle(module, task, *data.examples(samples_of_trial(size)), device)
+        return stacking_obstacle(model.module, model.task, *data.examples(samples_of_trial(batch_size)), device)
 
     line: str | None = None
-    work = model.flops * size
+    work = model.facts.flops * batch_size
     if engine.chunk != "auto":
         chunk = engine.chunk
     elif device == "cuda":
         inputs = sum(leaf[0].numel() for leaf in leaves(data.examples(1)[0]))
-        chunk = _gpu_chunk(work, model.parameters + size * inputs, cohort_size)
+        chunk = _gpu_chunk(work, model.facts.parameters + batch_size * inputs, cohort_size)
     else:
         chunk = min(VMAP_CHUNK, (cohort_size + 1) // 2)
     vectorize = engine.vectorize
@@ -187,54 +183,45 @@ def _may_pay_to_compile(steps: float, device: str, vectorize: bool, module: nn.M
 
 
 def gradient_graph(
-    config: Config,
-    algorithm: Algorithm,
-    model: ModelFacts,
-    module: nn.Module,
-    task: Task,
-    vectorize: bool,
-    data: FederatedData,
-    batch_size: int | None,
-    device: str,
+    config: Config, device: str, data: FederatedData, training: TrainingStage, model: ModelStage, vectorize: bool
 ) -> GraphModule | str:
     """Returns the operations of the gradient of a mini-batch, or the reason why it can't be compiled."""
+    batch_size, facts = training.local.batch_size, model.facts
     if config.engine.portable_bits:
         return "engine.portable_bits=true asks for the same bits on different processors"
     if config.train.precision in HALF:
         return f"train.precision={config.train.precision} is not float32"
     if batch_size is None:
         return "with train.batch_size=full each client has mini-batches of another size"
-    if algorithm.needs_head != "nothing":
+    if training.algorithm.needs_head != "nothing":
         return f"the loss of {config.algorithm.name} is the algorithm's own"
-    if model.draws:
+    if facts.draws:
         return "the model draws random numbers"
-    if model.late_buffers:
-        return f"the model makes its buffer {model.late_buffers[0]} in its first forward pass"
-    return traced_gradient(module, task, vectorize, *data.examples(batch_size), model.behaviour.changing, device)
+    if facts.late_buffers:
+        return f"the model makes its buffer {facts.late_buffers[0]} in its first forward pass"
+    x, y = data.examples(batch_size)
+    return traced_gradient(model.module, model.task, vectorize, x, y, facts.behaviour.changing, device)
 
 
-def is_replayed(
-    config: Config, algorithm: Algorithm, device: str, module: nn.Module, task: Task, model: ModelFacts, size: int
-) -> tuple[bool, str | None]:
-    """Returns whether gradients are replayed (``engine.replay``), and a line for the user. ``size`` is the number of
-    samples in the largest mini-batch."""
+def is_replayed(config: Config, device: str, training: TrainingStage, model: ModelStage) -> tuple[bool, str | None]:
+    """Returns whether gradients are replayed (``engine.replay``), and a line for the user."""
     asked = config.engine.replay
     obstacle, precision = None, config.train.precision
     if precision == "fp16" or (precision == "bf16" and device == "cpu"):
         obstacle = f"train.precision={precision} is not float32"
-    elif model.draws:
+    elif model.facts.draws:
         obstacle = "the model draws random numbers"
-    elif algorithm.needs_head != "nothing":
+    elif training.algorithm.needs_head != "nothing":
         obstacle = f"the loss of {config.algorithm.name} is the algorithm's own"
     if obstacle is not None or asked is False:
         line = f"warning: engine.replay=true: gradients are not replayed, because {obstacle}"
         return False, line if asked is True else None
-    unknown = None if asked is True else unknown_code(module, task)
+    unknown = None if asked is True else unknown_code(model.module, model.task)
     if unknown is None:
         return True, None
     line = f"engine.replay=auto: gradients are not replayed, because {unknown}; true may be faster ({EXPLAINED})"
     # a GPU waits for Python in any model's steps
-    return False, line if device == "cuda" or model.flops * size <= PYTHON_FLOPS else None
+    return False, line if device == "cuda" or model.facts.flops * training.batch_size <= PYTHON_FLOPS else None
 
 
 def _is_faster(graph: GraphModule) -> bool:

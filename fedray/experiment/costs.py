@@ -6,7 +6,8 @@ from fedray.algorithms import Algorithm, ServerState, known_algorithms
 from fedray.config import Config, ScheduleConfig
 from fedray.data.sources.source import source_of
 from fedray.errors import UserError
-from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.models.heads import DEFAULT, serves
 from fedray.tracking import costs
@@ -18,17 +19,17 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
     """Returns every algorithm with the model that it needs, and what all of them have in common.
 
     The third value says for each algorithm that can't be compared why that is so. All algorithms get the data of
-    ``config``'s own algorithm, but for those that train on a public set, which get the public set that they would have.
+    the algorithm of ``config``; those that train on a public set get the one that they would have.
     """
-    own = Own(source_of(config.data, config.task), preloaded=True)
-    chosen, data = resolve(config, own)
+    custom = CustomObjects(source_of(config.data, config.task), preloaded=True)
+    chosen, data = resolve(config, custom)
     sizes, name_of_chosen = data.sizes(), config.algorithm.name
 
     def with_server(experiment: Experiment, public: int) -> tuple[Experiment, ServerState]:
         tests = len(data.y_test)
         return experiment, costs.server_of_mean_clients(chosen.training, sizes, chosen.cohort_size, public, tests)
 
-    alike: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
+    shared: dict[tuple[str, bool], tuple[Experiment, ServerState]] = {}
 
     def resolved_with(name: str, cls: type[Algorithm]) -> tuple[Experiment, ServerState]:
         """Returns the experiment and the server of another algorithm.
@@ -37,10 +38,10 @@ def compare_algorithms(config: Config) -> tuple[list[Candidate], Scenario, dict[
         """
         asked, need = config.model.head, cls.needs_head
         head = asked if asked != "auto" and serves(asked, need) else DEFAULT[need]
-        if (head, cls.needs_public) not in alike:
-            experiment, others = resolve(_with_algorithm(config, name, head), own)
-            alike[head, cls.needs_public] = with_server(experiment, len(others.public))
-        return alike[head, cls.needs_public]
+        if (head, cls.needs_public) not in shared:
+            experiment, others = resolve(_with_algorithm(config, name, head), custom)
+            shared[head, cls.needs_public] = with_server(experiment, len(others.public))
+        return shared[head, cls.needs_public]
 
     # the base class asks for no head and no public set
     plain, _ = resolved_with(f"{Algorithm.__module__}:{Algorithm.__name__}", Algorithm)

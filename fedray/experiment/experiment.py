@@ -3,71 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from fedray.algorithms import Algorithm
-from fedray.config import Config, Given, flat
-from fedray.core.copying import Portable
+from fedray.config import Config, flat
 from fedray.core.local_training import LocalTraining
 from fedray.core.schedule import Schedule
-from fedray.core.task import Loss, Task
-from fedray.core.transform import Transform
-from fedray.data.sources.source import Source
-from fedray.experiment.making import Maker
+from fedray.core.task import Task
+from fedray.experiment.making import ModelMaker
 from fedray.models.inspection import ModelFacts
 
 NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
 """The keys that a user may set and that have no influence on the result."""
-
-
-@dataclass(frozen=True)
-class Own:
-    """The objects that a user hands to :func:`fedray.simulate` instead of naming them in the config.
-
-    ``preloaded`` says that ``source`` is the one that the config names, which was read beforehand for several runs.
-    """
-
-    source: Source | None = None
-    model: Callable[..., nn.Module] | nn.Module | None = None
-    loss: Loss | None = None
-    metrics: Mapping[str, Loss] = field(default_factory=dict)
-    transform: Transform | None = None
-    algorithm: type[Algorithm] | None = None
-    preloaded: bool = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        model = Portable(self.model) if isinstance(self.model, nn.Module) else self.model
-        return {**vars(self), "model": model}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        model = state["model"]
-        self.__dict__.update(state, model=model.module if isinstance(model, Portable) else model)
-
-    @property
-    def given(self) -> list[Given]:
-        """The names of the arguments that were handed over from Python, without which the config means another run."""
-        there: dict[Given, bool] = {
-            "data": self.source is not None and not self.preloaded,
-            "model": self.model is not None,
-            "loss": self.loss is not None,
-            "metrics": bool(self.metrics),
-            "transform": self.transform is not None,
-            "algorithm": self.algorithm is not None,
-        }
-        return [name for name, given in there.items() if given]
-
-    def notes(self, seeds: int) -> list[str]:
-        """Returns warnings about runs with ``seeds`` seeds: a module has the same initial weights in all of them."""
-        if seeds == 1 or not isinstance(self.model, nn.Module):
-            return []
-        return [
-            f"warning: model= is a module, so all {seeds} seeds start from the same initial weights; to draw them from "
-            "each seed, give its class or a function that makes one"
-        ]
 
 
 LANES = (3e9, 16), (3e10, 8), (3e11, 4), (math.inf, 2)
@@ -82,13 +33,13 @@ class Experiment:
 
     ``config`` is resolved: it has the values that defaults and ``auto`` stood for. ``notes`` are lines that the user
     should read before the run starts. ``inputs`` are digests of what else the result depends on
-    (:mod:`fedray.experiment.inputs`). ``asked`` is what the user set, and ``implied`` what null stands for, both by
+    (:mod:`fedray.experiment.inputs`). ``asked`` is what the user set, and ``defaults`` what null stands for, both by
     dotted key.
     """
 
     config: Config
     algorithm: Algorithm
-    module: Maker
+    module: ModelMaker
     task: Task
     facts: ModelFacts
     training: LocalTraining
@@ -103,7 +54,7 @@ class Experiment:
     notes: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
-    implied: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def lanes(self) -> int:

@@ -12,23 +12,24 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedray.config import Config, run_name
+from fedray.data.sources.columns import Columns
 from fedray.data.sources.registry import check_source
 from fedray.errors import UserError
-from fedray.usercode.importing import check_own, is_own
+from fedray.usercode.importing import check_user_object, is_user_defined
 
 
-def check_first(config: Config, given: Collection[str] = ()) -> None:
-    """Raises :class:`UserError` for names, and for files of the user's own, that are not there, and for a folder that
-    can't be written to.
+def check_first(config: Config, custom: Collection[str] = ()) -> None:
+    """Raises :class:`UserError` for names, and for the user's files, that are not there, and for a folder that can't be
+    written to.
 
-    ``given`` names what was handed over from Python, such as ``data`` and ``model``, whose keys do not count.
+    ``custom`` names what was handed over from Python, such as ``data`` and ``model``, whose keys do not count.
     """
-    check_given(config, given)
-    if "data" not in given:
+    check_custom(config, custom)
+    if "data" not in custom:
         check_source(config.data)
-    if "algorithm" not in given:
+    if "algorithm" not in custom:
         _check_name(config.algorithm.name, "algorithm.name", "algorithms", "find_algorithm")
-    if "model" not in given:
+    if "model" not in custom:
         _check_name(config.model.name, "model.name", "models", "find_model")
     _check_name(config.model.head, "model.head", "models.heads", "find_head")
     weights = config.model.weights
@@ -37,14 +38,20 @@ def check_first(config: Config, given: Collection[str] = ()) -> None:
     _check_output(config)
 
 
-def check_given(config: Config, given: Collection[str]) -> None:
-    """Raises :class:`UserError` if ``config`` was made with something from Python that is not among ``given``."""
-    missing = [f"{name}=" for name in config.run.given if name not in given]
+def check_custom(config: Config, names: Collection[str]) -> None:
+    """Raises :class:`UserError` if ``config`` was made with objects from Python that are not among those of these
+    ``names``, or has keys that have no meaning for them."""
+    missing = [f"{name}=" for name in config.run.given if name not in names]
     if missing:
         call = "".join(f", {name}=..." + (", test=..." if name == "data" else "") for name in config.run.given)
         raise UserError(
             f"run.given: this configuration was made with {' and '.join(missing)} given from Python, which it does not "
             f"hold: use fedray.simulate(CONFIG{call})"
+        )
+    if "data" in names and (keys := Columns.of(config.data).keys_set):
+        raise UserError(
+            f"{keys[0]} is for data.source; with data=... columns are named by label_column= and client_column=, and "
+            "all others are inputs"
         )
 
 
@@ -54,8 +61,8 @@ def _check_name(name: str, key: str, module: str, find: str) -> None:
     The module imports torch. So it is asked only if the name stands nowhere in its folder: neither as a class nor as a
     text.
     """
-    if is_own(name):
-        return check_own(name, key)
+    if is_user_defined(name):
+        return check_user_object(name, key)
     folder = Path(__file__).parent.parent / module.partition(".")[0]
     code = "".join(file.read_text("utf-8") for file in folder.glob("*.py"))
     known = {word.lower() for pair in re.findall(r'class (\w+)|"(\w+)"', code) for word in pair}

@@ -1,7 +1,7 @@
 """Makes digests of what a result depends on beside its configuration.
 
-That is the data, the model, its initial weights, the loss, the metrics and the user's own code. The folder of a run or
-of a sweep keeps the digests, so that it is never continued with anything else.
+That is the data, the model, its initial weights, the loss, the metrics and the user's code. The folder of a run or of a
+sweep keeps the digests, so that it is never continued with anything else.
 """
 
 from __future__ import annotations
@@ -14,22 +14,36 @@ import torch
 from torch import nn
 
 from fedray.core.vectors import tensors_of
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.data import DataStage
+from fedray.experiment.model import ModelStage
+from fedray.experiment.training import TrainingStage
+from fedray.models import find_model
 from fedray.usercode.digests import code_digest
 
 
-def inputs_of(data: Mapping[str, str], model: Any, initial: nn.Module, code: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the digests of what a run depends on, each under the name that a message gives it.
-
-    ``data`` are those of the data set (:func:`fedray.data.storage.contents.data_digests`). ``model`` is the class or
-    function that makes the model, or the module that the user handed over. ``initial`` is the model with its initial
-    weights. ``code`` are the other classes and functions, under the names for messages.
-    """
-    found = dict(data)
-    # the weights count in "initialisation of the model"
-    weights = tensors_of(model).values() if isinstance(model, nn.Module) else ()
-    found["code of the model"] = code_digest(model, apart_from=list(weights))
-    found["initialisation of the model"] = _of_tensors(tensors_of(initial))
-    return found | {name: code_digest(thing) for name, thing in code.items()}
+def inputs_of(
+    custom: CustomObjects, data: DataStage, training: TrainingStage, model: ModelStage, initial: nn.Module
+) -> dict[str, str]:
+    """Returns the digests of what a run depends on, each under the name that a message gives it. ``initial`` is the
+    model with its initial weights."""
+    code: dict[str, Any] = {"code of the algorithm": type(training.algorithm)}
+    code |= {f"metric {name}": model.task.metrics[name].values for name in custom.metrics}
+    if custom.loss is not None:
+        code["loss"] = custom.loss
+    if training.transform is not None:
+        code[f"code of {training.transform.name}"] = training.transform.function
+    if model.make.head is not None:
+        code["code of the head"] = model.make.head
+    made_by = find_model(model.name) if custom.model is None else custom.model
+    # the weights of a module that was handed over count in "initialisation of the model"
+    weights = tensors_of(made_by).values() if isinstance(made_by, nn.Module) else ()
+    return {
+        **data.digests,
+        "code of the model": code_digest(made_by, apart_from=list(weights)),
+        "initialisation of the model": _of_tensors(tensors_of(initial)),
+        **{name: code_digest(thing) for name, thing in code.items()},
+    }
 
 
 def _of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -31,7 +31,7 @@ from fedray.models.vision import (
     vgg16,
     vit_b_16,
 )
-from fedray.usercode.importing import FORMS, as_user_error, import_object, is_own
+from fedray.usercode.importing import FORMS, as_user_error, import_object, is_user_defined
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": Linear,
@@ -68,7 +68,7 @@ def find_model(name: str) -> Callable[..., nn.Module]:
     """
     if name.startswith(PREFIX):
         return torchvision_model(name.removeprefix(PREFIX))
-    if is_own(name):
+    if is_user_defined(name):
         model: Callable[..., nn.Module] = import_object(name, "model.name")
         if not callable(model):
             raise UserError(

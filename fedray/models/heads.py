@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedray.core.structure import call, leaves
 from fedray.errors import UserError, near_miss
 from fedray.gradients.passes import Predicting
-from fedray.usercode.importing import FORMS, as_user_error, import_object, is_own
+from fedray.usercode.importing import FORMS, as_user_error, import_object, is_user_defined
 
 
 class Head(nn.Module):
@@ -78,7 +78,7 @@ def find_head(name: str) -> type[Head] | None:
     """
     if name == "none":
         return None
-    if not is_own(name):
+    if not is_user_defined(name):
         if name not in HEADS:
             hint = near_miss(name, ["auto", "none", *HEADS])
             raise UserError(f"unknown model.head {name!r}{hint}; a user-defined one is named as {FORMS}")

@@ -34,7 +34,8 @@ from fedray.engine.state import checkpoint as checkpoints
 from fedray.engine.state.packing import Packed
 from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
 from fedray.engine.worker import Worker
-from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.tracking.costs import bytes_per_client
@@ -249,7 +250,7 @@ class AlgorithmContract:
         assert np.linalg.norm(mine - _vector(fedavg)) <= 1e-5 * np.linalg.norm(mine)
 
     def _resolve(self, folder: Path) -> tuple[Experiment, FederatedData]:
-        return resolve(load(self.config(folder)), Own(source=small_source()))
+        return resolve(load(self.config(folder)), CustomObjects(source=small_source()))
 
 
 class DoublingPool(LocalPool):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.api import handed_over, own_objects
+from fedray.api import handed_over, custom_objects
 from fedray.config import load
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedray.algorithms import Algorithm
-    from fedray.experiment.experiment import Own
+    from fedray.experiment.custom import CustomObjects
     from fedray.tuning.sweep import Sweep
     from fedray.tuning.trial_source import TrialSource
 
@@ -129,7 +129,7 @@ def load_own(
     client_column: str | None = None,
     label_column: str = "label",
     **objects: Any,
-) -> Own:
+) -> CustomObjects:
     """Returns what all trials are made from: the user's objects and the data set, which is loaded once for all.
 
     ``objects`` are the further ones that :func:`tune` takes. Raises :class:`UserError` if ``test`` comes without
@@ -141,13 +141,13 @@ def load_own(
         raise UserError("tune(test=...) needs data=... too")
     config = load(spec.base)
     objects = {"model": None, "loss": None, "metrics": None, **objects}
-    custom = own_objects(config, data, test, client_column, label_column, **objects)
+    custom = custom_objects(config, data, test, client_column, label_column, **objects)
     return custom if data is not None else replace(custom, source=source_of(config.data, config.task), preloaded=True)
 
 
 def run_sweeps(
     specs: Sequence[SweepSpec],
-    custom: Own,
+    custom: CustomObjects,
     start: RayStart,
     view: View,
     retry_failed: bool = False,
@@ -182,7 +182,7 @@ def run_sweeps(
         return [SweepResult(sweep.folder, interrupted) for sweep in sweeps]
 
 
-def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: Own, start: RayStart, view: View) -> bool:
+def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, start: RayStart, view: View) -> bool:
     """Runs the trials of ``source``, which are those of ``sweeps`` and others.
 
     Returns whether the user stopped them.

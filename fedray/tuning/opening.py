@@ -14,7 +14,8 @@ from fedray.config import dump_yaml, flat, load
 from fedray.data.federated import FederatedData
 from fedray.engine.evaluation.accuracies import recorded_metrics
 from fedray.errors import UserError, near_miss
-from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.tracking.tensorboard import declare_columns
 from fedray.tuning.axis import RoundCost, budget_of, choose_axis, cost_of_a_round
@@ -37,7 +38,7 @@ BASE = {"run.log_clients": False}
 
 
 @contextlib.contextmanager
-def open_sweep(spec: SweepSpec, custom: Own, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
+def open_sweep(spec: SweepSpec, custom: CustomObjects, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
     """A context with the sweep of ``spec``, which is new or continues from what its folder has recorded.
 
     Other processes are kept out of its folder until the context ends. ``custom`` has the data set, and ``say`` shows a
@@ -45,8 +46,8 @@ def open_sweep(spec: SweepSpec, custom: Own, say: Callable[[str], None] = lambda
     or another process.
     """
     spec = _with_validation(spec, custom)
-    if custom.given:
-        spec = replace(spec, base={**spec.base, "run.given": custom.given})
+    if custom.names:
+        spec = replace(spec, base={**spec.base, "run.given": custom.names})
     base = {**BASE, **spec.base}
     experiment, data = resolve(load(base), custom)
     resolved = flat(experiment.config.model_dump(mode="json"))
@@ -79,7 +80,7 @@ def open_sweep(spec: SweepSpec, custom: Own, say: Callable[[str], None] = lambda
         yield Sweep(spec, study, base, total, budget_of(experiment, data, spec.tune.pruner.axis), notes)
 
 
-def _with_validation(spec: SweepSpec, custom: Own) -> SweepSpec:
+def _with_validation(spec: SweepSpec, custom: CustomObjects) -> SweepSpec:
     """Returns ``spec`` with a validation set, on which its trials are compared: a tenth of the training set unless the
     base sets ``data.validation_samples`` or the space searches it."""
     assert custom.source is not None
@@ -145,7 +146,7 @@ def _check_conditions(spec: SweepSpec, resolved: Mapping[str, Any]) -> None:
 
 
 def _check_values(
-    spec: SweepSpec, base: Mapping[str, Any], custom: Own
+    spec: SweepSpec, base: Mapping[str, Any], custom: CustomObjects
 ) -> tuple[dict[str, list[RoundCost]], dict[str, str]]:
     """Checks that both ends of every range and all listed values make a possible configuration.
 
@@ -166,7 +167,7 @@ def _check_values(
 
 
 def _resolve_with(
-    values: Values, spec: SweepSpec, base: Mapping[str, Any], custom: Own
+    values: Values, spec: SweepSpec, base: Mapping[str, Any], custom: CustomObjects
 ) -> tuple[Experiment, FederatedData]:
     try:
         return resolve(load(merge_settings(base, values)), custom)

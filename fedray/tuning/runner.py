@@ -33,7 +33,7 @@ from fedray.tuning.trial import Assignment, TrialEnd, TrialThread
 from fedray.tuning.trial_source import TrialSource
 
 if TYPE_CHECKING:
-    from fedray.experiment.experiment import Own
+    from fedray.experiment.custom import CustomObjects
 
 SETTINGS = {
     # fedray keeps the records, shows the progress and handles Ctrl-C
@@ -62,7 +62,7 @@ class Shared:
     """
 
     source: StoredSource
-    custom: Own
+    custom: CustomObjects
     path: Sequence[str]
     directory: Path
     stop_file: Path
@@ -225,7 +225,7 @@ def run_trials(
     source: TrialSource,
     bundles: Bundles,
     max_concurrent_trials: int,
-    custom: Own,
+    custom: CustomObjects,
     start_timeout: float,
     stopping: threading.Event,
 ) -> None:

@@ -17,7 +17,7 @@ from fedray.errors import ClientError, UserError
 from fedray.tuning.axis import amount, steps_reached
 
 if TYPE_CHECKING:
-    from fedray.experiment.experiment import Own
+    from fedray.experiment.custom import CustomObjects
 
 
 class Assignment(NamedTuple):
@@ -76,7 +76,7 @@ Reporter = Callable[[Message], bool]
 
 
 def run_trial(
-    assignment: Assignment, custom: Own, report: Reporter, interrupted: Callable[[], bool] = lambda: False
+    assignment: Assignment, custom: CustomObjects, report: Reporter, interrupted: Callable[[], bool] = lambda: False
 ) -> TrialEnd:
     """Carries out all runs of a trial, and returns its last message.
 
@@ -119,7 +119,7 @@ class TrialThread:
     process for a trial and then let another process run that trial.
     """
 
-    def __init__(self, assignment: Assignment, custom: Own, interrupted: Callable[[], bool]) -> None:
+    def __init__(self, assignment: Assignment, custom: CustomObjects, interrupted: Callable[[], bool]) -> None:
         self._work = partial(run_trial, assignment, custom, self._report, interrupted)
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         # whether the trial must stop: an answer to each message

@@ -1,1 +1,1 @@
-"""The user's own code: how it is imported, and digests of it."""
+"""User-defined code: how it is imported, and digests of it."""

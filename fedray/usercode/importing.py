@@ -1,4 +1,4 @@
-"""Imports the user's own code, which a config names as ``module:Name`` or ``path/to/file.py:Name``.
+"""Imports user-defined objects, which a config names as ``module:Name`` or ``path/to/file.py:Name``.
 
 It also turns what this code raises into errors of one line.
 """
@@ -20,15 +20,15 @@ from fedray.errors import UserError, near_miss
 from fedray.util.files import in_home
 
 FORMS = "file.py:Name or module:Name"
-"""The two ways in which a config can name an object of the user's own, as a message shows them."""
+"""The two ways in which a config can name a user-defined object, as a message shows them."""
 
 
 PREFIXES = ("torchvision:",)
-"""What stands before the colon of a name that is not of the user's own."""
+"""What stands before the colon of a name that is not user-defined."""
 
 
-def is_own(name: str) -> bool:
-    """Returns whether a name in a config means an object of the user's own, and not one that comes with fedray."""
+def is_user_defined(name: str) -> bool:
+    """Returns whether a name in a config means a user-defined object, and not one that comes with fedray."""
     return ":" in name or name.endswith(".py")
 
 
@@ -36,7 +36,7 @@ def import_object(name: str, key: str) -> Any:
     """Returns the object that ``module:Name`` or ``file.py:Name`` names.
 
     A file's path is absolute or relative to the working directory. The file may have the name of another module, and it
-    is read again if it was edited since. What the file imports is looked for in its own folder too, after all other
+    is read again if it was edited since. What the file imports is looked for in its folder too, after all other
     places. :func:`source_file` tells from which file an object came.
 
     Raises :class:`UserError`, which names the config's ``key``, if there is no such object or its module raises.
@@ -46,15 +46,15 @@ def import_object(name: str, key: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         where = name.rpartition(":")[0]
-        own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        defined = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         kind = "" if where.endswith(".py") else "module "
-        raise UserError(f"{key}={name}: {kind}{where} has no {attribute!r}{near_miss(attribute, own)}") from None
+        raise UserError(f"{key}={name}: {kind}{where} has no {attribute!r}{near_miss(attribute, defined)}") from None
 
 
-def check_own(name: str, key: str) -> None:
-    """Raises :class:`UserError`, which names the config's ``key``, if ``name`` is of the user's own and of no form that
+def check_user_object(name: str, key: str) -> None:
+    """Raises :class:`UserError`, which names the config's ``key``, if ``name`` is user-defined and of no form that
     there is, or names a file that can't be read. Nothing is imported."""
-    if is_own(name) and not name.startswith(PREFIXES):
+    if is_user_defined(name) and not name.startswith(PREFIXES):
         where = _parts(name, key)[0]
         if where.endswith(".py"):
             _code_in(Path(where), f"{key}={name}")
@@ -112,9 +112,9 @@ def _module(name: str, what: str) -> ModuleType:
         raise
 
 
-def _code_in(given: str | Path, what: str) -> tuple[Path, bytes]:
+def _code_in(file: str | Path, what: str) -> tuple[Path, bytes]:
     """Returns the absolute path of a file of the user's, and its code."""
-    path = in_home(given).absolute()
+    path = in_home(file).absolute()
     try:
         return path, path.read_bytes()
     except OSError as error:
@@ -123,9 +123,9 @@ def _code_in(given: str | Path, what: str) -> tuple[Path, bytes]:
         raise UserError(f"{what}: can't read the file {path}: {error.strerror}{hint}") from None
 
 
-def _module_in_file(given: str, what: str) -> ModuleType:
+def _module_in_file(file: str, what: str) -> ModuleType:
     """Imports a file as a module whose name depends on the file's path and content, so that no other module has it."""
-    path, code = _code_in(given, what)
+    path, code = _code_in(file, what)
     name = f"own_{path.stem}_{hashlib.sha256(bytes(path) + code).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -166,6 +166,6 @@ def _error_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parent.parent), "<frozen")
-    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    users = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    place = f" ({Path(users[-1].filename).name}, line {users[-1].lineno})" if users else ""
     return f"{type(error).__name__}{': ' if text else ''}{text[:300]}{place}"

@@ -1,4 +1,4 @@
-"""Tells the user's own modules from libraries, and makes digests of their files without importing them."""
+"""Tells the user's modules from libraries, and makes digests of their files without importing them."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import contextlib
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 RECORDED = {"fedray", "torch", "torchvision", "numpy", "builtins", *sys.stdlib_module_names}
 """The packages whose code does not count in a digest, because a run records their versions, or Python's."""
 
 
+def with_length(part: str | bytes) -> bytes:
+    """Returns a part of what is hashed, after its length, so that ("ab", "c") and ("a", "bc") differ."""
+    data = part.encode() if isinstance(part, str) else part
+    return len(data).to_bytes(8, "big") + data
+
+
 def sha256_of(*parts: str | bytes) -> bytes:
-    """Returns the sha256 of several parts. Each counts with its length, so that ("ab", "c") and ("a", "bc") differ."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "big"))
-        digest.update(data)
-    return digest.digest()
+    """Returns the sha256 of several parts, each with its length."""
+    return hashlib.sha256(b"".join(map(with_length, parts))).digest()
 
 
 def is_library(module: str | None) -> bool:
-    """Returns whether the module of this name comes from an installed package, and not from the user's own files.
+    """Returns whether the module of this name comes from an installed package, and not from the user's files.
 
     What is in ``__main__`` is the user's, even if an installed program runs it, such as that of a notebook.
     """
@@ -53,89 +53,61 @@ def _content(module: str) -> bytes:
     return hashlib.sha256(Path(path).read_bytes()).digest() if path and Path(path).is_file() else b""
 
 
-def source_digest(modules: Iterable[str]) -> bytes:
-    """Returns the digest of the code in ``modules`` and in the user's own modules that they import.
+def source_digest(modules: Iterable[str], package: str = "", names: Collection[str] = ()) -> bytes:
+    """Returns the digest of the code in those of the ``modules`` that are the user's, and in the user's modules that
+    they import. Comments, line breaks and docstrings do not count. Nothing is imported for it.
 
-    Comments and line breaks do not count. Of libraries, and of names that are no modules, only the name counts.
+    A module may lie in the ``package``. Of a package, what has one of these ``names`` counts too.
     """
-    parts: list[str] = []
-    left, known = sorted(modules, reverse=True), set()
+    found: dict[str, str] = {}
+    left = [each for name in modules for each in (name, f"{package}.{name}")]
     while left:
-        name = left.pop()
-        if name in known:
+        module = left.pop()
+        file = None if module in found else _file_of(module)
+        if file is None:
             continue
-        known.add(name)
-        tree = None if is_library(name) else _tree(name)
-        parts += [name, ast.dump(tree) if tree else ""]
-        left += sorted(_imports_of(name, tree), reverse=True) if tree else []
-    return sha256_of(*parts)
+        found[module] = ""
+        # the packages around a module are run before it
+        left.append(module.rpartition(".")[0])
+        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
+            tree = ast.parse(file.read_bytes())
+            is_package = file.name == "__init__.py"
+            left += _imports_of(tree, module if is_package else module.rpartition(".")[0])
+            left += [f"{module}.{name}" for name in names] if is_package else []
+            for node in ast.walk(tree):
+                if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+                    del node.body[0]
+            found[module] = ast.dump(tree)
+    return sha256_of(*(part for item in sorted(found.items()) for part in item))
 
 
-def possible_modules(name: str, level: int, names: Iterable[str], package: str) -> Iterator[str]:
-    """Yields the modules that ``from name import names`` may run.
-
-    The statement stands in a ``package``, and has ``level`` dots before the name.
-    """
-    with contextlib.suppress(ImportError):
-        base = importlib.util.resolve_name("." * level + name, package) if level else name
-        parts = base.split(".")
-        yield from (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-        if not is_library(base):
-            yield from (f"{base}.{each}" for each in names if _spec(f"{base}.{each}") is not None)
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _imports_of(module: str, tree: ast.Module) -> Iterator[str]:
-    spec = _spec(module)
-    package = module if spec and spec.submodule_search_locations is not None else module.rpartition(".")[0]
+def _imports_of(tree: ast.Module, package: str) -> Iterator[str]:
+    """Yields what a module that stands in a ``package`` imports, whether these are modules or not."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for each in node.names:
-                yield from possible_modules(each.name, 0, (), package)
+            yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from possible_modules(node.module or "", node.level, [each.name for each in node.names], package)
+            with contextlib.suppress(ImportError):
+                name = "." * node.level + (node.module or "")
+                base = importlib.util.resolve_name(name, package) if node.level else name
+                yield from (base, *(f"{base}.{each.name}" for each in node.names))
 
 
-_first_read: dict[str, tuple[ModuleSpec | None, ast.Module | None]] = {}
-
-
-def _tree(module: str) -> ast.Module | None:
-    """Returns the syntax tree of a module's file, or None for a library.
-
-    For a module that is imported already, it is the tree of what the file contained when this function first read it,
-    because an edit after the import is not what runs.
-    """
-    loaded = getattr(sys.modules.get(module), "__spec__", None)
-    if loaded is not None and module in _first_read:
-        spec, tree = _first_read[module]
-        # importlib.reload() gives a module another spec
-        if spec is None or spec is loaded:
-            _first_read[module] = (loaded, tree)
-            return tree
-    tree = None
-    spec = _spec(module)
-    if spec is not None and spec.has_location and not _is_installed(spec.origin):
-        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
-            tree = ast.parse(Path(str(spec.origin)).read_bytes())
-    _first_read[module] = (loaded, tree)
-    return tree
-
-
-def _spec(module: str) -> ModuleSpec | None:
-    """Returns the spec of a module, or None if it can't be found.
-
-    Nothing is imported for it, not even the packages around it.
-    """
-    with contextlib.suppress(Exception):
-        path, parts = None, module.split(".")
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            spec = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
-            if spec is None:
-                return None
-            path = spec.submodule_search_locations
-            if path is None and depth < len(parts):
-                return None
-        return spec
+def _file_of(module: str) -> Path | None:
+    """Returns the file of one of the user's modules, or None for a library and for what is no module."""
+    if module in sys.modules:
+        file = getattr(sys.modules[module], "__file__", None)
+        return Path(file) if file and not is_library(module) else None
+    if not module or is_library(module):
+        return None
+    parts = module.split(".")
+    for folder in sys.path:
+        for path in (Path(folder, *parts, "__init__.py"), Path(folder, *parts).with_suffix(".py")):
+            if path.is_file():
+                return None if _is_installed(str(path)) else path
     return None
 
 

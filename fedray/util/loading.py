@@ -23,7 +23,7 @@ def collector_paused() -> Iterator[None]:
 
 def load_torch() -> None:
     """Imports torch into a process that is fedray's alone. Python never looks for garbage among its objects again, and
-    a user's objects that were there before would stay for ever too."""
+    a user's objects that were there before would never be freed either."""
     with collector_paused():
         importlib.import_module("torch")
     gc.freeze()

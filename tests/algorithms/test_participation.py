@@ -14,7 +14,7 @@ from fedray.config import load
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
 
@@ -68,7 +68,7 @@ def simulate(folder, label, settings):
     config = SETTINGS | {"algorithm.name": name, "run.output": str(folder)} | ALGORITHMS[label] | settings
     if known_algorithms()[name].needs_public:
         config["data.public_samples"] = 60
-    experiment, data = resolve(load(config), Own(small_source()))
+    experiment, data = resolve(load(config), CustomObjects(small_source()))
     algorithm = experiment.algorithm
     result = RunResult(folder / experiment.config.run.name, experiment.module)
     run = Run(result, {*algorithm.client_state, *algorithm.client_models})

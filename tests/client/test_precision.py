@@ -15,7 +15,8 @@ from fedray.core.precision import autocast
 from fedray.core.task import Task
 from fedray.core.torch_state import neutral
 from fedray.engine.process import computing_process, require_device
-from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.resolve import resolve
 from fedray.gradients.direct_linear import LEAST
@@ -30,7 +31,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU he
 def on(device: str, **changes: Any) -> Experiment:
     """Returns an experiment that is made for a cluster that has ``device``."""
     named = {key.replace("__", "."): value for key, value in changes.items()}
-    return resolve(load(KEYS | named), Own(small_source()), Surroundings(lambda folder: device))[0]
+    return resolve(load(KEYS | named), CustomObjects(small_source()), Surroundings(lambda folder: device))[0]
 
 
 def switches() -> tuple[Any, ...]:

@@ -67,7 +67,7 @@ KEYS = [
     ("run.name=..", "run.name must be the name of one folder"),
     ("run.name=" + "x" * 300, "run.name must be the name of one folder"),
     ('run.name="a\\0b"', "run.name must be the name of one folder"),
-    ("engine.chunk=0", "engine.chunk must be auto or at least 1, not 0"),
+    ("engine.chunk=0", "engine.chunk must be .auto. or at least 1, not 0"),
     ("engine.threads=100000", "engine.threads must be at most 1024"),
     ("engine.gpus_per_actor=0.18", "use engine.actors_per_gpu=5"),
     ("engine.kind=lcoal", "engine.kind must be 'ray' or 'local', not 'lcoal' .did you mean 'local'"),

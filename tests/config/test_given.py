@@ -20,7 +20,7 @@ from fedray.api import RunResult
 from fedray.cli.main import main
 from fedray.cli.rerun import rerun
 from fedray.config import Given, load
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.results.runs import RecordedRun, read_run
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
@@ -87,7 +87,7 @@ def test_everything_that_is_handed_over_has_a_name_in_the_configuration():
     arguments = [name for name in inspect.signature(simulate).parameters if name not in others]
     assert sorted(arguments) == sorted(get_args(Given)) == sorted(GIVEN)
     everything = {name: GIVEN[name]() for name in GIVEN}
-    assert sorted(Own(everything.pop("data"), **everything).given) == sorted(GIVEN)
+    assert sorted(CustomObjects(everything.pop("data"), **everything).names) == sorted(GIVEN)
     tuned = [name for name in inspect.signature(fedray.tune).parameters if name in GIVEN]
     assert sorted(tuned) == sorted(GIVEN)
 

@@ -10,7 +10,7 @@ import yaml
 from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data.sources.source import Source
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import dump, resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
@@ -21,7 +21,7 @@ BASE = {"model.name": "logistic", "engine.kind": "local", "algorithm.name": "fed
 
 
 def resolved(**keys):
-    return resolve(load(BASE | keys), Own(small_source()))
+    return resolve(load(BASE | keys), CustomObjects(small_source()))
 
 
 def run(folder, **keys):
@@ -66,7 +66,7 @@ FIVE_CLASSES = Source("five", np.zeros((100, 2), np.float32), np.arange(100) % 5
     [("dirichlet", 0.5, None), ("dirichlet_fixed", 0.5, None), ("orthogonal", None, 5), ("iid", None, None)],
 )
 def test_the_options_of_a_partition_are_spelled_out(kind, alpha, clusters, tmp_path):
-    own = Own(FIVE_CLASSES)
+    own = CustomObjects(FIVE_CLASSES)
     experiment, data = resolve(load(BASE | {"data.partition.kind": kind}), own)
     found = experiment.config.data.partition
     assert (found.alpha, found.clusters, found.min_samples) == (alpha, clusters, 1)

@@ -8,7 +8,7 @@ import pytest
 from fedray.config import load
 from fedray.core.rounding import whole_units
 from fedray.data.sources.source import Source
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
 
@@ -22,7 +22,7 @@ def test_a_fraction_of_clients_is_counted_as_in_exact_arithmetic():
 
 def resolved(source=None, **keys):
     keys = {"algorithm.name": "fedavg", "model.name": "logistic", "engine.kind": "local"} | keys
-    return resolve(load(keys), Own(source or small_source()))[0]
+    return resolve(load(keys), CustomObjects(source or small_source()))[0]
 
 
 @pytest.mark.parametrize(("fraction", "clients"), [(0.29, 29), (0.57, 57), (0.001, 1), (1, 100)])

@@ -16,7 +16,7 @@ from fedray.data.partitions import plot
 from fedray.data.partitions.holdings import Holdings
 from fedray.data.sources.source import Source, from_fields, load_source
 from fedray.data.sources.user_data import user_source
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 
 rng = np.random.default_rng(1)
@@ -68,8 +68,8 @@ def test_what_is_not_used_is_said(tmp_path):
 
 def test_a_resolved_config_means_the_same(tmp_path):
     source = user_source((X, Y, STATIONS), (XT, YT))
-    first, data = resolve(load(FAST), Own(source))
-    again, same = resolve(load(first.config.model_dump()), Own(source))
+    first, data = resolve(load(FAST), CustomObjects(source))
+    again, same = resolve(load(first.config.model_dump()), CustomObjects(source))
     assert again.config == first.config
     assert same.notes == data.notes == ()
     assert same.partition_hash == data.partition_hash

@@ -11,7 +11,7 @@ import yaml
 import fedray
 from fedray.config import load
 from fedray.errors import UserError
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 
@@ -19,7 +19,7 @@ FEDAVG = {**SETTINGS, "algorithm.name": "fedavg"}
 
 
 def federated(source=None, **more):
-    return resolve(load(FEDAVG | more), Own(source or small_source()))[1]
+    return resolve(load(FEDAVG | more), CustomObjects(source or small_source()))[1]
 
 
 def test_dealt_public_samples_come_on_top_of_the_clients_own():

@@ -16,7 +16,7 @@ from fedray.config import load
 from fedray.core.seeds import Purpose, stream
 from fedray.data.sources.source import Source
 from fedray.engine.state.checkpoint import load_last
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 
@@ -52,7 +52,7 @@ def run(folder, algorithm="fedavg", call=None, **keys):
 
 
 def shares_of(folder, algorithm="fedavg", **keys):
-    _, data = resolve(load(config(folder, algorithm, **keys)), Own(source=small_source()))
+    _, data = resolve(load(config(folder, algorithm, **keys)), CustomObjects(source=small_source()))
     return data
 
 
@@ -175,7 +175,7 @@ def test_finetuned_accuracy_is_that_of_plain_sgd(tmp_path, model, vectorize):
     if vectorize:
         given |= {"engine.vectorize": True, "engine.chunk": 4}
     result = simulate(given, data=small_source(), **call)
-    _, data = resolve(load(given), Own(source=small_source(), model=model))
+    _, data = resolve(load(given), CustomObjects(source=small_source(), model=model))
     rows = last_rows(result)
     assert len(rows) == data.active
     train["lr"] *= 0.9**2

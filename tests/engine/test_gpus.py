@@ -14,7 +14,7 @@ from fedray import UserError, simulate
 from fedray.config import EngineConfig, load
 from fedray.engine.determinism import deterministic, nondeterministic_operations
 from fedray.engine.process import environment
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.placement import Surroundings, device_of_cluster, place
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
@@ -60,7 +60,7 @@ def test_a_local_gpu_that_is_not_there():
 
 
 def test_on_a_cluster_with_gpus_all_is_resolved_for_them():
-    experiment, _ = resolve(load(SETTINGS), Own(small_source()), Surroundings(lambda folder: "cuda"))
+    experiment, _ = resolve(load(SETTINGS), CustomObjects(small_source()), Surroundings(lambda folder: "cuda"))
     assert experiment.device == "cuda"
     assert experiment.server_device == "cpu"
     assert experiment.vectorize

@@ -15,7 +15,7 @@ from fedray import UserError
 from fedray.config import load
 from fedray.engine.memory import Footprint, activations, actors_per_gpu, is_out_of_memory
 from fedray.engine.ray import gpu_sharing
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.gradients.loop import LoopNetwork
 from fedray.testing.contracts import small_source
@@ -99,7 +99,7 @@ def test_as_many_actors_share_a_gpu_as_fit_and_help(footprint, cpus, expected):
 def experiment(**engine):
     keys = {"algorithm.name": "fedavg", "model.name": "logistic", "data.clients": 4, "engine.device": "cuda"}
     keys |= {f"engine.{key}": value for key, value in engine.items()}
-    return resolve(load(keys), Own(source=small_source()))[0]
+    return resolve(load(keys), CustomObjects(source=small_source()))[0]
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_what_an_actor_takes_of_a_gpu():
     from fedray.engine.state.states import StateFolder
 
     keys = {"algorithm.name": "fedavg", "model.name": "mlp", "engine.kind": "local", "engine.device": "cuda"}
-    found, data = resolve(load(keys), Own(source=small_source()))
+    found, data = resolve(load(keys), CustomObjects(source=small_source()))
     with computing_process(1, False):
         clients = Clients(found, data, StateFolder(Path("unused")), "cuda")
         first = footprint_of(clients)

@@ -34,7 +34,7 @@ from fedray.engine.sums import CohortSums
 from fedray.engine.tasks import EvalTask, PhaseResult, PhaseTask
 from fedray.engine.worker import Worker
 from fedray.errors import ClientError
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, DoublingPool, small_source
 
@@ -61,7 +61,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
             request.getfixturevalue("ray_cluster")
         settings = {**SETTINGS, "algorithm.name": "fedsiam_da", "model.proj_dim": 8, **changes}
         settings |= {"engine.cpus_per_actor": 0.5, "run.output": str(tmp_path / f"{kind}-{len(closing)}")}
-        experiment, data = resolve(load(settings), Own(small_source()))
+        experiment, data = resolve(load(settings), CustomObjects(small_source()))
 
         def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
             if kind != "ray":

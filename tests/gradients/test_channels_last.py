@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fedray import RunResult, UserError, evaluate, simulate
 from fedray.config import load
 from fedray.data.sources.source import Source
-from fedray.experiment.experiment import Experiment, Own
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.experiment import Experiment
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.resolve import resolve
 
@@ -131,7 +132,7 @@ def source(side: int = 7) -> Source:
 
 
 def experiment(model: Any, **changes: Any) -> Experiment:
-    return resolve(load({**KEYS, **changes}), Own(source=source(16 if model is None else 7), model=model))[0]
+    return resolve(load({**KEYS, **changes}), CustomObjects(source=source(16 if model is None else 7), model=model))[0]
 
 
 def is_converted(module: nn.Module) -> bool:
@@ -219,7 +220,7 @@ def test_weights_of_one_channel_are_converted():
 def test_a_gpu_gets_them_where_a_cpu_does(channels, changes, chosen):
     model = nn.Sequential(nn.Conv2d(2, channels, 3), nn.ReLU(), nn.Flatten(), nn.Linear(25 * channels, 3))
     settings = load({**KEYS, "engine.kind": "ray", **changes})
-    found, _ = resolve(settings, Own(source=source(), model=model), Surroundings(lambda folder: "cuda"))
+    found, _ = resolve(settings, CustomObjects(source=source(), model=model), Surroundings(lambda folder: "cuda"))
     assert found.config.engine.channels_last is chosen
 
 
@@ -253,7 +254,7 @@ def test_a_loss_or_metric_that_depends_on_the_layout(kind, read):
     images = Source("pairs", x, y, x[:20], y[:20], 3, task="regression")
     model = nn.Sequential(nn.Conv2d(2, 16, 3, padding=1), nn.Conv2d(16, 3, 1))
     own = {"loss": error} if kind == "loss" else {"metrics": {"error": error}}
-    found, _ = resolve(load({**KEYS, "algorithm.name": "fedavg"}), Own(source=images, model=model, **own))
+    found, _ = resolve(load({**KEYS, "algorithm.name": "fedavg"}), CustomObjects(source=images, model=model, **own))
     assert found.config.engine.channels_last is (read is Tensor.flatten)
 
 

@@ -18,7 +18,7 @@ from fedray.config import load
 from fedray.core.batches import Batch
 from fedray.core.task import Metric, Task, token_accuracy, token_cross_entropy
 from fedray.experiment.backend import GPU_LONG, LONG, is_compiled
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.placement import missing_compiler
 from fedray.experiment.resolve import resolve
 from fedray.gradients.compiled import Compiled
@@ -207,7 +207,9 @@ def test_other_reasons_are_told(tmp_path):
         ({"algorithm.name": "moon", "model.proj_dim": 8}, "the loss of moon is the algorithm's own"),
         ({"engine.portable_bits": True}, "the same bits on different processors"),
     ):
-        experiment, _ = resolve(load({**KEYS, **changed, "run.output": str(tmp_path)}), Own(source=small_source()))
+        experiment, _ = resolve(
+            load({**KEYS, **changed, "run.output": str(tmp_path)}), CustomObjects(source=small_source())
+        )
         assert not experiment.compile
         assert not experiment.config.engine.compile
         assert [note for note in experiment.notes if reason in note]
@@ -225,7 +227,7 @@ class Masked(nn.Sequential):
 def test_parameters_with_hooks_are_left_to_autograd(tmp_path, stacked):
     keys = {key: value for key, value in KEYS.items() if not key.startswith("model.")}
     keys |= {"engine.compile": not stacked, "engine.vectorize": stacked, "run.output": str(tmp_path)}
-    own = Own(source=small_source(), model=Masked)
+    own = CustomObjects(source=small_source(), model=Masked)
     if stacked:
         with pytest.raises(UserError, match=r"its parameter 0\.weight has a hook"):
             resolve(load(keys), own)

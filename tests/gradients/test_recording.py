@@ -19,7 +19,7 @@ from fedray import UserError, simulate
 from fedray.config import load
 from fedray.core.batches import Batch
 from fedray.core.task import Task
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.gradients import direct_linear, recording
 from fedray.gradients.direct_linear import DirectLinear
@@ -268,7 +268,7 @@ def test_nothing_is_replayed_where_every_module_has_a_hook(tmp_path):
     try:
         replayed, _ = decided(tmp_path)
         assert not replayed
-        experiment, _ = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), Own(source=small_source()))
+        experiment, _ = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), CustomObjects(source=small_source()))
         assert [line for line in experiment.notes if "hooks that torch calls for every module" in line]
     finally:
         handle.remove()
@@ -279,7 +279,7 @@ def decided(tmp_path: Path, model: Any = None, **changed: Any) -> tuple[bool, li
     """Returns whether the gradients of a small run are replayed, and what the user reads about that."""
     keys = {key: value for key, value in SETTINGS.items() if model is None or not key.startswith("model.")}
     keys |= {"algorithm.name": "fedavg", "run.output": str(tmp_path), **changed}
-    experiment, _ = resolve(load(keys), Own(source=small_source(), model=model))
+    experiment, _ = resolve(load(keys), CustomObjects(source=small_source(), model=model))
     return experiment.replay, [line for line in experiment.notes if "replay" in line]
 
 

@@ -15,7 +15,7 @@ from fedray.api import RunResult
 from fedray.config import load
 from fedray.core.task import Task
 from fedray.data.sources.source import Source
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.gradients.loop import LoopNetwork
 from fedray.models.ghbm import ResNet20
@@ -206,7 +206,7 @@ def test_a_line_says_why_a_small_model_is_not_stacked(tmp_path):
     x, y = np.zeros((80, 12), np.float32), np.arange(80) % 4
     keys = {"engine.kind": "local", "algorithm.name": "fedavg", "data.clients": 20, "data.public_samples": 0}
     model = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
-    experiment, _ = resolve(load(keys), Own(Source("own", x, y, x[:4], y[:4], 4), model))
+    experiment, _ = resolve(load(keys), CustomObjects(Source("own", x, y, x[:4], y[:4], 4), model))
     (line,) = [line for line in experiment.notes if "engine.vectorize" in line]
     assert line == (
         "engine.vectorize=auto: clients are trained one after another, which is slower, because its forward pass "
@@ -220,7 +220,7 @@ def test_shipped_models_can_be_stacked(model):
     shape = (3, 16, 16) if model is ResNet20 else (1, 28, 28)
     x, y = rng.normal(size=(40, *shape)).astype(np.float32), rng.integers(0, 10, 40)
     config = load({"engine.kind": "local", "engine.vectorize": True, "algorithm.name": "fedavg", "data.clients": 4})
-    experiment, _ = resolve(config, Own(Source("own", x, y, x[:4], y[:4], 10), model))
+    experiment, _ = resolve(config, CustomObjects(Source("own", x, y, x[:4], y[:4], 10), model))
     assert experiment.vectorize
 
 

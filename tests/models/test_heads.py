@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedray import UserError, simulate
 from fedray.api import RunResult
 from fedray.config import load
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.gradients.network import Network
 from fedray.models.heads import Head, ProjectionHead
@@ -215,7 +215,7 @@ def test_weights_of_a_backbone_leave_the_head_as_it_was_drawn(algorithm, tmp_pat
     given = Plain()
     save_file({k: v for k, v in given.state_dict().items() if k.startswith("first")}, tmp_path / "backbone.safetensors")
     keys = {"model.weights": str(tmp_path / "backbone.safetensors")}
-    own = Own(source=small_source(), model=Plain)
+    own = CustomObjects(source=small_source(), model=Plain)
     experiment, _ = resolve(load(config(tmp_path, algorithm, **keys)), own)
     module = experiment.build_model()
     assert torch.equal(module.first.weight, given.first.weight)
@@ -239,7 +239,9 @@ def test_clients_without_samples_do_not_count(tmp_path):
         "data.partition.min_samples": 0,
         "train.cohort_size": None,
     }
-    experiment, data = resolve(load(config(tmp_path, "fedhbm", **keys)), Own(source=small_source(), model=Plain))
+    experiment, data = resolve(
+        load(config(tmp_path, "fedhbm", **keys)), CustomObjects(source=small_source(), model=Plain)
+    )
     assert data.active < 40
     assert any("the cohort is everybody" in note for note in experiment.notes)
     windows = [
@@ -250,7 +252,7 @@ def test_clients_without_samples_do_not_count(tmp_path):
 
 def test_heads_draw_as_the_seed_says(tmp_path):
     def weights(seed: int) -> Tensor:
-        own = Own(source=small_source(), model=Plain)
+        own = CustomObjects(source=small_source(), model=Plain)
         return resolve(load(config(tmp_path, "moon", **{"run.seed": seed})), own)[0].build_model().last.hidden.weight
 
     assert torch.equal(weights(1), weights(1))
@@ -276,7 +278,9 @@ OWN = f"{__name__}:Narrow"
 
 
 def test_a_head_of_ones_own_gives_the_representation(tmp_path):
-    experiment, _ = resolve(load({**SETTINGS, "algorithm.name": "moon", "model.head": OWN}), Own(small_source()))
+    experiment, _ = resolve(
+        load({**SETTINGS, "algorithm.name": "moon", "model.head": OWN}), CustomObjects(small_source())
+    )
     module = experiment.build_model()
     assert sum(isinstance(each, Narrow) for each in module.modules()) == 1
     assert experiment.config.model.head == OWN
@@ -297,4 +301,4 @@ def test_a_head_of_ones_own_gives_the_representation(tmp_path):
 )
 def test_heads_that_an_algorithm_cant_use_are_refused(algorithm, head, message):
     with pytest.raises(UserError, match=message):
-        resolve(load({**SETTINGS, "algorithm.name": algorithm, "model.head": head}), Own(small_source()))
+        resolve(load({**SETTINGS, "algorithm.name": algorithm, "model.head": head}), CustomObjects(small_source()))

@@ -16,9 +16,10 @@ from fedray import UserError, simulate
 from fedray.config import load
 from fedray.data.sources.source import Source
 from fedray.data.sources.user_data import user_source
-from fedray.experiment.experiment import Own
-from fedray.experiment.making import load_weights
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.weights import load_weights
 from fedray.experiment.resolve import resolve
+from fedray.experiment.weights import load_weights
 from fedray.models import build, find_model
 from fedray.models.flops import forward_flops
 from fedray.models.norms import replace_norms
@@ -174,7 +175,7 @@ def test_a_norm_in_two_places_stays_one_layer():
 def test_norms_of_a_run(tmp_path):
     keys = {**small(tmp_path), "model.name": "resnet20", "model.norm": "none", "run.name": "none"}
     assert "norm1.weight" not in str(simulate(keys, **data()).summary)
-    experiment, _ = resolve(load({**keys, "model.norm": "batch"}), Own(source=images(16)))
+    experiment, _ = resolve(load({**keys, "model.norm": "batch"}), CustomObjects(source=images(16)))
     assert kinds(experiment.build_model()) == {"BatchNorm2d"}
     for changed, message in (
         ({"model.norm_groups": 4}, "model.norm_groups=4 is for model.norm=group"),
@@ -239,7 +240,7 @@ class TestWeights:
     def test_the_classifier_is_replaced_and_said(self, tmp_path):
         path = self.path(tmp_path)
         keys = {**small(tmp_path), "model.name": "torchvision:shufflenet_v2_x0_5", "model.weights": str(path)}
-        experiment, _ = resolve(load(keys), Own(source=images()))
+        experiment, _ = resolve(load(keys), CustomObjects(source=images()))
         (line,) = [line for line in experiment.notes if "model.weights" in line]
         assert line.startswith("warning: model.weights: fc.weight, fc.bias begin as model.init says, because ")
         assert line.endswith("has none for 4 classes or for this head")
@@ -251,7 +252,7 @@ class TestWeights:
     def test_another_model_is_refused_by_its_first_tensor(self, tmp_path):
         keys = {**small(tmp_path), "model.name": "torchvision:shufflenet_v2_x1_0"}
         with pytest.raises(UserError, match=r"conv5.0.weight is|stage2.0.branch1.2.weight is \[24, 24, 1, 1\] in"):
-            resolve(load({**keys, "model.weights": str(self.path(tmp_path))}), Own(source=images()))
+            resolve(load({**keys, "model.weights": str(self.path(tmp_path))}), CustomObjects(source=images()))
 
     def test_a_larger_model_is_refused_by_its_first_further_tensor(self, tmp_path):
         torch.save(get_model("resnet34", weights=None).state_dict(), tmp_path / "resnet34.pth")
@@ -261,12 +262,14 @@ class TestWeights:
             "model.weights": str(tmp_path / "resnet34.pth"),
         }
         with pytest.raises(UserError, match=r"has a tensor 'layer1.2.conv1.weight', which the model does not have"):
-            resolve(load(keys), Own(source=images()))
+            resolve(load(keys), CustomObjects(source=images()))
 
     @pytest.mark.parametrize(("norm", "first"), [("none", "conv1.1.weight"), ("group", "conv1.1.running_mean")])
     def test_tensors_of_replaced_norms_are_told(self, tmp_path, norm, first):
         keys = {**small(tmp_path), "model.name": "torchvision:shufflenet_v2_x0_5", "model.norm": norm}
-        experiment, _ = resolve(load({**keys, "model.weights": str(self.path(tmp_path))}), Own(source=images()))
+        experiment, _ = resolve(
+            load({**keys, "model.weights": str(self.path(tmp_path))}), CustomObjects(source=images())
+        )
         (note,) = [note for note in experiment.notes if "replaced their layers" in note]
         assert note.endswith(f"the first is {first}")
         found = experiment.build_model().state_dict()
@@ -276,7 +279,7 @@ class TestWeights:
         """The file's weights are loaded into a model of zeros, of which a classifier that is not in the file stays."""
         path = self.path(tmp_path)
         keys = {**small(tmp_path), "model.name": "torchvision:shufflenet_v2_x0_5", "model.init": "zeros"}
-        experiment, _ = resolve(load({**keys, "model.weights": str(path)}), Own(source=images()))
+        experiment, _ = resolve(load({**keys, "model.weights": str(path)}), CustomObjects(source=images()))
         found = experiment.build_model().state_dict()
         assert torch.equal(found["conv5.0.weight"], torch.load(path)["conv5.0.weight"])
         assert not found["fc.weight"].any()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray.config import load
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.models.inspection import ModelFacts, inspect_model
 from fedray.testing.contracts import SETTINGS, small_source
@@ -137,7 +137,7 @@ def test_a_frozen_encoder_in_evaluation_mode():
 def test_attention_of_ones_own(causal):
     """torch's counter counts a causal mask's zeros too."""
 
-    class Own(nn.Module):
+    class CustomObjects(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.project, self.last = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, CLASSES)
@@ -147,7 +147,7 @@ def test_attention_of_ones_own(causal):
             mixed = F.scaled_dot_product_attention(*heads.unbind(0), is_causal=causal)
             return self.last(mixed.transpose(1, 2).flatten(2).mean(1))
 
-    assert facts(Own()).flops == product(TOKENS, WIDTH, 3 * WIDTH) + ATTENTION + product(1, WIDTH, CLASSES)
+    assert facts(CustomObjects()).flops == product(TOKENS, WIDTH, 3 * WIDTH) + ATTENTION + product(1, WIDTH, CLASSES)
 
 
 def test_a_matrix_times_a_vector():
@@ -200,7 +200,7 @@ def test_a_layer_that_counts_zero_is_named():
     assert found.flops == product(1, 8, CLASSES)
     assert found.uncounted == ("layers.pair (Bilinear)",)
     experiment, _ = resolve(
-        load({k: v for k, v in SETTINGS.items() if not k.startswith("model.")}), Own(small_source(), Paired)
+        load({k: v for k, v in SETTINGS.items() if not k.startswith("model.")}), CustomObjects(small_source(), Paired)
     )
     lines = [line for line in experiment.notes if "FLOPs" in line]
     assert len(lines) == 1

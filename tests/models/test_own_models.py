@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedray import UserError, simulate
 from fedray.api import RunResult
 from fedray.config import load
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tuning.opening import open_sweep
@@ -265,7 +265,7 @@ def test_a_sweep_says_that_a_module_starts_all_seeds_from_the_same_weights(model
         settings = {key: value for key, value in settings.items() if not key.startswith("model.")}
     described = {"base": settings, "spaces": {"wide": {"train.lr": {"uniform": [0.01, 0.5]}}}}
     (spec,) = read_sweeps(described, [f"tune.output={tmp_path}", "tune.name=s", f"tune.seeds={seeds}"])
-    with open_sweep(spec, Own(small_source(), model)) as sweep:
+    with open_sweep(spec, CustomObjects(small_source(), model)) as sweep:
         lines = [line for line in sweep.notes if "all 2 seeds start from the same initial weights" in line]
     assert len(lines) == said
 
@@ -281,7 +281,9 @@ def test_a_module_that_holds_an_activation_is_trained_as_one_without(tmp_path):
 def test_a_module_starts_all_seeds_from_the_same_weights_and_its_class_does_not():
     for model, equal in ((Normed(), True), (Normed, False)):
         config = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
-        built = [resolve(load({**config, "run.seed": seed}), Own(small_source(), model))[0] for seed in (0, 1)]
+        built = [
+            resolve(load({**config, "run.seed": seed}), CustomObjects(small_source(), model))[0] for seed in (0, 1)
+        ]
         one, two = (experiment.build_model().first.weight for experiment in built)
         assert torch.equal(one, two) == equal
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedray import UserError
 from fedray.config import load
 from fedray.data.sources.source import Source
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 
 rng = np.random.default_rng(0)
@@ -35,7 +35,7 @@ class Words(nn.Module):
 
 def loaded(path: Path) -> nn.Module:
     keys = {"algorithm.name": "fedavg", "data.clients": 2, "model.weights": str(path), "task.kind": "tokens"}
-    experiment, _ = resolve(load(keys), Own(Source("own", X, Y, X[:4], Y[:4], 9, task="tokens"), Words()))
+    experiment, _ = resolve(load(keys), CustomObjects(Source("own", X, Y, X[:4], Y[:4], 9, task="tokens"), Words()))
     return experiment.build_model()
 
 

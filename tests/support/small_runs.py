@@ -15,7 +15,7 @@ from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
 from fedray.engine.worker import Worker
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.placement import missing_compiler
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
@@ -43,7 +43,7 @@ def opened_run(folder: Path, algorithm: str, **own: Any) -> Iterator[Any]:
     config = {**SETTINGS, "algorithm.name": algorithm, "run.output": str(folder)}
     if "model" in own:
         config = {key: value for key, value in config.items() if not key.startswith("model.")}
-    experiment, data = resolve(load(config), Own(source=small_source(), **own))
+    experiment, data = resolve(load(config), CustomObjects(source=small_source(), **own))
 
     def make_pool(worker: Worker) -> Any:
         return LocalPool(worker), [describe("cpu")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import read_sweeps
@@ -21,7 +21,7 @@ def described(**more):
 def opened(tmp_path, *overrides, say=print, **more):
     """Opens the sweep of `described(**more)` in the folder `tmp_path`/s."""
     (spec,) = read_sweeps(described(**more), [f"tune.output={tmp_path}", "tune.name=s", *overrides])
-    return open_sweep(spec, Own(small_source()), say)
+    return open_sweep(spec, CustomObjects(small_source()), say)
 
 
 def row(round, accuracy=0.5, size=100):

@@ -25,7 +25,7 @@ from fedray.data.sources.source import Source
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.models.small import Logistic
 
@@ -220,7 +220,7 @@ def trace(folder: Path, problem, settings, name, **hyper):
         **settings,
         **{f"algorithm.{key}": value for key, value in hyper.items()},
     }
-    experiment, data = resolve(load(config), Own(problem.source, problem.model, problem.loss))
+    experiment, data = resolve(load(config), CustomObjects(problem.source, problem.model, problem.loss))
 
     def pool(worker):
         return LocalPool(worker), [describe("cpu")]

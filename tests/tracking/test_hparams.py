@@ -9,7 +9,7 @@ from tensorboard.plugins.hparams.backend_context import Context
 
 from fedray import simulate
 from fedray.config import load
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
 
@@ -52,7 +52,7 @@ def test_the_table_has_what_was_set_and_what_the_algorithms_take(columns, tmp_pa
 def test_values_are_the_resolved_ones():
     keys = {"train.participation": 0.4, "run.iterations": 40, "algorithm.name": "ghbm", "run.output": "elsewhere/"}
     del (base := dict(BASE))["run.rounds"]
-    experiment, _ = resolve(load(base | keys), Own(small_source()))
+    experiment, _ = resolve(load(base | keys), CustomObjects(small_source()))
     assert experiment.hyper_parameters == {
         "algorithm.beta": 0.9,
         "algorithm.name": "ghbm",

@@ -20,7 +20,7 @@ from fedray import simulate
 from fedray.api import RunResult
 from fedray.config import load
 from fedray.engine.evaluation.evaluator import samples_of_pass
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.models.inspection import ModelFacts
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
@@ -172,7 +172,7 @@ def test_what_the_splits_are_evaluated_on(tmp_path):
     result = run(tmp_path, **keys)
     config = {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(tmp_path)}
     config |= {key.replace("__", "."): value for key, value in keys.items()}
-    _, data = resolve(load(config), Own(source=small_source()))
+    _, data = resolve(load(config), CustomObjects(source=small_source()))
     row, model = result.metrics.iloc[-1], result.model()
     assert (len(data.validation), len(data.train_subset)) == (40, 50)
     assert not set(data.validation) & set(data.indices)
@@ -204,7 +204,7 @@ def test_evaluation_in_blocks_weighs_every_sample_alike(tmp_path, monkeypatch):
         (833_040.0, (), "cpu", 480),
         (3_124_096.0, (), "cpu", 128),
         (25e6, (), "cpu", 50),
-        (0.0, ("own (Own)",), "cpu", 50),
+        (0.0, ("own (CustomObjects)",), "cpu", 50),
         (25e6, (), "cuda", 250),
     ],
 )

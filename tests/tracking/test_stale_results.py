@@ -18,7 +18,7 @@ from fedray.config import load
 from fedray.data.sources.user_data import user_source
 from fedray.engine.opening import open_run
 from fedray.errors import UserError
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.tuning import tune
 from fedray.tuning.recorded import check_record
@@ -307,7 +307,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(tmp_path
     settings = {**SETTINGS, "run.output": str(tmp_path)}
     first = fedray.simulate(settings, **GIVEN)
     before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
-    own = Own(user_source(TRAIN, TEST), Net, entropy, {"right": right})
+    own = CustomObjects(user_source(TRAIN, TEST), Net, entropy, {"right": right})
     experiment, data = resolve(load(settings), own)
     with open_run(experiment, data, lambda worker: pytest.fail("a pool was made"), concurrent=False) as simulation:
         assert simulation is None
@@ -317,7 +317,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(tmp_path
 def test_a_trial_begins_when_it_is_first_asked_for(tmp_path: Path) -> None:
     """Tune may make a process for a trial and then let another one run it."""
     settings = {**SETTINGS, "run.output": str(tmp_path)}
-    own = Own(user_source(TRAIN, TEST), Net)
+    own = CustomObjects(user_source(TRAIN, TEST), Net)
     assignment = Assignment("0", [settings], "test_accuracy", "rounds", 2)
     never = TrialThread(assignment, own, lambda: False)
     never.stop()

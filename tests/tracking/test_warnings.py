@@ -16,7 +16,7 @@ import fedray
 from fedray import FedrayWarning, simulate
 from fedray.api import run_experiment
 from fedray.config import load
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.progress import Display
 from fedray.tuning.view import View
@@ -119,7 +119,7 @@ def test_a_run_that_diverged(tmp_path, vectorize):
 def test_runs_that_others_start_say_nothing(tmp_path):
     """The trials of a sweep are such runs."""
     config = load(settings(tmp_path, train__lr=1e30, run__rounds=9))
-    assert told(lambda: run_experiment(config, lambda: Own(source=small_source()))) == []
+    assert told(lambda: run_experiment(config, lambda: CustomObjects(source=small_source()))) == []
 
 
 def test_a_run_that_is_shown_ends_with_that_it_diverged(tmp_path, capsys):

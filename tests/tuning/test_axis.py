@@ -10,7 +10,7 @@ from pages import Page
 from fedray.cli.main import main
 from fedray.config import load
 from fedray.errors import UserError
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.axis import RoundCost, axis_of_equal_work, cost_of_a_round
@@ -34,7 +34,7 @@ def described(space, **base):
 
 def opened(tmp_path, values, *overrides):
     (spec,) = read_sweeps(values, [f"tune.output={tmp_path}", "tune.name=s", *overrides])
-    return open_sweep(spec, Own(small_source()))
+    return open_sweep(spec, CustomObjects(small_source()))
 
 
 def axis_of(tmp_path, values, *overrides):
@@ -138,7 +138,7 @@ def test_spaces_that_come_with_fedray_compare_equal_work(name):
     (spec,) = read_sweeps(name, ["data.source=sample"])[:1]
     small = {"model.name": "mlp", "model.hidden": [8], "data.clients": 20, "data.partition.kind": "iid"}
     base = {key: value for key, value in spec.base.items() if not key.startswith(("data.", "model.name"))} | small
-    own = Own(small_source())
+    own = CustomObjects(small_source())
     experiment, data = resolve(load(base), own)
     assert spec.tune.pruner.axis == "auto"
     costs = [cost_of_a_round(*resolve(load(merge_settings(base, values)), own)) for values in spec.space.extremes(base)]
@@ -157,7 +157,9 @@ def swept(tmp_path_factory):
     with opened(folder, values, "tune.trials=3", "tune.sampler=random", "tune.seed=3") as sweep:
         for number in range(2):
             assignment = sweep.next_trial()
-            run_trial(assignment, Own(small_source()), lambda message, n=number: sweep.report(str(n), message))
+            run_trial(
+                assignment, CustomObjects(small_source()), lambda message, n=number: sweep.report(str(n), message)
+            )
             sweep.report(str(number), TrialEnd("ValueError: no") if number else TrialEnd(None))
         sweep.next_trial()
     (spec,) = read_sweeps(folder / "s")

@@ -14,7 +14,7 @@ from fedray.algorithms import known_algorithms
 from fedray.cli.main import main
 from fedray.config import load, read_file
 from fedray.errors import UserError
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.testing.contracts import small_source
 from fedray.tuning.opening import number_of_trials, open_sweep
 from fedray.tuning.spec import known_spaces, merge_settings, read_sweeps
@@ -248,10 +248,10 @@ def test_a_trial_of_every_space_file_can_be_run(name, tmp_path):
     space = {key: text for key, text in spec.raw_space.items() if key != "train.local_steps"}
     values = {"base": {**base, **SMALL}, "spaces": {"wide": space}, "first": spec.first}
     (spec,) = read_sweeps(values, [f"tune.output={tmp_path}", "tune.trials=2"])
-    with open_sweep(spec, Own(small_source())) as sweep:
+    with open_sweep(spec, CustomObjects(small_source())) as sweep:
         sweep.next_trial()
         assignment = sweep.next_trial()
-        end = run_trial(assignment, Own(small_source()), lambda message: sweep.report(assignment.key, message))
+        end = run_trial(assignment, CustomObjects(small_source()), lambda message: sweep.report(assignment.key, message))
         sweep.report(assignment.key, end)
         first, second = sweep.study.trials
         assert (first.state, second.state) == (TrialState.RUNNING, TrialState.COMPLETE)

@@ -11,7 +11,7 @@ import yaml
 
 from fedray.config import load
 from fedray.errors import UserError
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.finals import label_of
@@ -118,7 +118,7 @@ def test_what_a_file_wants_first_is_kept_as_far_as_it_is_its_own(tmp_path):
 def parameters(spec: SweepSpec) -> int:
     settings = {**SETTINGS, **spec.base, "data.public_samples": 36}
     del settings["train.local_epochs"]
-    return resolve(load(settings), Own(small_source()))[0].facts.parameters
+    return resolve(load(settings), CustomObjects(small_source()))[0].facts.parameters
 
 
 def test_one_architecture_weighting_and_public_set_for_all(tmp_path):
@@ -202,10 +202,10 @@ def test_the_baseline_is_one_of_the_algorithms(tmp_path):
 @pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi"])
 def test_an_adaptive_server_at_rate_1_is_warned_of(name):
     settings = {**SETTINGS, "algorithm.name": name}
-    notes = resolve(load(settings), Own(small_source()))[0].notes
+    notes = resolve(load(settings), CustomObjects(small_source()))[0].notes
     assert [line for line in notes if line.startswith("warning: train.server_lr=1.0") and "0.01" in line]
-    assert not resolve(load(settings | {"train.server_lr": 0.01}), Own(small_source()))[0].notes
-    assert not resolve(load({**SETTINGS, "algorithm.name": "fedavgm"}), Own(small_source()))[0].notes
+    assert not resolve(load(settings | {"train.server_lr": 0.01}), CustomObjects(small_source()))[0].notes
+    assert not resolve(load({**SETTINGS, "algorithm.name": "fedavgm"}), CustomObjects(small_source()))[0].notes
 
 
 def test_what_a_space_file_has_and_a_suite_leaves_out_is_said(tmp_path):

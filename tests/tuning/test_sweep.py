@@ -12,7 +12,7 @@ from small_sweeps import ends, opened, row
 
 import fedray
 from fedray.config import flat, load, read_file
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tracking.folder import read_metrics
@@ -53,7 +53,7 @@ def test_the_budget_is_what_a_whole_run_of_the_base_takes(algorithm, tmp_path):
     """All clients are equal, so that the mean client is each of them."""
     settings = {**SETTINGS, "algorithm.name": algorithm, "data.partition.kind": "iid", "data.public_samples": 36}
     settings |= {"data.clients": 9, "run.rounds": 4, "run.output": str(tmp_path)}
-    experiment, data = resolve(load(settings), Own(small_source()))
+    experiment, data = resolve(load(settings), CustomObjects(small_source()))
     last = fedray.simulate(settings, data=small_source()).metrics.iloc[-1]
     assert budget_of(experiment, data, "rounds") == 4
     assert budget_of(experiment, data, "bytes") == last["bytes_down"] + last["bytes_up"]
@@ -242,7 +242,7 @@ def test_a_trials_runs_are_made_one_after_another_and_only_once(tmp_path):
 
             return tell
 
-        own = Own(small_source())
+        own = CustomObjects(small_source())
         # interrupted it keeps a checkpoint, from which it goes on
         folder = tmp_path / "s" / "trials" / "0000"
         end = run_trial(assignment, own, stop_after(None), lambda: len(heard) >= 4)

@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 from small_sweeps import described, ends, opened
 
 from fedray.errors import UserError
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.testing.contracts import small_source
 from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import check_together, read_sweeps
@@ -105,7 +105,7 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
     values["base"] |= {"data.partition.kind": "dirichlet"}
     specs = read_sweeps(values, [f"tune.output={tmp_path}", "tune.name=s"])
     for spec in specs:
-        with open_sweep(spec, Own(small_source())):
+        with open_sweep(spec, CustomObjects(small_source())):
             pass
     again = read_sweeps(tmp_path / "s")
     assert [spec.folder for spec in again] == [spec.folder for spec in specs]
@@ -115,7 +115,7 @@ def test_a_folder_of_sweeps_is_all_of_them(tmp_path):
     assert [spec.folder.parent for spec in read_sweeps(tmp_path / "moved")] == [tmp_path / "moved"] * 2
     (tmp_path / "moved").rename(tmp_path / "s")
     (other,) = read_sweeps(described(), ["data.source=mnist", f"tune.output={tmp_path}", "tune.name=s/other"])
-    with open_sweep(other, Own(small_source())):
+    with open_sweep(other, CustomObjects(small_source())):
         pass
     with pytest.raises(
         UserError, match=r"s/alpha-0.1 and s/other can't be run together, as data.source differs: name one"

@@ -14,7 +14,7 @@ from fedray.algorithms import Algorithm, Carry, Result, Upload, parameter
 from fedray.config import load
 from fedray.engine.ray.stored import store, store_source
 from fedray.errors import UserError
-from fedray.experiment.experiment import Own
+from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
 from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials
@@ -239,10 +239,10 @@ def test_samples_are_put_into_the_store_once(ray_cluster):
     stored = store_source(small_source())
     source = stored.get()
     assert not source.x_train.flags.writeable
-    _, data = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), Own(source))
+    _, data = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), CustomObjects(source))
     again = store(data)
     assert again.samples == stored.samples
     received = again.get()
     assert all((getattr(received, name) == getattr(data, name)).all() for name in ("x", "y", "x_test", "y_test"))
-    _, fresh = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), Own(small_source()))
+    _, fresh = resolve(load({**SETTINGS, "algorithm.name": "fedavg"}), CustomObjects(small_source()))
     assert store(fresh).samples != stored.samples

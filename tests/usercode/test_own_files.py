@@ -92,7 +92,7 @@ def sha(here: Path, run: str = "mine_Mine-mine_load", runs: str = "runs") -> str
 
 
 def test_one_run_on_either_engine_and_resumed(here: Path) -> None:
-    """Own algorithm, model and data of a file: the same bits locally, with Ray, and resumed in a new process."""
+    """An algorithm, model and data of a file: the same bits locally, with Ray, and resumed in a new process."""
     settings = [f"{key}={value}" for key, value in RUN.items()]
     local = program(here, *settings, "engine.kind=local", "run.output=local")
     assert local.returncode == 0, local.stderr

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedray.config import DataConfig
 from fedray.data.normalization import OF_IMAGES, OF_PIXELS, OF_TABLES, OF_TOKENS
 from fedray.errors import UserError, near_miss
-from fedray.usercode.importing import FORMS, check_own, is_own
+from fedray.usercode.importing import FORMS, check_user_object, is_user_defined
 
 FREE_FOR_RESEARCH = "no formal licence; free for research"
 
@@ -213,10 +213,10 @@ def entry_of(name: str) -> SourceEntry:
     """
     if name in SOURCES:
         return SOURCES[name]
-    if not is_own(name):
+    if not is_user_defined(name):
         hint = near_miss(name, SOURCES)
         raise UserError(f"data.source: there is no source {name!r}{hint}; a function of yours is given as {FORMS}")
-    check_own(name, "data.source")
+    check_user_object(name, "data.source")
     return SourceEntry(name, normalizations=OF_TABLES)
 
 

@@ -1,0 +1,35 @@
+"""What commands have in common that take settings: files and ``key=value`` words, and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from fedray.config import Config, load
+from fedray.errors import UserError
+
+RESULTS = (
+    "Exit codes: 0 completed, 1 a failure inside, 2 a mistake in what was asked for, 3 the loss of a run diverged, "
+    "130 interrupted (give the same command again to resume)."
+)
+
+EXIT_USER, EXIT_DIVERGED, EXIT_INTERRUPTED = 2, 3, 130
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds the settings of a run to the arguments of a command."""
+    settings = "a config file, and overrides; of a key that is given twice the last value counts"
+    parser.add_argument("settings", nargs="*", metavar="CONFIG.yaml | key=value", help=settings)
+
+
+def split(settings: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits settings into files and ``key=value`` overrides."""
+    return [text for text in settings if "=" not in text], [text for text in settings if "=" in text]
+
+
+def load_settings(settings: Sequence[str]) -> Config:
+    """Returns the configuration of a run that these settings describe."""
+    files, overrides = split(settings)
+    if len(files) > 1:
+        raise UserError(f"one config file at most, not {' and '.join(files)}")
+    return load(files[0] if files else None, overrides)

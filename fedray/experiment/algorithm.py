@@ -1,0 +1,68 @@
+"""Makes the algorithm of a configuration, and checks what it asks of other keys: before any data are read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedray.algorithms import Algorithm, find_algorithm
+from fedray.config import Config, check, unknown_key
+from fedray.errors import UserError
+from fedray.experiment.custom import CustomObjects
+from fedray.models.heads import DEFAULT, find_head, serves
+from fedray.usercode.importing import as_user_error
+
+
+def choose_algorithm(config: Config, custom: CustomObjects) -> Algorithm:
+    """Returns the algorithm, whose hyper-parameters may still be null. Raises :class:`UserError` if it does not exist,
+    or a key does not fit it."""
+    name = config.algorithm.name
+    cls = custom.algorithm or find_algorithm(name)
+    hyper = _hyper_parameters(cls, config.algorithm.model_extra or {}, name)
+    for other, keys in config.for_algorithm.items():
+        with _within(f"for_algorithm: {other}: "):
+            its_class = cls if other == name else find_algorithm(other)
+            _hyper_parameters(its_class, keys.get("algorithm") or {}, other)
+    with as_user_error(f"algorithm.name={name} can't be made"):
+        algorithm = cls(hyper)
+    train = config.train
+    scheduled = train.server_lr_schedule.kind != "constant" or train.server_lr_schedule.warmup
+    if (train.server_lr != 1 or scheduled) and not algorithm.uses_server_lr:
+        key = f"train.server_lr={train.server_lr}" if train.server_lr != 1 else "train.server_lr_schedule"
+        raise UserError(f"{key}: {name} has no server learning rate")
+    if train.optimizer != "sgd" and not algorithm.any_optimizer:
+        raise UserError(
+            f"train.optimizer={train.optimizer}: the rules of algorithm.name={name} count on the step of sgd"
+        )
+    return algorithm
+
+
+def choose_head(config: Config, algorithm: Algorithm) -> str:
+    """Returns the name of the model's head: for ``auto`` what the algorithm needs. Raises :class:`UserError` if there
+    is no such head, or it does not serve the algorithm."""
+    asked, need = config.model.head, algorithm.needs_head
+    if asked != "auto" and not serves(asked, need):
+        raise UserError(
+            f"model.head={asked}: {config.algorithm.name} needs a head with a {need}, such as {DEFAULT[need]}; use auto"
+        )
+    head = DEFAULT[need] if asked == "auto" else asked
+    find_head(head)
+    return head
+
+
+def _hyper_parameters(cls: type[Algorithm], values: Mapping[str, Any], name: str) -> Any:
+    """Returns the hyper-parameters of the algorithm ``name`` from the keys ``algorithm.*``."""
+    unknown = [key for key in values if key not in cls.Hyper.model_fields]
+    if unknown:
+        raise UserError(f"{name}: " + unknown_key(unknown[0], cls.Hyper.model_fields, "algorithm."))
+    return check(cls.Hyper, values, prefix="algorithm.")
+
+
+@contextlib.contextmanager
+def _within(where: str) -> Iterator[None]:
+    """A context in which messages for the user begin with ``where``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}{error}") from None

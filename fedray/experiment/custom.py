@@ -1,0 +1,65 @@
+"""The objects that a user hands over from Python instead of naming them in the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedray.config import Given
+from fedray.core.copying import Portable
+from fedray.data.sources.source import Source
+
+if TYPE_CHECKING:
+    from fedray.algorithms import Algorithm
+    from fedray.core.task import Loss
+    from fedray.core.transform import Transform
+
+
+@dataclass(frozen=True)
+class CustomObjects:
+    """The objects that a user hands to :func:`fedray.simulate` or :func:`fedray.tuning.tune`.
+
+    ``preloaded`` says that ``source`` is the one that the configuration names, which was read beforehand for several
+    runs.
+    """
+
+    source: Source | None = None
+    model: Callable[..., nn.Module] | nn.Module | None = None
+    loss: Loss | None = None
+    metrics: Mapping[str, Loss] = field(default_factory=dict)
+    transform: Transform | None = None
+    algorithm: type[Algorithm] | None = None
+    preloaded: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        model = Portable(self.model) if isinstance(self.model, nn.Module) else self.model
+        return {**vars(self), "model": model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        model = state["model"]
+        self.__dict__.update(state, model=model.module if isinstance(model, Portable) else model)
+
+    @property
+    def names(self) -> list[Given]:
+        """The names of the arguments that were handed over, without which the configuration means another run."""
+        there: dict[Given, bool] = {
+            "data": self.source is not None and not self.preloaded,
+            "model": self.model is not None,
+            "loss": self.loss is not None,
+            "metrics": bool(self.metrics),
+            "transform": self.transform is not None,
+            "algorithm": self.algorithm is not None,
+        }
+        return [name for name, is_there in there.items() if is_there]
+
+    def notes(self, seeds: int) -> list[str]:
+        """Returns warnings about runs with ``seeds`` seeds: a module has the same initial weights in all of them."""
+        if seeds == 1 or not isinstance(self.model, nn.Module):
+            return []
+        return [
+            f"warning: model= is a module, so all {seeds} seeds start from the same initial weights; to draw them from "
+            "each seed, give its class or a function that makes one"
+        ]

@@ -1,0 +1,146 @@
+"""The data stage: reads the source, spreads it over the clients, and sets samples aside for evaluations.
+
+It decides ``data.*`` and, because it depends on the source, ``run.name``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fedray.algorithms import Algorithm
+from fedray.config import Config, run_name
+from fedray.core.structure import leaves
+from fedray.data.federated import FederatedData, federate, with_public_at_clients, with_train_subset
+from fedray.data.partitions.partition import resolved_defaults, kind_of
+from fedray.data.partitions.test_shares import draw_eval_clients, with_test_shares
+from fedray.data.sources.source import Source, source_of
+from fedray.data.storage.access import MapAll, with_access
+from fedray.data.storage.contents import content_key, data_digests
+from fedray.errors import UserError
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.stage import Stage, defaults_for_nulls, under
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataStage(Stage):
+    """The samples of a run, spread over the clients.
+
+    ``digests`` are those of the parts of the data, ``access`` is where samples are read from, and ``defaults`` are the
+    options of the partition that are null in the configuration or may be, by dotted key.
+    """
+
+    data: FederatedData
+    digests: dict[str, str]
+    access: str
+    run_name: str
+    defaults: Mapping[str, Any]
+
+
+def data_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, map_all: MapAll) -> DataStage:
+    """Returns the data that ``config`` describes, with samples where ``data.access`` says.
+
+    ``map_all`` maps samples from files (:func:`fedray.data.storage.access.with_access`). Raises :class:`UserError` if
+    the data can't be read, or can't give what is asked of them.
+    """
+    source = custom.source or source_of(config.data, config.task)
+    seed = config.run.seed if config.data.seed is None else config.data.seed
+    public = _public_samples(config, algorithm, source)
+    data, notes = _spread(config, algorithm, source, seed, public)
+    digests = data_digests(source, data)
+    data, access, lines = with_access(data, config.data.access, partial(content_key, digests, data), map_all)
+    kind = kind_of(config.data, source.client_train is not None, data.task == "classification")
+    defaults = resolved_defaults(kind)
+    source_name = source.name if "data" in custom.names else config.data.source
+    name = run_name(config, source_name)
+    return DataStage(
+        data=data,
+        digests=digests,
+        access=access,
+        run_name=name,
+        defaults=under("data.partition", defaults),
+        settings={
+            "run.name": name,
+            "run.given": custom.names,
+            "data.source": source_name,
+            "data.seed": seed,
+            "data.clients": data.clients,
+            "data.public_samples": public,
+            "data.access": access,
+            "data.partition.kind": kind,
+            **under("data.partition", defaults_for_nulls(config.data.partition, defaults)),
+        },
+        notes=(*data.notes, *notes, *lines, *_note_on_public_set(config, source, data)),
+    )
+
+
+def _public_samples(config: Config, algorithm: Algorithm, source: Source) -> int:
+    """Returns the size of the public set: for ``auto`` a tenth of the training set if the algorithm needs one."""
+    asked, name = config.data.public_samples, config.algorithm.name
+    if config.data.public_to == "clients":
+        if algorithm.needs_public:
+            raise UserError(f"data.public_to=clients: {name} trains a model on the public set; use server")
+        if asked in ("auto", 0):
+            raise UserError("data.public_to=clients: there is no public set to deal out; give data.public_samples")
+    if asked == "auto":
+        count = source.public_by_default if algorithm.needs_public else 0
+        if algorithm.needs_public and not count:
+            raise UserError(
+                f"{name} trains a model on a public set, and a tenth of {len(source.y_train)} training samples is "
+                "none: give data.public_samples"
+            )
+        return count
+    if algorithm.needs_public and asked == 0:
+        raise UserError(f"data.public_samples=0: {name} trains a model on a public set; use auto")
+    return asked
+
+
+def _spread(
+    config: Config, algorithm: Algorithm, source: Source, seed: int, public: int
+) -> tuple[FederatedData, list[str]]:
+    """Returns the samples of ``source``, spread over the clients, and lines for the user about that."""
+    data = federate(source, config.data, seed, public)
+    if config.data.public_to == "clients":
+        data = with_public_at_clients(data, seed)
+    data, notes = _with_test_shares(config, algorithm, data, seed)
+    if config.run.eval_train_samples:
+        data = with_train_subset(data, config.run.eval_train_samples, seed)
+    if config.data.augment != "none" and [*map(type, leaves(data.input_shape))] != [int] * 3:
+        raise UserError(
+            f"data.augment={config.data.augment} is for images, not for samples of shape {data.input_shape}"
+        )
+    return data, notes
+
+
+def _with_test_shares(
+    config: Config, algorithm: Algorithm, data: FederatedData, seed: int
+) -> tuple[FederatedData, list[str]]:
+    """Returns ``data`` with the clients' test shares if anything is scored on them, and lines for the user about
+    that."""
+    run, least = config.run, config.data.least_test_samples
+    notes: list[str] = []
+    if not (algorithm.has_personal_model() or run.finetune_steps or run.eval_clients):
+        if least:
+            notes.append(
+                f"warning: data.least_test_samples={least} changes nothing, as no client is scored on its own test "
+                "share: run.eval_clients and run.finetune_steps ask for that"
+            )
+        return data, notes
+    draw_eval_clients(data, seed, run.eval_clients)
+    asked = [f"run.{key}={getattr(run, key)}" for key in ("eval_clients", "finetune_steps") if getattr(run, key)]
+    if asked and not run.eval_test:
+        notes.append(f"warning: {' and '.join(asked)}: not evaluated, as run.eval_test=false leaves the test set alone")
+    return with_test_shares(data, seed, least), notes
+
+
+def _note_on_public_set(config: Config, source: Source, data: FederatedData) -> list[str]:
+    public = len(data.public)
+    if config.data.public_samples != "auto" or not public or source.x_public is not None:
+        return []
+    return [
+        f"warning: data.public_samples=auto: {public:,} of the {len(source.y_train):,} training samples are the "
+        f"server's public set, and no client's; to compare with an algorithm that has none, give "
+        f"data.public_samples={public} in both runs"
+    ]

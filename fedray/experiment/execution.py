@@ -1,0 +1,93 @@
+"""The execution stage: on which device and in which way clients are trained, with what ``auto`` stands for.
+
+It decides ``engine.*``. The functions that it asks are in :mod:`fedray.experiment.placement` (devices) and
+:mod:`fedray.experiment.backend` (stacks, compiled and replayed gradients).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from fedray.config import Config
+from fedray.experiment.backend import gradient_graph, in_stacks, is_compiled, is_replayed
+from fedray.experiment.data import DataStage
+from fedray.experiment.making import ModelMaker
+from fedray.experiment.model import ModelStage
+from fedray.experiment.placement import Surroundings, place
+from fedray.experiment.stage import Stage, under
+from fedray.experiment.training import TrainingStage
+from fedray.models.channels_last import convert, in_channels_last, pays
+from fedray.models.precision import check_precision, faster_precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionStage(Stage):
+    """How clients are trained. ``make`` makes the model with the layout of convolutions that was chosen."""
+
+    device: str
+    make: ModelMaker
+    vectorize: bool
+    chunk: int | None
+    compile: bool
+    replay: bool
+
+
+def execution_stage(
+    config: Config, around: Surroundings, stage: DataStage, training: TrainingStage, model: ModelStage
+) -> ExecutionStage:
+    """Returns how the clients of a run are trained. A run that has begun goes on as it began. Raises
+    :class:`UserError` if what the user asks for is not possible here, or with this model."""
+    data, folder = stage.data, Path(config.run.output) / stage.run_name
+    device, placed, notes = place(config.engine, folder, around.device)
+    check_precision(config.train.precision, device, model.module, model.name, model.task, *data.examples(2))
+    vectorize, chunk, line_on_stacks = in_stacks(config.engine, device, data, training, model)
+    begun = around.begun(folder)
+    channels_last, make, notes_on_layout = _layout(config, begun.get("channels_last"), device, vectorize, model, stage)
+    replay, line_on_replay = is_replayed(config, device, training, model)
+    compiled, line_on_compiling = is_compiled(
+        config, begun.get("compile"), training.total_steps, device, vectorize, model.module,
+        partial(gradient_graph, config, device, data, training, model, vectorize),
+        partial(around.missing_compiler, folder, device),
+    )  # fmt: skip
+    line_on_precision = faster_precision(config.train, device, model.facts.flops * training.batch_size)
+    lines = (line_on_stacks, line_on_compiling, line_on_replay, line_on_precision)
+    return ExecutionStage(
+        device=device,
+        make=make,
+        vectorize=vectorize,
+        chunk=chunk,
+        compile=compiled,
+        replay=replay,
+        settings=under(
+            "engine",
+            {
+                **placed,
+                "channels_last": channels_last,
+                "vectorize": vectorize,
+                "compile": compiled,
+                "chunk": chunk or config.engine.chunk,
+            },
+        ),
+        notes=(*notes, *filter(None, lines), *notes_on_layout),
+    )
+
+
+def _layout(
+    config: Config, begun: bool | None, device: str, vectorize: bool, model: ModelStage, stage: DataStage
+) -> tuple[bool, ModelMaker, list[str]]:
+    """Returns ``engine.channels_last``, the maker of models with that layout, and lines for the user.
+
+    ``begun`` is the key's value if the run has begun before. On a CPU false leaves a model as it is made.
+    """
+    asked = config.engine.channels_last
+    if asked == "auto" and begun is not None:
+        asked = begun
+    faster = not vectorize and pays(model.module, device, config.train.precision)
+    x, y = stage.data.examples(2)
+    converted, notes = in_channels_last(asked, faster, model.module, model.name, model.task, x, y)
+    if not converted and device != "cuda":
+        return False, model.make, notes
+    convert(model.module, converted)
+    return converted, replace(model.make, channels_last=converted), notes

@@ -1,0 +1,85 @@
+"""The model stage: makes the model once, finds out what it does, and what it is trained for.
+
+It decides ``task.*``, ``model.name`` and ``model.head``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from fedray.config import Config
+from fedray.core.batches import has_single
+from fedray.core.local_training import LocalTraining
+from fedray.core.task import Task
+from fedray.data.federated import FederatedData
+from fedray.errors import UserError
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.making import ModelMaker, model_maker
+from fedray.experiment.stage import Stage
+from fedray.experiment.training import TrainingStage
+from fedray.gradients.known_code import unknown_layer
+from fedray.models.behaviour import AsMade, notes_on_single_samples, require_no_hidden_state
+from fedray.models.fitting import fit_task
+from fedray.models.inspection import ModelFacts, inspect_model, prepare
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStage(Stage):
+    """The function that makes the model, one ``module`` that it made, facts about that, and its task."""
+
+    name: str
+    make: ModelMaker
+    module: nn.Module
+    task: Task
+    facts: ModelFacts
+
+
+def model_stage(
+    config: Config, custom: CustomObjects, head: str, data: FederatedData, training: TrainingStage
+) -> ModelStage:
+    """Returns the model that ``config`` describes, with the ``head`` of this name. Raises :class:`UserError` if it
+    can't be trained on the data, or its outputs do not fit the targets."""
+    x, y = data.examples(2)
+    make = model_maker(config.model, custom.model, x, data.classes, head, config.run.seed)
+    name, module = make.name, make()
+    as_made, notes_on_types = AsMade.of(module), prepare(module, name)
+    loss = custom.loss if custom.loss is not None else getattr(module, "task_loss", None)
+    task, notes_on_task = fit_task(
+        config.task, data.task, name, module, x, y, data.classes, loss, custom.metrics, custom.model
+    )
+    facts = inspect_model(module, x, name)
+    facts = replace(facts, late_buffers=as_made.late_buffers(module, make, x, facts.behaviour, name))
+    if unknown_layer(module) is not None:
+        require_no_hidden_state(make, task, x, y, facts.behaviour, name)
+    if training.algorithm.needs_classes and task.kind not in ("classification", "tokens"):
+        raise UserError(
+            f"algorithm.name={config.algorithm.name} compares what models say of classes, which task.kind={task.kind} "
+            "does not have"
+        )
+    single = notes_on_single_samples(module, data.examples(1)[0], _with_single_samples(data, training.local))
+    return ModelStage(
+        name=name,
+        make=make,
+        module=module,
+        task=task,
+        facts=facts,
+        settings={
+            "task.kind": task.kind,
+            "task.metric": task.main,
+            "task.mode": task.mode,
+            "model.name": name,
+            "model.head": head,
+        },
+        notes=(*notes_on_types, *notes_on_task, *make.notes(), *facts.notes, *single),
+    )
+
+
+def _with_single_samples(data: FederatedData, local: LocalTraining) -> list[int]:
+    """Returns the clients that have mini-batches of one sample."""
+    return [
+        client
+        for client, size in enumerate(data.sizes().tolist())
+        if size and has_single(size, local.batch_size, local.local_epochs)
+    ]

@@ -1,0 +1,142 @@
+"""The training stage: how long a run is, who takes part in a round, and how a client trains.
+
+It decides ``run.rounds``, ``train.*``, and the hyper-parameters ``algorithm.*`` whose defaults depend on these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedray.algorithms import Algorithm
+from fedray.config import Config
+from fedray.core.augmentation import Augmentation, crop_flip
+from fedray.core.local_training import LocalTraining
+from fedray.core.rounding import whole_units
+from fedray.core.transform import SeededTransform
+from fedray.data.federated import FederatedData
+from fedray.errors import UserError
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.stage import Stage, defaults_for_nulls, under
+from fedray.tracking.costs import mean_load
+from fedray.usercode.importing import home_of, import_object
+
+EXAMPLES = 16
+"""The number of samples on which a transform is tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStage(Stage):
+    """The rounds of a run and the clients' local training.
+
+    ``algorithm`` has no null hyper-parameter left that has a default, and ``defaults`` are these, by dotted key.
+    ``transform`` is the user's function of mini-batches, if there is one. ``batch_size`` is the number of samples in
+    the largest mini-batch, and ``total_steps`` the local steps of all clients in all rounds.
+    """
+
+    algorithm: Algorithm
+    local: LocalTraining
+    transform: SeededTransform | None
+    rounds: int
+    cohort_size: int
+    weighting: str
+    batch_size: int
+    total_steps: float
+    defaults: Mapping[str, Any]
+
+
+def training_stage(config: Config, custom: CustomObjects, algorithm: Algorithm, data: FederatedData) -> TrainingStage:
+    """Returns the rounds and the local training that ``config`` describes. Raises :class:`UserError` if the cohort is
+    larger than the clients that have samples, a transform can't be used, or a schedule ends before the run."""
+    train, rounds = config.train, config.rounds
+    cohort_size = _cohort_size(config, data)
+    transform, notes = _transform(config, custom, data)
+    local = _local_training(config, transform)
+    defaults = algorithm.resolved_defaults(cohort_size, data.active, local.local_steps)
+    if missing := defaults_for_nulls(algorithm.hyper, defaults):
+        algorithm = type(algorithm)(algorithm.hyper.model_copy(update=missing))
+    weighting = algorithm.weighting if train.weighting == "auto" else train.weighting
+    advice = algorithm.advice(local.momentum, cohort_size, data.active, train.server_lr)
+    return TrainingStage(
+        algorithm=algorithm,
+        local=local,
+        transform=transform,
+        rounds=rounds,
+        cohort_size=cohort_size,
+        weighting=weighting,
+        batch_size=local.batch_size or int(data.sizes().max()),
+        total_steps=rounds * cohort_size * mean_load(data.sizes(), local).steps,
+        defaults=under("algorithm", defaults),
+        settings={
+            "run.rounds": rounds,
+            "run.iterations": None,
+            "train.local_steps": local.local_steps,
+            "train.cohort_size": cohort_size,
+            "train.participation": None,
+            "train.weighting": weighting,
+            "train.lr_schedule": train.lr_schedule.over(rounds),
+            "train.server_lr_schedule": train.server_lr_schedule.over(rounds),
+            **under("train", train.adam),
+            **under("algorithm", algorithm.hyper.model_dump()),
+        },
+        notes=(*notes, *_note_on_iterations(config, local), *(f"warning: {line}" for line in advice)),
+    )
+
+
+def _cohort_size(config: Config, data: FederatedData) -> int:
+    present = data.active
+    if config.train.participation is not None:
+        return max(1, whole_units(config.train.participation * present))
+    if config.train.cohort_size is None:
+        return present
+    if config.train.cohort_size > present:
+        raise UserError(
+            f"train.cohort_size={config.train.cohort_size} is more than the {present} clients that have samples "
+            f"(data.clients={data.clients})"
+        )
+    return config.train.cohort_size
+
+
+def _transform(config: Config, custom: CustomObjects, data: FederatedData) -> tuple[SeededTransform | None, list[str]]:
+    """Returns the user's transform of mini-batches, if there is one, and lines for the user about it."""
+    asked, key = config.data.transform, "data.transform"
+    if custom.transform is not None:
+        transform = SeededTransform(custom.transform)
+    elif asked is not None:
+        transform = SeededTransform(import_object(asked, key), f"{key}={asked}", home_of(asked, key))
+    else:
+        return None, []
+    if not callable(transform.function) or isinstance(transform.function, type):
+        what = "a class" if isinstance(transform.function, type) else type(transform.function).__name__
+        raise UserError(f"{transform.name} must be a function of a batch of inputs, not {what}")
+    return transform, transform.check(data.stored_examples(min(len(data.y), EXAMPLES)).x)
+
+
+def _local_training(config: Config, transform: SeededTransform | None) -> LocalTraining:
+    train = config.train
+    augment: list[Augmentation] = [crop_flip] if config.data.augment == "crop_flip" else []
+    return LocalTraining(
+        seed=config.run.seed,
+        batch_size=None if train.batch_size == "full" else train.batch_size,
+        local_steps=train.steps,
+        local_epochs=train.local_epochs,
+        momentum=train.momentum,
+        nesterov=train.nesterov,
+        weight_decay=train.weight_decay,
+        decay_norms_and_biases=train.decay_norms_and_biases,
+        grad_clip=train.grad_clip,
+        optimizer=train.optimizer,
+        **train.adam,
+        augment=(*augment, *([] if transform is None else [transform])),
+    )
+
+
+def _note_on_iterations(config: Config, local: LocalTraining) -> list[str]:
+    asked, rounds, steps = config.run.iterations, config.rounds, local.local_steps or 0
+    if asked is None or rounds * steps == asked:
+        return []
+    return [
+        f"warning: run.iterations={asked} is not a multiple of train.local_steps={steps}: "
+        f"{rounds} round{'s' if rounds > 1 else ''} of {steps} make {rounds * steps} iterations"
+    ]

@@ -1,0 +1,145 @@
+"""Loads the weights of a model from a file."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedray.core.places import Places
+from fedray.errors import UserError, first_sentence, near_miss
+from fedray.models.heads import Head
+
+SAFETENSORS = ".safetensors"
+
+
+class OtherShape(UserError):
+    """Raised for a file of weights with a tensor of another shape than the model's. ``outputs`` are those of the model
+    in the file, if it is the tensor of the last layer that has another number of them; otherwise None."""
+
+    def __init__(self, message: str, outputs: int | None) -> None:
+        super().__init__(message)
+        self.outputs = outputs
+
+
+class Loaded(NamedTuple):
+    """What was not loaded of a file of weights: the model's tensors that ``kept`` the weights that were drawn, and the
+    file's that are ``unused``."""
+
+    kept: list[str]
+    unused: list[str]
+
+
+def load_weights(module: nn.Module, path: Path, classes: int | None, key: str = "model.weights") -> Loaded:
+    """Loads initial weights into ``module`` from a safetensors or pt file, and returns the names of the tensors that
+    were not loaded.
+
+    The model keeps those of its head, if the file has none of them, and those of a classifier of ``classes`` outputs,
+    if that of the file has another number. The file may have further tensors of layers that were replaced
+    (``model.norm``, ``model.head``). With ``classes`` None there are none of both: the file must have exactly the
+    model's tensors. Raises :class:`UserError` if the file can't be read, has any other tensor, or lacks one of the
+    right name, shape (:class:`OtherShape`), type and finite numbers; ``key`` says in messages where the file was named.
+    """
+    try:
+        tensors = _tensors_in(path)
+    except OSError as error:
+        raise UserError(f"{key}: can't read {path}: {error.strerror or error}") from None
+    except Exception as error:
+        form = "a safetensors file" if path.suffix == SAFETENSORS else "what torch.save(model.state_dict(), ...) writes"
+        raise UserError(f"{key}: {path} is damaged, or is not {form} ({first_sentence(error)})") from None
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise UserError(f"{key}: {path} must hold tensors by name, as torch.save(model.state_dict(), ...) does")
+    places = Places(module)
+    here = places.tensors
+    tensors = _by_first_name(tensors, places, path, key)
+    wanted = {name: tensor.shape for name, tensor in here.items() if name in tensors or name not in places.not_saved}
+    heads = [f"{name}." for name, m in module.named_modules() if isinstance(m, Head)]
+    of_head = [name for name in wanted if name.startswith(tuple(heads))]
+    kept = [] if classes is None or tensors.keys() & set(of_head) else of_head
+    last = [] if classes is None else [places.aliases.get(name, name) for name in _classifier(module, classes)]
+    kept += [name for name in last if name in tensors and _other_length(tensors[name], wanted[name])]
+    wanted = {name: shape for name, shape in wanted.items() if name not in kept}
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise UserError(f"{key}: {path} has no tensor {name!r}{near_miss(name, tensors)}")
+        if tensors[name].shape != shape:
+            line = f"{key}: {name} is {list(tensors[name].shape)} in {path}, but {list(shape)} in the model"
+            raise OtherShape(line, _other_outputs(module, tensors))
+        if _kind(tensors[name]) != _kind(here[name]):
+            raise UserError(
+                f"{key}: {name} in {path} is of {tensors[name].dtype}, but of {here[name].dtype} in the model"
+            )
+        # a buffer may be a mask
+        if name in places.parameters and not torch.isfinite(tensors[name].to(here[name].dtype)).all():
+            raise UserError(f"{key}: {name} in {path} has numbers that are not finite")
+    further = [name for name in tensors if name not in here]
+    unused = [] if classes is None else [name for name in further if _is_replaced(name, module, heads)]
+    for name in further:
+        if name not in unused:
+            raise UserError(f"{key}: {path} has a tensor {name!r}, which the model does not have")
+    places.load({name: tensors[name] for name in wanted})
+    return Loaded(kept, unused)
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex()
+
+
+def _by_first_name(tensors: Mapping[str, Tensor], places: Places, path: Path, key: str) -> dict[str, Tensor]:
+    """Returns the tensors of a file by the first names of the module's. Raises :class:`UserError` if a tensor that the
+    module has under several names is there with different values."""
+    found: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        first = places.aliases.get(name, name)
+        if first in found and not torch.equal(found[first], tensor):
+            raise UserError(f"{key}: {names[first]} and {name} differ in {path}, but are one tensor in the model")
+        found[first], names[first] = tensor, name
+    return found
+
+
+def _tensors_in(path: Path) -> Any:
+    """Returns what a file of weights holds. It may be anything that can be read without running code."""
+    if path.suffix == SAFETENSORS:
+        return load_file(path)
+    with warnings.catch_warnings():
+        # about the age of the format; what matters is whether the file can be read
+        warnings.simplefilter("ignore")
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _is_replaced(name: str, module: nn.Module, heads: Sequence[str]) -> bool:
+    """Returns whether a tensor of this name may be of a layer in whose place ``module`` has one of the ``heads``, or
+    another normalisation layer or none."""
+    if name.startswith(tuple(heads)):
+        return True
+    layers = dict(module.named_modules(remove_duplicate=False))
+    return isinstance(layers.get(name.rpartition(".")[0]), (nn.Identity, nn.GroupNorm))
+
+
+def _other_outputs(module: nn.Module, tensors: Mapping[str, Tensor]) -> int | None:
+    """Returns the number of outputs of the last Linear layer in a file, if that of ``module`` has another number."""
+    names = _classifier(module)
+    if not names or names[0] not in tensors or tensors[names[0]].dim() != 2:
+        return None
+    outputs = len(tensors[names[0]])
+    return None if outputs == len(Places(module).tensors[names[0]]) else outputs
+
+
+def _classifier(module: nn.Module, classes: int | None = None) -> list[str]:
+    """Returns the names of the tensors of the model's last Linear layer, the weight first, if it has ``classes``
+    outputs; None stands for any number of them."""
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if not layers or classes not in (None, layers[-1][1].out_features):
+        return []
+    return [f"{layers[-1][0]}.{name}".lstrip(".") for name, _ in layers[-1][1].named_parameters()]
+
+
+def _other_length(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """Returns whether a tensor differs from ``shape`` in its first axis alone."""
+    return tensor.dim() == len(shape) and tensor.shape[1:] == tuple(shape[1:]) and tensor.shape[0] != shape[0]
