@@ -14,7 +14,7 @@ from fedray.algorithms import Algorithm
 from fedray.config import Config, run_name
 from fedray.core.structure import leaves
 from fedray.data.federated import FederatedData, federate, with_public_at_clients, with_train_subset
-from fedray.data.partitions.partition import resolved_defaults, kind_of
+from fedray.data.partitions.partition import kind_of, resolved_defaults
 from fedray.data.partitions.test_shares import draw_eval_clients, with_test_shares
 from fedray.data.sources.source import Source, source_of
 from fedray.data.storage.access import MapAll, with_access

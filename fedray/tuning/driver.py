@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedray.api import handed_over, custom_objects
+from fedray.api import custom_objects, handed_over
 from fedray.config import load
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart

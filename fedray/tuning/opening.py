@@ -38,7 +38,9 @@ BASE = {"run.log_clients": False}
 
 
 @contextlib.contextmanager
-def open_sweep(spec: SweepSpec, custom: CustomObjects, say: Callable[[str], None] = lambda line: None) -> Iterator[Sweep]:
+def open_sweep(
+    spec: SweepSpec, custom: CustomObjects, say: Callable[[str], None] = lambda line: None
+) -> Iterator[Sweep]:
     """A context with the sweep of ``spec``, which is new or continues from what its folder has recorded.
 
     Other processes are kept out of its folder until the context ends. ``custom`` has the data set, and ``say`` shows a

@@ -17,7 +17,6 @@ from fedray.config import load
 from fedray.data.sources.source import Source
 from fedray.data.sources.user_data import user_source
 from fedray.experiment.custom import CustomObjects
-from fedray.experiment.weights import load_weights
 from fedray.experiment.resolve import resolve
 from fedray.experiment.weights import load_weights
 from fedray.models import build, find_model

@@ -251,7 +251,9 @@ def test_a_trial_of_every_space_file_can_be_run(name, tmp_path):
     with open_sweep(spec, CustomObjects(small_source())) as sweep:
         sweep.next_trial()
         assignment = sweep.next_trial()
-        end = run_trial(assignment, CustomObjects(small_source()), lambda message: sweep.report(assignment.key, message))
+        end = run_trial(
+            assignment, CustomObjects(small_source()), lambda message: sweep.report(assignment.key, message)
+        )
         sweep.report(assignment.key, end)
         first, second = sweep.study.trials
         assert (first.state, second.state) == (TrialState.RUNNING, TrialState.COMPLETE)
