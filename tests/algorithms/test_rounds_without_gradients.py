@@ -93,7 +93,6 @@ def test_a_loss_that_is_no_number_still_ends_the_run(tmp_path):
 
 class TestSelection(AlgorithmContract):
     algorithm = f"{__file__}:Selection"
-    actors = ()
     zero = {"k": 5}
 
     def test_vectorized_agrees(self):
