@@ -6,6 +6,7 @@ import pytest
 
 from fedray.testing import AlgorithmContract
 
+
 class TestFedAvg(AlgorithmContract):
     algorithm = "fedavg"
     zero = {}
