@@ -75,7 +75,7 @@ def small_source() -> Source:
     return Source("small", x[:360], y[:360], x[360:], y[360:], 4)
 
 
-_base_runs: dict[type, tuple[tempfile.TemporaryDirectory[str], RunResult]] = {}
+_base_runs: dict[tuple[type, str], tuple[tempfile.TemporaryDirectory[str], RunResult]] = {}
 
 
 class AlgorithmContract:
@@ -116,10 +116,11 @@ class AlgorithmContract:
 
     def base_run(self) -> RunResult:
         """Returns the finished run of :meth:`config` without changes, which the tests of a class share."""
-        if type(self) not in _base_runs:
+        key = type(self), self.algorithm
+        if key not in _base_runs:
             folder = tempfile.TemporaryDirectory(prefix="fedray-contract-")
-            _base_runs[type(self)] = folder, self.simulate(Path(folder.name))
-        return _base_runs[type(self)][1]
+            _base_runs[key] = folder, self.simulate(Path(folder.name))
+        return _base_runs[key][1]
 
     def test_state_round_trip(self, tmp_path: Path) -> None:
         """Checks that a checkpoint restores exactly the state that was saved."""
