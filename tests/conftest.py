@@ -11,7 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# what .ci/nightly asks for, where .ci/run has the same hundred examples every time
+hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None)
 
 # without this, a failing assert in these helpers would not show its values
 pytest.register_assert_rewrite("client_stacks", "partition_checks", "reference_runs", "traced_runs")

@@ -1,10 +1,13 @@
 """What runs compute, to the bit: ``golden.json`` holds the final model and the last row of metrics of each case here.
 
-    python tests/golden.py            # run all cases and print what differs from the file
-    python tests/golden.py --write    # the same, and write the file anew
+    python tests/golden.py                   # run all cases and print what differs from the file
+    python tests/golden.py --write           # the same, and write the file again
+    python tests/golden.py --write-values    # the same, and write golden_values.json
 
 A change that should alter no result leaves the file as it is. Bits depend on the processor, its instruction set and the
-version of torch, so the file has an entry for each such kind of machine, and a new kind gets one by ``--write``.
+version of torch, so the file has an entry for each such kind of machine, and a new kind gets one by ``--write``. On a
+kind that has no entry, the metrics of any entry and the numbers of the final model in ``golden_values.json`` must be
+met but for rounding.
 """
 
 from __future__ import annotations
@@ -28,9 +31,20 @@ from fedray.engine.process import describe
 from fedray.testing.contracts import SETTINGS, TIMES, small_source
 
 FILE = Path(__file__).with_name("golden.json")
+VALUES = Path(__file__).with_name("golden_values.json")
+
+TOLERANCE = 1e-3
+"""How far numbers of another kind of machine may be, relative to them. Among the kinds in golden.json no loss differs
+by more than 1e-4."""
+
+ONE_SAMPLE = 0.02
+"""How far accuracies may be: the contracts' test set has 60 samples, of which rounding may turn one."""
 
 Outcome = dict[str, Any]
 """``model_sha256``, and the columns of the last row of metrics.csv by name: None where there is no number."""
+
+Values = list[float]
+"""The Euclidean norm of the final model, the sum of its parameters, and five of them."""
 
 
 class Case(NamedTuple):
@@ -119,7 +133,7 @@ def machine() -> str:
     return f"{here['device']}, {here['instructions']}, torch {here['torch']}"
 
 
-def outcome(case: Case) -> Outcome:
+def outcome(case: Case) -> tuple[Outcome, Values]:
     """Runs a case."""
     settings = {**SETTINGS, "engine.device": "cpu", **case.settings}
     images = case.settings.get("data.source") == "sample"
@@ -131,12 +145,20 @@ def outcome(case: Case) -> Outcome:
         run = simulate(settings | {"run.output": folder}, data=None if images else small_source(), model=case.model)
         row = run.metrics.drop(columns=list(TIMES)).iloc[-1].to_dict()
         sha = run.summary["model_sha256"]
-    return {"model_sha256": sha} | {name: None if math.isnan(value) else value for name, value in row.items()}
+        model = torch.cat([p.detach().double().flatten() for p in run.model().parameters()])
+    places = torch.linspace(0, len(model) - 1, 5).long()
+    values = [float(f"{value:.7g}") for value in (model.norm(), model.sum(), *model[places])]
+    return {"model_sha256": sha} | {name: None if math.isnan(value) else value for name, value in row.items()}, values
 
 
 def known() -> dict[str, dict[str, Outcome]]:
     """golden.json: by kind of machine and case."""
     return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def known_values() -> dict[str, Values]:
+    """golden_values.json: by case."""
+    return json.loads(VALUES.read_text()) if VALUES.exists() else {}
 
 
 def differences(name: str, before: Outcome | None, now: Outcome) -> Iterator[str]:
@@ -147,19 +169,47 @@ def differences(name: str, before: Outcome | None, now: Outcome) -> Iterator[str
             yield f"{name}: {key} {old} -> {new}"
 
 
+def far_off(name: str, outcome: Outcome, values: Values) -> Iterator[str] | None:
+    """A line for each number of a case that is far from what other kinds of machines compute, or None if none of them
+    has the case."""
+    others = [entry[name] for entry in known().values() if name in entry]
+    if not others or name not in known_values():
+        return None
+    return _far_off(name, others[-1], outcome, known_values()[name], values)
+
+
+def _far_off(name: str, known: Outcome, outcome: Outcome, known_values: Values, values: Values) -> Iterator[str]:
+    for key in known.keys() - {"model_sha256"}:
+        old, new, slack = known[key], outcome.get(key), ONE_SAMPLE if "accuracy" in key else 0.0
+        if (old is None) != (new is None) or (
+            old is not None and not math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=slack)
+        ):
+            yield f"{name}: {key} {old} -> {new}"
+    # a single parameter, or their sum, may be next to nothing
+    slack = TOLERANCE * known_values[0]
+    for old, new in zip(known_values, values, strict=True):
+        if not math.isclose(old, new, abs_tol=slack):
+            yield f"{name}: a number of the model {old} -> {new}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write golden.json anew")
+    parser.add_argument("--write", action="store_true", help="write golden.json again")
+    parser.add_argument("--write-values", action="store_true", help="write golden_values.json again")
     options = parser.parse_args()
     torch.set_num_threads(1)
     all_known, kind = known(), machine()
     before = all_known.get(kind, {})
-    now = {name: outcome(case) for name, case in cases().items()}
+    computed = {name: outcome(case) for name, case in cases().items()}
+    now = {name: found for name, (found, _) in computed.items()}
     changed = [line for name in now for line in differences(name, before.get(name), now[name])]
     changed += [f"{name}: gone" for name in before.keys() - now.keys()]
     print("\n".join(changed) or f"{len(now)} cases, as in {FILE.name}")
     if options.write:
         FILE.write_text(json.dumps({**all_known, kind: now}, indent=1) + "\n")
+    if options.write_values:
+        lines = [f"{json.dumps(name)}: {json.dumps(values)}" for name, (_, values) in computed.items()]
+        VALUES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return 1 if changed and not options.write else 0
 
 

@@ -10,7 +10,8 @@ class TestMine(AlgorithmContract):
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,18 +27,19 @@ from fedray.client.optimizer import Carry, LocalOptimizer
 from fedray.config import load
 from fedray.data.federated import FederatedData
 from fedray.data.sources.source import Source
-from fedray.engine.clients import Clients
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
 from fedray.engine.process import computing_process, describe
+from fedray.engine.run import Run
 from fedray.engine.state import checkpoint as checkpoints
 from fedray.engine.state.packing import Packed
-from fedray.engine.tasks import AnyTask, PhaseResult, PhaseTask, Task
+from fedray.engine.tasks import AnyTask, PhaseTask
 from fedray.engine.worker import Worker
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
+from fedray.testing.pools import DoublingPool, PicklingPool, hashes
 from fedray.tracking.costs import bytes_per_client
 
 TIMES = ("round_seconds", "wall_seconds", "virtual_seconds")
@@ -74,6 +76,9 @@ def small_source() -> Source:
     return Source("small", x[:360], y[:360], x[360:], y[360:], 4)
 
 
+_base_runs: dict[tuple[type, str], tuple[tempfile.TemporaryDirectory[str], RunResult]] = {}
+
+
 class AlgorithmContract:
     """Tests of what must hold for every algorithm: pure steps, resuming, the same bits on Ray, counted bytes, and more.
 
@@ -89,8 +94,9 @@ class AlgorithmContract:
     """Hyper-parameters with which the algorithm computes what FedAvg computes; None if there are none."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Further keys of the tests' runs, for example train.local_steps for an algorithm that needs equal steps."""
-    actors: ClassVar[Sequence[int]] = (1, 2, 3)
-    """The numbers of Ray client actors with which the result must be that of the local engine, to the bit."""
+    actors: ClassVar[Sequence[int]] = ()
+    """The numbers of Ray's client actors with which the result must be that of the local engine, to the bit. The same
+    is always tested of workers in this process to which everything goes as to Ray's actors; Ray takes seconds more."""
 
     def config(self, folder: Path, **changes: Any) -> dict[str, Any]:
         """Returns the configuration of a test's run, whose folder is made in ``folder``.
@@ -113,6 +119,14 @@ class AlgorithmContract:
         """Runs the configuration of :meth:`config`, and returns its result."""
         return simulate(self.config(folder, **changes), data=small_source())
 
+    def base_run(self) -> RunResult:
+        """Returns the finished run of :meth:`config` without changes, which the tests of a class share."""
+        key = type(self), self.algorithm
+        if key not in _base_runs:
+            folder = tempfile.TemporaryDirectory(prefix="fedray-contract-")
+            _base_runs[key] = folder, self.simulate(Path(folder.name))
+        return _base_runs[key][1]
+
     def test_state_round_trip(self, tmp_path: Path) -> None:
         """Checks that a checkpoint restores exactly the state that was saved."""
         experiment, data = self._resolve(tmp_path)
@@ -120,11 +134,11 @@ class AlgorithmContract:
             for report in run.rounds():
                 if report.round == 3:
                     run.checkpoints.save()
-                    before = _hashes(Packed.of(run.state.server.vectors).numpy().arrays)
+                    before = hashes(Packed.of(run.state.server.vectors).numpy().arrays)
                     last = dict(run.state.server.last_round)
                     table = {name: dict(column) for name, column in run.state.server.table.items()}
                     read = run.worker.clients.states.read
-                    states = {client: _hashes(read(file)) for client, file in run.state.clients.items()}
+                    states = {client: hashes(read(file)) for client, file in run.state.clients.items()}
                     break
             saved = checkpoints.load_last(run.recorder.folder.checkpoints, print)
             assert saved is not None
@@ -132,33 +146,35 @@ class AlgorithmContract:
             assert run.state.server.round == 3
             assert run.state.server.table == table
             assert run.state.server.last_round == last
-            assert _hashes(Packed.of(run.state.server.vectors).numpy().arrays) == before
-            assert {client: _hashes(read(file)) for client, file in run.state.clients.items()} == states
+            assert hashes(Packed.of(run.state.server.vectors).numpy().arrays) == before
+            assert {client: hashes(read(file)) for client, file in run.state.clients.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:
         """Checks that a run that is stopped and resumed ends as one that was never stopped."""
-        whole = self.simulate(tmp_path / "whole")
-        config = self.config(tmp_path / "parts", run__checkpoint_every=2)
+        config = self.config(tmp_path, run__checkpoint_every=2)
         for stop in (1, 4):
             simulate(config, data=small_source(), callbacks=[lambda report, stop=stop: report.round == stop])  # type: ignore[misc]
         parts = simulate(config, data=small_source())
         assert parts.summary["status"] == "completed"
-        assert_same(whole, parts)
+        assert_same(self.base_run(), parts)
 
     def test_actor_counts(self, tmp_path: Path) -> None:
-        """Checks that the local engine and any number of Ray actors compute the same bits."""
-        local = self.simulate(tmp_path / "local")
+        """Checks that workers that share nothing with the server compute the same bits, however many they are."""
+        for workers in (1, 3):
+            experiment, data = self._resolve(tmp_path / f"workers{workers}")
+            with _open_run(experiment, data, lambda worker, workers=workers: PicklingPool(worker, workers)) as run:  # type: ignore[misc]
+                list(run.rounds())
+            assert_same(self.base_run(), _result(experiment))
         for actors in self.actors:
             ray = self.simulate(
                 tmp_path / f"ray{actors}", engine__kind="ray", engine__actors=actors, engine__cpus_per_actor=0.1
             )
-            assert_same(local, ray)
+            assert_same(self.base_run(), ray)
 
     def test_chunk_sizes(self, tmp_path: Path) -> None:
         """Checks that in loop mode the size of the blocks into which the cohort is cut changes no bit."""
-        runs = [self.simulate(tmp_path / str(size), engine__chunk=size) for size in (1, 2, 4, 16)]
-        for run in runs[1:]:
-            assert_same(runs[0], run)
+        for size in (1, 2, 16):
+            assert_same(self.base_run(), self.simulate(tmp_path / str(size), engine__chunk=size))
 
     def test_vectorized_agrees(self, tmp_path: Path) -> None:
         """Checks that clients in one batched stack compute what they compute one after another, but for rounding."""
@@ -169,7 +185,7 @@ class AlgorithmContract:
             import pytest
 
             pytest.skip(f"the model that it needs can't be batched over clients: {obstacle}")
-        loop = _vector(self.simulate(tmp_path / "loop"))
+        loop = _vector(self.base_run())
         vmap = _vector(self.simulate(tmp_path / "vmap", engine__vectorize=True, engine__chunk=4))
         assert np.linalg.norm(loop - vmap) <= 1e-4 * np.linalg.norm(loop)
 
@@ -181,14 +197,9 @@ class AlgorithmContract:
         """
         experiment, data = self._resolve(tmp_path)
         with _open_run(experiment, data, DoublingPool) as run:
-            doubled = list(run.rounds())
-            vector = run.state.server["x"].row.clone()
-        assert len(doubled) == 6
-        # the tasks of a usual pool are fewer, and their results come in another order
-        experiment, data = self._resolve(tmp_path / "plain")
-        with _open_run(experiment, data) as run:
             assert len(list(run.rounds())) == 6
-            assert torch.equal(run.state.server["x"].row, vector)
+        # the tasks of a usual pool are fewer, and their results come in another order
+        assert_same(self.base_run(), _result(experiment))
 
     def test_phase_outputs(self, tmp_path: Path) -> None:
         """Checks that a phase returns the same keys and shapes in every round for every client.
@@ -228,8 +239,8 @@ class AlgorithmContract:
 
     def test_bytes(self, tmp_path: Path) -> None:
         """Checks that the bytes in metrics.csv are the multiples of the model's size that the algorithm declares."""
-        run = self.simulate(tmp_path)
-        experiment, _ = self._resolve(tmp_path / "again")
+        run = self.base_run()
+        experiment, _ = self._resolve(tmp_path)
         down, up = bytes_per_client(experiment.algorithm.traffic, experiment.facts)
         cohorts = run.metrics["cohort_size"].cumsum()
         assert list(run.metrics["bytes_down"]) == list(cohorts * down)
@@ -251,56 +262,6 @@ class AlgorithmContract:
 
     def _resolve(self, folder: Path) -> tuple[Experiment, FederatedData]:
         return resolve(load(self.config(folder)), CustomObjects(source=small_source()))
-
-
-class DoublingPool(LocalPool):
-    """A pool that runs every task twice, on two workers that share nothing, and compares their results and inputs.
-
-    It makes many tasks, and returns the results of the last ones first.
-    """
-
-    slots, task_fraction = 3, 0.3
-
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self.experiment, self.data = worker.experiment, worker.data
-
-    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
-        for task in reversed(tasks):
-            before = self._digests_of(task)
-            again = self._found(self._run_again(task))
-            in_place = getattr(self.experiment.algorithm.step, "in_place", False)
-            with mock.patch.object(LocalOptimizer, "in_place", property(lambda self: False, lambda self, value: None)):
-                with_new_models = self._found(self._run_again(task)) if in_place else again
-            for _, result in super().map([task]):
-                found = self._found(result)
-                for name, value in found.items():
-                    assert value == again[name], f"a task run again gave other {name}"
-                    assert value == with_new_models[name], f"a step that is declared in_place gives other {name} so"
-                assert self._digests_of(task) == before, "a task changed what it was given"
-                yield task, result
-
-    def _run_again(self, task: Task) -> Any:
-        clients = Clients(self.experiment, self.data, self.states, fetch=lambda handle: handle.value)
-        return Worker(clients).run(task)
-
-    def _found(self, result: Any) -> dict[str, Any]:
-        """Returns what must be the same if a phase is run again."""
-        if not isinstance(result, PhaseResult):
-            return {}
-        return {
-            "sums": {name: _hashes(partial.nodes) for name, partial in result.sums.items()},
-            "weights": {name: partial.scale for name, partial in result.sums.items()},
-            "scalars": result.scalars,
-            "states": [_hashes(self.states.read(file)) for file in result.states],
-        }
-
-    def _digests_of(self, task: Task) -> list[dict[Any, str]]:
-        handles = task.broadcasts if isinstance(task, PhaseTask) else [task.broadcast]
-        states = [file for file in getattr(task, "states", ()) if file is not None]
-        return [_hashes(handle.value.arrays) for handle in handles] + [
-            _hashes(self.states.read(file)) for file in states
-        ]
 
 
 def assert_same(a: RunResult, b: RunResult) -> None:
@@ -351,25 +312,22 @@ def _checked_direction(direction: Callable[..., tuple[Tensor, Carry]]) -> Callab
     return checked
 
 
-def _open_run(experiment: Experiment, data: FederatedData, pool: type[LocalPool] = LocalPool) -> Any:
-    import contextlib
+@contextlib.contextmanager
+def _open_run(
+    experiment: Experiment, data: FederatedData, pool: Callable[[Worker], LocalPool] = LocalPool
+) -> Iterator[Run]:
+    def make_pool(worker: Worker) -> tuple[LocalPool, list[dict[str, Any]]]:
+        return pool(worker), [describe("cpu")]
 
-    @contextlib.contextmanager
-    def both() -> Iterator[Any]:
-        with (
-            computing_process(1, False),
-            open_run(experiment, data, lambda w: (pool(w), [describe("cpu")]), False) as run,
-        ):
-            yield run
-
-    return both()
+    with computing_process(1, False), open_run(experiment, data, make_pool, False) as run:
+        assert run is not None
+        yield run
 
 
-def _hashes(tensors: Mapping[Any, Any]) -> dict[Any, str]:
-    arrays = {
-        name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
-    }
-    return {name: hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest() for name, a in sorted(arrays.items())}
+def _result(experiment: Experiment) -> RunResult:
+    """Returns the run that an opened run has left in its folder."""
+    run = experiment.config.run
+    return RunResult(Path(run.output) / str(run.name), experiment.module)
 
 
 def _vector(run: RunResult) -> np.ndarray:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import reference_runs
 import references
+from pairs import pairwise
 from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, ROUNDS, SIZES, make_data, make_start
 from references import Train
 
@@ -47,10 +48,11 @@ def label(value):
     return None
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("participation", PARTICIPATION)
-@pytest.mark.parametrize("everything", [False, True], ids=["plain", "everything"])
-@pytest.mark.parametrize("algorithm", VARIANTS, ids=label)
+@pytest.mark.parametrize(
+    ("algorithm", "everything", "participation", "weighting"),
+    pairwise(VARIANTS, (False, True), list(PARTICIPATION), ("samples", "uniform")),
+    ids=label,
+)
 def test_against_reference(data, start, tmp_path, algorithm, everything, participation, weighting):
     """Plain: from zeros. Everything: other hyper-parameters, a given start, decay, clipping and server lr."""
     name, variant = algorithm

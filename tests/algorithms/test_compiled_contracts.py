@@ -9,7 +9,7 @@ from small_runs import needs_compiler
 
 from fedray.testing import AlgorithmContract
 
-pytestmark = [pytest.mark.slow, pytest.mark.cpu, needs_compiler, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.cpu, needs_compiler]
 
 
 def compiled(contract: type[AlgorithmContract]) -> type[AlgorithmContract]:

@@ -1,12 +1,10 @@
-"""Every algorithm passes the contract tests of fedray.testing; so do a user's own."""
+"""Algorithms pass the contract tests of fedray.testing, one of them on Ray too; so do a user's own."""
 
 from __future__ import annotations
 
 import pytest
 
 from fedray.testing import AlgorithmContract
-
-pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 class TestFedAvg(AlgorithmContract):
@@ -16,20 +14,17 @@ class TestFedAvg(AlgorithmContract):
 
 class TestFedProx(AlgorithmContract):
     algorithm = "fedprox"
-    actors = (3,)
     hyper = {"mu": 0.3}
     zero = {"mu": 0.0}
 
 
 class TestFedNAG(AlgorithmContract):
     algorithm = "fednag"
-    actors = (2,)
     zero = {"gamma": 0.0}
 
 
 class TestPFedMo(AlgorithmContract):
     algorithm = "pfedmo"
-    actors = (3,)
     hyper = {"pi": 0.7, "probe_batch": 32}
     zero = {"pi": 0.0, "gamma": 0.0}
 
@@ -37,10 +32,10 @@ class TestPFedMo(AlgorithmContract):
 class TestPFedMoPrinted(AlgorithmContract):
     algorithm = "pfedmo"
     hyper = {"pi": 0.3, "form": "printed", "rep_steps": 3}
-    actors = (2,)
     zero = {"pi": 0.0, "gamma": 0.0}
 
 
+@pytest.mark.usefixtures("ray_cluster")
 class TestOwnStateful(AlgorithmContract):
     algorithm = "stateful:Drift"
     actors = (1, 3)
@@ -49,5 +44,4 @@ class TestOwnStateful(AlgorithmContract):
 
 class TestOwnLoss(AlgorithmContract):
     algorithm = "stateful:Contrast"
-    actors = (2,)
     zero = {"mu": 0.0}

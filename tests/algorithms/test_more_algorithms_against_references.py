@@ -8,6 +8,7 @@ import reference_runs
 import references
 import references_momentum
 import references_variance
+from pairs import alternately, pairwise
 from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, flat, make_start
 from small_runs import needs_compiler
 
@@ -131,6 +132,8 @@ def settings(name, option, everything, weighting):
 
 
 def label(value):
+    if isinstance(value, tuple) and isinstance(value[0], tuple):
+        return "-".join(label(each) or str(each) for each in value)
     if isinstance(value, tuple):
         name, option = value
         return "-".join([name, *(f"{k}_{v}" for k, v in option.items())])
@@ -138,11 +141,10 @@ def label(value):
 
 
 @pytest.mark.parametrize(
-    ("participation", "weighting"),
-    [("full", "samples"), ("full", "uniform"), ("uniform", "samples"), ("cyclic", "uniform")],
+    ("algorithm", "everything", "participation", "weighting"),
+    pairwise(VARIANTS + RANDOM, (False, True), list(PARTICIPATION), ("samples", "uniform")),
+    ids=label,
 )
-@pytest.mark.parametrize("everything", [False, True], ids=["plain", "everything"])
-@pytest.mark.parametrize("algorithm", VARIANTS + RANDOM, ids=label)
 def test_against_reference(data, start, tmp_path, algorithm, everything, participation, weighting):
     """Plain: from zeros. Everything: other hyper-parameters, a given start, decay, clipping and server lr."""
     name, option = algorithm
@@ -150,9 +152,9 @@ def test_against_reference(data, start, tmp_path, algorithm, everything, partici
     check(data, tmp_path, name, hyper, train, PARTICIPATION[participation], start if everything else None)
 
 
-@pytest.mark.parametrize("participation", PARTICIPATION)
-@pytest.mark.parametrize("everything", [False, True], ids=["plain", "everything"])
-@pytest.mark.parametrize("algorithm", MOMENTUM, ids=label)
+@pytest.mark.parametrize(
+    ("algorithm", "everything", "participation"), pairwise(MOMENTUM, (False, True), list(PARTICIPATION)), ids=label
+)
 def test_client_momentum(data, start, tmp_path, algorithm, everything, participation):
     """The corrections go through the local buffer, which SlowMo alone may keep from one round to the next."""
     name, option = algorithm
@@ -164,11 +166,10 @@ def test_client_momentum(data, start, tmp_path, algorithm, everything, participa
 @pytest.mark.parametrize(
     "compiled", [False, pytest.param(True, marks=[pytest.mark.slow, needs_compiler])], ids=["eager", "compiled"]
 )
-@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
-@pytest.mark.parametrize(("algorithm", "momentum"), EITHER, ids=label)
-def test_clients_with_different_numbers_of_steps(alike, start, tmp_path, algorithm, momentum, vectorize, compiled):
+@pytest.mark.parametrize(("either", "vectorize"), alternately(EITHER, (False, True)), ids=label)
+def test_clients_with_different_numbers_of_steps(alike, start, tmp_path, either, vectorize, compiled):
     """Two epochs in batches of four, in chunks of mixed J_i."""
-    name, option = algorithm
+    (name, option), momentum = either
     hyper, train = settings(name, option, True, "samples")
     train = replace(train, steps=tuple(2 * ceil(n / 4) for n in SIZES), lr=0.05, momentum=momentum)
     keys = {"train.local_steps": None, "train.local_epochs": 2, "train.batch_size": 4}
@@ -193,8 +194,7 @@ def test_fedsims_mu(alike, start, tmp_path, vectorize):
     reference_runs.check(alike, tmp_path / "epochs", "adabest", oracle, hyper, train, keys, start)
 
 
-@pytest.mark.parametrize("epochs", [None, 2])
-@pytest.mark.parametrize("algorithm", ALL, ids=label)
+@pytest.mark.parametrize(("algorithm", "epochs"), alternately(ALL, (None, 2)), ids=label)
 def test_batches_larger_than_the_clients(data, start, tmp_path, algorithm, epochs):
     name, option = algorithm
     hyper, train = settings(name, option, True, "samples")
@@ -205,8 +205,7 @@ def test_batches_larger_than_the_clients(data, start, tmp_path, algorithm, epoch
     check(data, tmp_path, name, hyper, train, keys, start)
 
 
-@pytest.mark.parametrize("vectorize", [False, True], ids=["loop", "vmap"])
-@pytest.mark.parametrize("algorithm", ALL, ids=label)
+@pytest.mark.parametrize(("algorithm", "vectorize"), alternately(ALL, (False, True)), ids=label)
 def test_clients_of_one_sample(single, start, tmp_path, algorithm, vectorize):
     name, option = algorithm
     hyper, train = settings(name, option, True, "samples")

@@ -1,4 +1,4 @@
-"""The contract tests of the other algorithms, on the local engine: what Ray does to bits does not depend on them."""
+"""The contract tests of the other algorithms."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from fedray.testing import AlgorithmContract
 
 for number, (algorithm, hyper, zero, settings) in enumerate(CASES):
     name = f"Test{number}_{algorithm}"
-    members = {"algorithm": algorithm, "hyper": hyper, "zero": zero, "settings": settings, "actors": ()}
+    members = {"algorithm": algorithm, "hyper": hyper, "zero": zero, "settings": settings}
     globals()[name] = type(name, (AlgorithmContract,), members)

@@ -11,6 +11,7 @@ from fedray import UserError, simulate
 from fedray.algorithms import Broadcast, Model
 from fedray.algorithms.fedavg import FedAvg
 from fedray.testing.contracts import assert_same, small_source
+from fedray.testing.pools import pickling_workers
 
 TAU = 10
 SETTINGS = {
@@ -67,12 +68,12 @@ def test_stopped_and_resumed_it_has_the_same_bits(tmp_path):
     assert_same(whole, run(tmp_path / "parts"))
 
 
-def test_on_ray_it_has_the_same_bits(tmp_path, ray_cluster):
+def test_on_other_workers_it_has_the_same_bits(tmp_path):
     keys = {"run.rounds": 4, "algorithm.tau": 2}
     local = run(tmp_path / "local", **keys)
-    ray = {"engine.kind": "ray", "engine.actors": 2, "engine.cpus_per_actor": 0.1}
-    run(tmp_path / "ray", [lambda report: report.round == 3], **keys, **ray)
-    assert_same(local, run(tmp_path / "ray", **keys, **ray))
+    with pickling_workers(2):
+        run(tmp_path / "two", [lambda report: report.round == 3], **keys)
+        assert_same(local, run(tmp_path / "two", **keys))
 
 
 def test_a_checkpoint_of_the_version_before_is_refused(tmp_path):

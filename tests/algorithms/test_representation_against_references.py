@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pairs import alternately, pairwise
 from reference_runs import EVERYTHING, PARTICIPATION, PLAIN, SIZES, TOLERANCE, cohorts_of, distance, expect
 from reference_runs import run as run_fedray
 from references_representation import fedsiam_da, layer, moon, project, trainable, vector
@@ -127,10 +128,11 @@ def label(value):
     return None
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("participation", PARTICIPATION)
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("algorithm", VARIANTS, ids=label)
+@pytest.mark.parametrize(
+    ("algorithm", "setting", "participation", "weighting"),
+    pairwise(VARIANTS, list(SETTINGS), list(PARTICIPATION), ("samples", "uniform")),
+    ids=label,
+)
 def test_against_reference(data, starts, tmp_path, algorithm, setting, participation, weighting):
     name, hyper = algorithm
     train = replace(SETTINGS[setting], weighting=weighting)
@@ -140,8 +142,7 @@ def test_against_reference(data, starts, tmp_path, algorithm, setting, participa
     check(data, tmp_path, name, hyper, train, starts[HEAD[name]], PARTICIPATION[participation])
 
 
-@pytest.mark.parametrize("size", [4, 2])
-@pytest.mark.parametrize("algorithm", VARIANTS, ids=label)
+@pytest.mark.parametrize(("algorithm", "size"), alternately(VARIANTS, (4, 2)), ids=label)
 def test_epochs_of_batches(alike, starts, tmp_path, algorithm, size):
     """Two epochs, J_i differ. In pairs, most clients have a single sample in their last batch."""
     name, hyper = algorithm

@@ -86,4 +86,4 @@ class Averaging(FedAvg):
 
 def test_steps_after_the_local_steps_leave_earlier_models_alone(tmp_path):
     config = {**SETTINGS, "algorithm.name": f"{__name__}:Averaging", "run.rounds": 2, "run.output": str(tmp_path)}
-    simulate(config, data=small_source())
+    assert simulate(config, data=small_source()).status == "completed"

@@ -6,14 +6,13 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from processes import python
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
@@ -138,10 +137,7 @@ run(Path(sys.argv[1]), sys.argv[2], callbacks=[die])
 
 @pytest.mark.parametrize("access", ["mapped", "lazy"])
 def test_killed_by_sigkill_and_resumed(access, whole, tmp_path):
-    path = os.pathsep.join(sys.path)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), access]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
-    assert done.returncode == -signal.SIGKILL
+    assert python(KILLED, str(tmp_path), access).returncode == -signal.SIGKILL
     resumed = run(tmp_path, access)
     assert "resuming" in (resumed.folder / "log.txt").read_text()
     assert_same(whole, resumed)

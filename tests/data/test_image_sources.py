@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 from image_files import SIZE, USERS, picture, split
 from PIL import Image
+from processes import python
 
 from fedray import UserError, simulate
 from fedray.config import load
@@ -159,10 +158,7 @@ def test_preparing_goes_on_after_sigkill(tmp_path, monkeypatch):
     monkeypatch.setattr("fedray.data.storage.mapping.CHUNK_BYTES", 2 * 3 * SIZE * SIZE)
     monkeypatch.setattr("fedray.data.storage.lazy.HASHED", 4)
     folder = split(tmp_path / "split")
-    path = os.pathsep.join(sys.path)
-    command = [sys.executable, "-c", KILLED, str(folder)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=120)
-    assert done.returncode == -signal.SIGKILL
+    assert python(KILLED, str(folder)).returncode == -signal.SIGKILL
     (staging,) = (tmp_path / "cache" / "fedray" / "mapped").glob("*.partial")
     assert 0 < len((staging / "x.done").read_text().split()) < 25
     mapped = simulate(settings(folder, **{"data.access": "mapped", "run.name": "mapped"}))

@@ -19,6 +19,7 @@ from fedray.engine.state.checkpoint import load_last
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.testing.pools import pickling_workers
 
 SHARED = ["global_on_shares_accuracy", "cohort_with_shares", "cohort_least_share"]
 CLIENTS = [
@@ -198,13 +199,13 @@ def test_scoring_changes_nothing_in_training(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize(("algorithm", "vectorize"), [("pfedmo", False), ("scaffold", True)])
-def test_actors_give_the_same_bits(tmp_path, ray_cluster, algorithm, vectorize):
+def test_any_workers_give_the_same_bits(tmp_path, algorithm, vectorize):
     keys = {"run__finetune_steps": 3, "run__eval_clients": 7, "run__rounds": 2, "engine__vectorize": vectorize}
     keys |= {"engine__chunk": 2} if vectorize else {}
     local = run(tmp_path / "local", algorithm, **keys)
-    for actors in (1, 2):
-        ray = {"engine__kind": "ray", "engine__actors": actors, "engine__cpus_per_actor": 0.1}
-        assert_same(local, run(tmp_path / f"ray{actors}", algorithm, **keys, **ray))
+    for workers in (1, 2):
+        with pickling_workers(workers):
+            assert_same(local, run(tmp_path / str(workers), algorithm, **keys))
     assert local.has_evaluation
 
 

@@ -148,7 +148,7 @@ def test_rows_that_nothing_can_be_made_of(tmp_path):
         assert hashes(folder) == before
 
 
-@pytest.mark.parametrize("kind", ["local", "ray"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_nothing_is_said_of_what_was_not_changed(tmp_path, kind, request):
     """Rows after the checkpoint, as a kill leaves them, are no damage; nor is a checkpoint of an older version."""
     if kind == "ray":

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import fedray
 from fedray.algorithms import Algorithm, Result, Upload
+from fedray.testing.pools import pickling_workers
 from fedray.tracking.diagnostics import measured
 
 SETTINGS = {
@@ -96,10 +97,10 @@ def test_a_resumed_run_measures_the_same(fedavg, tmp_path):
     pd.testing.assert_frame_equal(*layers, check_exact=True)
 
 
-def test_on_ray_with_two_actors(fedavg, ray_cluster, tmp_path):
-    """Each actor has kept the updates of its own clients."""
-    on_ray = {"engine__kind": "ray", "engine__actors": 2}
-    run = simulate(tmp_path, "ray", algorithm__name="fedavg", **on_ray, **ALL)
+def test_with_two_workers(fedavg, tmp_path):
+    """Each has kept the updates of its own clients."""
+    with pickling_workers(2):
+        run = simulate(tmp_path, "two", algorithm__name="fedavg", **ALL)
     assert run.summary["model_sha256"] == fedavg.summary["model_sha256"]
     pd.testing.assert_frame_equal(run.clients, fedavg.clients, check_exact=True)
     local = simulate(tmp_path, "local", algorithm__name="fedavg", **ALL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import re
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from processes import descendants, environment, gone, kill_all, wait_for_rounds
+from processes import descendants, environment, gone, kill_all, loaded, wait_for_rounds
 from slow_runs import SLOW_ROUNDS, slow_rounds
 from small_runs import needs_compiler
 
@@ -169,9 +168,7 @@ def own_settings(folder: Path, algorithm: str, kind: str) -> list[str]:
 @pytest.fixture(scope="module")
 def fresh() -> Any:
     """Starts processes that have fedray loaded and nothing else going on."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedray.api", "fedray.testing.contracts"])
-    return context
+    return loaded()
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,12 @@ from fedray.engine.worker import Worker
 from fedray.errors import ClientError
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
-from fedray.testing.contracts import SETTINGS, DoublingPool, small_source
+from fedray.testing.contracts import SETTINGS, small_source
+from fedray.testing.pools import DoublingPool, PicklingPool, travelled
 
-POOLS = ("local", "doubling", "ray")
-"""A worker in this process, two that share nothing, and two Ray actors."""
+IN_PROCESS: dict[str, type[LocalPool]] = {"local": LocalPool, "doubling": DoublingPool, "pickling": PicklingPool}
+POOLS = (*IN_PROCESS, "ray")
+"""A worker in this process, two that share nothing, two to which everything is pickled, and two Ray actors."""
 
 EVERY_POOL = pytest.mark.parametrize("kind", POOLS)
 
@@ -65,7 +67,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
 
         def make_pool(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
             if kind != "ray":
-                return (LocalPool if kind == "local" else DoublingPool)(worker), [describe("cpu")]
+                return IN_PROCESS[kind](worker), [describe("cpu")]
             import ray
 
             here = ray.get_runtime_context().get_node_id()
@@ -270,6 +272,16 @@ def test_a_pool_says_how_work_should_be_cut(kind, opened):
     cohort = run.state.server.cohort
     positions = [i for blocks in dealer.cut(cohort) for start, stop in blocks for i in range(start, stop)]
     assert sorted(positions) == list(range(len(cohort.ids)))
+
+
+def test_what_travelled_is_a_copy_that_nobody_may_write_to():
+    """As whatever comes out of Ray's object store."""
+    array = np.arange(3.0)
+    copy = travelled({"array": array})["array"]
+    array[0] = 7
+    assert copy[0] == 0
+    with pytest.raises(ValueError, match="read-only"):
+        copy[0] = 7
 
 
 def test_no_ray_actor_is_left_when_a_pool_is_closed(opened):

@@ -16,6 +16,7 @@ from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.resolve import resolve
+from fedray.testing.pools import pickling_workers
 
 pytestmark = pytest.mark.cpu
 """These are decisions for CPUs."""
@@ -157,12 +158,11 @@ def test_results_agree_but_for_rounding(tmp_path):
     assert 0 < np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b)
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_the_bits_are_those_of_any_engine(tmp_path):
     shas = {run(tmp_path / "local").summary["model_sha256"]}
     for actors in (1, 2):
-        keys = {"engine.kind": "ray", "engine.actors": actors, "engine.cpus_per_actor": 0.1}
-        shas.add(run(tmp_path / str(actors), **keys).summary["model_sha256"])
+        with pickling_workers(actors):
+            shas.add(run(tmp_path / str(actors)).summary["model_sha256"])
     stopped = {**KEYS, "run.output": str(tmp_path / "stopped"), "run.checkpoint_every": 1}
     simulate(stopped, data=source(), model=Wide, callbacks=[lambda report: report.round == 2])
     shas.add(simulate(stopped, data=source(), model=Wide).summary["model_sha256"])

@@ -282,13 +282,11 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path):
 
 
 @needs_compiler
-@pytest.mark.usefixtures("ray_cluster")
 class TestCompiled(AlgorithmContract):
     """All contracts, with clients one after another."""
 
     algorithm = "scaffold"
     settings = {"engine.compile": True}
-    actors = (2,)
 
 
 @needs_compiler
@@ -296,4 +294,3 @@ class TestCompiledWithServerTraining(AlgorithmContract):
     algorithm = "pfedmo"
     hyper = {"pi": 0.7, "probe_batch": 32}
     settings = {"engine.compile": True}
-    actors = ()

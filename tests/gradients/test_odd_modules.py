@@ -33,6 +33,7 @@ from fedray.engine.clients import Clients
 from fedray.engine.pool import LocalPool
 from fedray.engine.worker import Worker
 from fedray.gradients import recording
+from fedray.testing.pools import pickling_workers
 
 SIZES, BATCH, ROUNDS, TESTED = (9, 6, 4), 4, 2, 20
 """The first client's last mini-batch is a single sample, and the second's is of two."""
@@ -47,8 +48,6 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 RIGHT = [name for name, each in ZOO.items() if each.refused is None]
-ON_RAY = ["layer_used_twice", "Clamped", "short_embedding", "Counter", "CounterAnew", "LayerDrop", "spectral_norm"]
-"""Modules that are run on actors whenever the tests are; all are under `pytest -m slow`."""
 
 
 def samples(inputs: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -277,11 +276,9 @@ def test_a_module_is_compiled_rightly_or_not_at_all(tmp_path, name, plain):
     assert_like_plain(run(tmp_path, name, engine__compile=True), plain(name), ZOO[name].coarse)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ON_RAY else pytest.param(name, marks=pytest.mark.slow) for name in RIGHT]
-)
-def test_the_same_bits_on_actors(tmp_path, name, ray_cluster):
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_same_bits_on_any_workers(tmp_path, name):
     sha = run(tmp_path / "local", name).summary["model_sha256"]
-    for actors in (1, 2):
-        folder = tmp_path / str(actors)
-        assert run(folder, name, engine__kind="ray", engine__actors=actors).summary["model_sha256"] == sha
+    for workers in (1, 2):
+        with pickling_workers(workers):
+            assert run(tmp_path / str(workers), name).summary["model_sha256"] == sha

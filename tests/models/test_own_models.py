@@ -20,6 +20,7 @@ from fedray.config import load
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.testing.pools import pickling_workers
 from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import read_sweeps
 
@@ -184,12 +185,11 @@ def test_models_that_differ_in_a_buffer_alone_have_other_hashes(tmp_path):
     assert results[0].summary["model_sha256"] != results[1].summary["model_sha256"]
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_batchnorm_is_the_same_on_any_actors_and_resumed(tmp_path):
+def test_batchnorm_is_the_same_on_any_workers_and_resumed(tmp_path):
     local = run(tmp_path / "local")
-    for actors in (1, 2):
-        engine = {"engine__kind": "ray", "engine__actors": actors, "engine__cpus_per_actor": 0.1}
-        assert_same(local, run(tmp_path / f"{actors}", **engine))
+    for workers in (1, 2):
+        with pickling_workers(workers):
+            assert_same(local, run(tmp_path / f"{workers}"))
     folder = tmp_path / "parts"
     run(folder, {"callbacks": [lambda report: report.round == 1]}, run__checkpoint_every=1)
     assert_same(local, run(folder, run__checkpoint_every=1))

@@ -3,11 +3,64 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PROGRAM = "from fedray.run import main; raise SystemExit(main())"
+"""What fedray's command line does."""
+
+
+@cache
+def loaded() -> Any:
+    """Returns a context of multiprocessing whose processes have torch and fedray loaded, and nothing else going on.
+
+    They start in milliseconds, where a new Python takes seconds to import torch.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedray.api", "fedray.cli.main", "fedray.testing.contracts"])
+    return context
+
+
+def python(
+    code: str, *arguments: str, folder: Path | None = None, seconds: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Does what `python -c CODE ARGUMENTS` does, in a process that has torch and fedray loaded."""
+    with tempfile.TemporaryDirectory() as temporary:
+        streams = [Path(temporary, name) for name in ("out", "err")]
+        details = code, arguments, folder or Path.cwd(), dict(os.environ), streams
+        process = loaded().Process(target=_python, args=details)
+        process.start()
+        try:
+            process.join(seconds)
+            assert process.exitcode is not None, f"it did not end in {seconds:g} s"
+        finally:
+            process.kill()
+            process.join()
+        out, err = (path.read_text() if path.exists() else "" for path in streams)
+        return subprocess.CompletedProcess(["python", "-c", code, *arguments], process.exitcode, out, err)
+
+
+def _python(
+    code: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], streams: Sequence[Path]
+) -> None:
+    for number, path in enumerate(streams, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv, sys.path = ["-c", *arguments], ["", *sys.path]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), vars(main))
 
 
 def wait_for_rounds(ended: Callable[[], int | None], metrics: Path, rounds: int) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import PROGRAM, python
 from test_costs import CLASSES, FEATURES, PUBLIC, SIZES, TRAINED, cumulative, run
 
-import fedray
 from fedray.algorithms import Algorithm, Carry, Result, Traffic, Upload, Work, known_algorithms
 from fedray.cli.main import main
 
@@ -179,8 +177,7 @@ def test_a_head_for_all_is_no_extra():
 
 def test_the_program(tmp_path):
     Path("mine.yaml").write_text("algorithm: {name: fedprox, mu: 0.1}\nmodel: {name: mlp}\n")
-    program = [sys.executable, str(Path(fedray.__path__[0]) / "run.py"), "costs", "mine.yaml", "data.clients=4"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    done = python(PROGRAM, "costs", "mine.yaml", "data.clients=4")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[1].split()[:2] == ["algorithm", "parameters"]

@@ -165,10 +165,9 @@ def test_nor_in_the_processes_of_ray(tmp_path: Path) -> None:
 class TestMine(AlgorithmContract):
     algorithm = "folder/mine.py:Mine"
     zero = {"part": 1.0}
-    actors = (2,)
 
     @pytest.fixture(autouse=True)
-    def _in_its_folder(self, here: Path, ray_cluster: None) -> None:
+    def _in_its_folder(self, here: Path) -> None:
         """The path is relative to the working directory."""
 
 
