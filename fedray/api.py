@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.config import Config, load, run_name
+from fedray.engine.callbacks import Callbacks, RunStart
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import RayNotStarted, UserError
@@ -25,13 +26,11 @@ if TYPE_CHECKING:
     from fedray.algorithms import Algorithm
     from fedray.core.task import Loss
     from fedray.core.transform import Transform
+    from fedray.engine.callbacks import Callback, Report
     from fedray.engine.local_engine import LocalEngine
     from fedray.engine.ray.engine import RayEngine
-    from fedray.engine.run import Report
     from fedray.experiment.experiment import Experiment, Own
     from fedray.experiment.placement import Device, Surroundings
-
-    Callback = Callable[[Report], Any]
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def simulate(
     metrics: Mapping[str, Loss] | None = None,
     transform: Transform | None = None,
     algorithm: type[Algorithm] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
     overrides: Iterable[str] = (),
     verbose: bool = False,
     display: Display | None = None,
@@ -158,8 +157,9 @@ def simulate(
       as they are stored, before they are scaled, and is used in training only.
     * ``algorithm`` replaces ``algorithm.name``: it is a subclass of :class:`fedray.algorithms.Algorithm`, which may be
       defined anywhere, in a notebook too. Its hyper-parameters are the keys ``algorithm.*``.
-    * ``callbacks`` are called in this process after every round with a :class:`fedray.Report`. The next round waits for
-      them, and a callback that returns true ends the run.
+    * ``callbacks`` are called in this process. A function gets a :class:`fedray.Report` after every round. The next
+      round waits for it, and the run ends if it returns true. An object may have the methods of
+      :class:`fedray.Callback`: ``start``, ``round`` and ``end``. ``run.callbacks`` names further ones.
     * ``verbose`` shows what ``fedray run`` shows: what is run, its progress and its end. A ``display`` gets the same
       lines whether ``verbose`` is set or not. Without both, lines that are warnings are those of Python
       (:class:`fedray.FedrayWarning`): decisions that change the result, what was asked for and is not done, and that
@@ -233,28 +233,29 @@ def own_objects(
 
 
 def run_experiment(
-    settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback] = (), display: Display | None = None
+    settings: Config,
+    own: Callable[[], Own],
+    callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
+    display: Display | None = None,
 ) -> RunResult:
     """Runs an experiment as :func:`simulate` does, with the objects that ``own()`` returns.
 
     ``own`` is called, and torch imported, while Ray starts, because each of these takes seconds.
     """
-    display = display or Display(quiet=True)
+    display, watching = display or Display(quiet=True), Callbacks(settings.run.callbacks, callbacks)
     try:
-        result = _run_with_ray(settings, own, callbacks, display)
+        result = _run_with_ray(settings, own, watching, display)
     except RayNotStarted as error:
         if settings.engine.asks_for_ray:
             raise RayNotStarted(f"{error}; engine.kind=local needs no Ray, and computes the same bits") from None
         display.say(f"{error}; going on without Ray, as with engine.kind=local: the bits are the same")
         local = settings.engine.model_copy(update={"kind": "local"})
-        result = _run_with_ray(settings.model_copy(update={"engine": local}), own, callbacks, display)
+        result = _run_with_ray(settings.model_copy(update={"engine": local}), own, watching, display)
     display.say(_line_about_end(result))
     return result
 
 
-def _run_with_ray(
-    settings: Config, own: Callable[[], Own], callbacks: Sequence[Callback], display: Display
-) -> RunResult:
+def _run_with_ray(settings: Config, own: Callable[[], Own], callbacks: Callbacks, display: Display) -> RunResult:
     """Runs an experiment with a connection to Ray, if that is its engine. Raises :class:`RayNotStarted`, before the run
     has changed anything, if Ray can't be started."""
     with RayStart(settings.engine, display.say, at_once=_will_run_on_ray(settings)) as start:
@@ -273,7 +274,7 @@ def _prepared(
 
     with neutral(), display.reading() as map_all:
         experiment, data = resolve(settings, own(), _surroundings(settings, start), map_all)
-    if experiment.config.engine.kind == "local":
+    if experiment.config.engine.kind != "ray":
         from fedray.engine.local_engine import LocalEngine
 
         return experiment, LocalEngine(experiment, data)
@@ -319,7 +320,7 @@ def _surroundings(settings: Config, start: RayStart) -> Surroundings:
         def check() -> str | None:
             return missing_compiler(device)
 
-        return check() if settings.engine.kind == "local" else start.missing(check)
+        return check() if settings.engine.kind != "ray" else start.missing(check)
 
     return Surroundings(partial(_auto_device, settings, start), begun, missing)
 
@@ -336,7 +337,7 @@ def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
     begun = device_of(folder) if settings.run.resume is not False else None
     if begun is not None:
         return begun
-    if settings.engine.kind == "local":
+    if settings.engine.kind != "ray":
         return device_here(folder)
     return device_of_cluster(start.gpus(), is_this_machine=start.ready())
 
@@ -345,7 +346,7 @@ def _run(
     experiment: Experiment,
     engine: LocalEngine | RayEngine,
     start: RayStart,
-    callbacks: Sequence[Callback],
+    callbacks: Callbacks,
     display: Display,
 ) -> RunResult:
     from fedray.engine.driver import Driver
@@ -367,19 +368,21 @@ def _run(
         f"-> {folder.path}"
     )
 
-    def on_round(report: Report) -> bool:
-        return any([bool(callback(report)) for callback in callbacks])
+    def started(done: int) -> None:
+        display.start(experiment.rounds, done, experiment.task.main)
+        callbacks.start(RunStart(folder.path, experiment.config, done, experiment.rounds))
 
     with interruptible(display.say, "stopping after this round") as stopping:
         driver = Driver(
             say=display.say,
-            started=lambda done: display.start(experiment.rounds, done, experiment.task.main),
+            started=started,
             show=lambda report: display.round(report.metrics),
-            on_round=on_round if callbacks else None,
+            on_round=callbacks.round if callbacks.watch_rounds else None,
             stopping=stopping,
         )
         try:
             engine.run(driver)
         finally:
             display.stop()
+    callbacks.end(result)
     return result

@@ -159,6 +159,11 @@ class Clients:
         rows = self._stacked(handles, widths | dict.fromkeys(algorithm.client_models, layout.row_width))
         return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
 
+    def kept(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
+        """Returns what a step of uploads has kept of a stack's clients under ``name``, ``[C, width]`` in own memory;
+        zeros for a client that never took part."""
+        return self._stacked(handles, {name: width})[name]
+
     def received(self, handles: Sequence[Handle | None]) -> Model:
         """Returns the models that a stack's clients received last, ``[C, ...]``; zeros for a client that never took
         part."""

@@ -41,7 +41,7 @@ def update_of_all(state: RunState, experiment: Experiment, queue: TaskQueue) -> 
     sent = [Sent(queue.pool.publish(broadcast.shared), broadcast.scalars)]
     dealer = Dealer(queue.pool, experiment.training, experiment.chunk, state.layout.row_width, experiment.lanes)
     cut = dealer.cut(everybody.server.cohort)
-    tasks = [replace(task_of(each, dealer.work_of(each), sent, everybody, algorithm), keeps=False) for each in cut]
+    tasks = [replace(task_of(each, dealer.work_of(each), sent, everybody, experiment), keeps=False) for each in cut]
     sums = CohortSums(algorithm, phase, len(ids), state.layout, state.device)
     for task, found in queue.run(tasks):
         sums.add(task, found)

@@ -25,6 +25,7 @@ from fedray.engine.memory import is_out_of_memory
 from fedray.engine.memory_of_clients import too_large_for
 from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
+from fedray.engine.upload_steps import UploadSteps
 from fedray.errors import ClientError, StateLost, UserError
 from fedray.gradients.rows import RowByRow
 
@@ -50,6 +51,7 @@ class PhaseRunner:
         self._kept: dict[tuple[int, int, int, int], dict[str, Vector]] = {}
         # numbers are read when all stacks are on their way, as whoever reads one waits for the GPU
         self._later: deque[Callable[[], None]] = deque()
+        self.upload_steps = UploadSteps(clients) if clients.experiment.upload else None
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
         """Returns the result of a task: the uploads of its clients, summed along the summation tree, and their new
@@ -114,6 +116,8 @@ class PhaseRunner:
         forms = checked_forms(result, self.algorithm, phase, client.size, self.clients.network.layout)
         check_same_forms(forms, merged.forms, self.algorithm, phase)
         merged.forms = forms
+        if self.upload_steps is not None:
+            result = self.upload_steps.apply(result, client, phase, task.states[rows])
         if result.state:
             names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
             with self.clients.clock.on("transport"):
@@ -174,7 +178,7 @@ class PhaseRunner:
         )
         client = self.clients.of(
             stack, round=task.round, lr=task.lr, shared=self.clients.broadcast(task.broadcasts[phase]), kept=kept,
-            state=self.clients.states_of(task.states[rows]) if task.states else None,
+            state=self.clients.states_of(task.states[rows]) if self.algorithm.stateful else None,
             received=self.clients.received(task.received[rows]) if task.received else None,
             members=task.members, clock=watch.clock if watch else self.clients.clock,
         )  # fmt: skip

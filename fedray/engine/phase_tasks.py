@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedray.algorithms import Algorithm
 from fedray.engine.state.run import RunState
 from fedray.engine.tasks import Blocks, Handle, PhaseTask, positions
+from fedray.experiment.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Sent:
     scalars: Mapping[str, Sequence[float]]
 
 
-def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, algorithm: Algorithm) -> PhaseTask:
+def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, experiment: Experiment) -> PhaseTask:
     """Returns the task of running a phase for the clients at the positions ``blocks`` of the cohort.
 
     ``sent`` holds what was broadcast in each phase of the round so far; the task is for the phase of the last one.
     ``work`` is the number of samples in all mini-batches of these clients.
     """
-    server, places = state.server, positions(blocks)
+    server, places, algorithm = state.server, positions(blocks), experiment.algorithm
     cohort = server.cohort
 
     def of_task(values: Sequence[Any]) -> list[Any]:
@@ -46,6 +46,6 @@ def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, 
         gaps=gaps,
         broadcasts=[each.shared for each in sent],
         scalars=[{name: of_task(values) for name, values in each.scalars.items()} for each in sent],
-        states=[state.clients.get(client) for client in ids] if algorithm.stateful else (),
+        states=[state.clients.get(client) for client in ids] if experiment.keeps_states else (),
         received=[state.earlier.received(server.round, gap) for gap in gaps] if algorithm.needs_received else (),
     )

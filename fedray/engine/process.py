@@ -13,7 +13,7 @@ from typing import Any
 
 from fedray.core.precision import TENSOR_CORES
 from fedray.core.torch_state import neutral
-from fedray.engine.determinism import CUBLAS, deterministic
+from fedray.engine.determinism import CUBLAS, deterministic, unchanged_determinism
 from fedray.errors import UserError
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
@@ -71,6 +71,21 @@ def computing_process(threads: int, portable: bool, precision: str = "fp32") -> 
             yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def unchanged_settings() -> Iterator[None]:
+    """A context within :func:`computing_process` in which the user's code may change torch's settings on which bits
+    depend. They are put back."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        with unchanged_determinism():
+            yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 def return_free_memory() -> None:

@@ -91,7 +91,7 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
             server.vectors |= server_training.result()
         broadcast = algorithm.broadcast(server, phase)
         sent.append(Sent(queue.pool.publish(broadcast.shared), broadcast.scalars))
-        tasks = [task_of(blocks, dealer.work_of(blocks), sent, state, algorithm) for blocks in cut]
+        tasks = [task_of(blocks, dealer.work_of(blocks), sent, state, experiment) for blocks in cut]
         sums = CohortSums(algorithm, phase, len(server.cohort.ids), state.layout, state.device)
         # a later phase goes to the worker that has what the phase before kept
         for task, found in queue.run(tasks, sticky=len(sent) > 1):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from safetensors.torch import save_file
 
 from fedray.data.federated import FederatedData
+from fedray.engine.callbacks import Report
 from fedray.engine.dealing import Dealer
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluation.accuracies import Accuracies
@@ -25,18 +25,11 @@ from fedray.engine.state.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.worker import Worker
+from fedray.errors import UserError, near_miss
 from fedray.experiment.experiment import Experiment
 from fedray.tracking.folder import read_metrics
 from fedray.tracking.recorder import Recorder
 from fedray.util.files import replacement_of
-
-
-@dataclass(frozen=True)
-class Report:
-    """A finished round: its number and its row of metrics.csv."""
-
-    round: int
-    metrics: Mapping[str, Any]
 
 
 class Run:
@@ -78,6 +71,7 @@ class Run:
             self.checkpoints,
         )
         self._unreported: list[RoundResult] = []
+        self._reported: RoundResult | None = None
 
     def restore(self, saved: Checkpoint) -> None:
         """Goes back to a checkpoint."""
@@ -160,7 +154,27 @@ class Run:
             result = self._unreported.pop(0)
             for observer in self.observers:
                 observer.evaluated(result)
-            yield Report(result.number, result.metrics)
+            self._reported = result
+            yield Report(result.number, dict(result.metrics))
+
+    def look(self, what: str, name: str | None = None) -> Any:
+        """Returns a part of the round that was reported last, if no other round has begun since.
+
+        ``clients``, ``evaluation`` and ``layers`` are columns by name, or None. ``model`` are the tensors of the
+        evaluated model, or of the further model ``name``, as a file keeps them.
+        """
+        result = self._reported
+        assert result is not None
+        if what != "model":
+            scores = result.scores if result.scores and result.scores["client"] else None
+            return {"clients": result.log, "evaluation": scores, "layers": result.layers}[what]
+        algorithm, server = self.experiment.algorithm, self.state.server
+        models = dict(algorithm.further_models(server))
+        if name is not None and name not in models:
+            raise UserError(f"{self.experiment.config.algorithm.name} has no model {name!r}{near_miss(name, models)}")
+        model = algorithm.eval_model(server) if name is None else models[name]
+        named = self.worker.clients.network.saved(model)
+        return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
     def _save_model(self, name: str) -> None:
         """Writes the evaluated model into the run folder, with all tensors of the user's module."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,12 @@ from fedray.core.local_training import LocalTraining
 from fedray.core.schedule import Schedule
 from fedray.core.task import Loss, Task
 from fedray.core.transform import Transform
+from fedray.core.upload import UploadStep
 from fedray.data.sources.source import Source
 from fedray.experiment.making import Maker
 from fedray.models.inspection import ModelFacts
 
-NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
+NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given", "run.callbacks"}
 """The keys that a user may set and that have no influence on the result."""
 
 
@@ -29,6 +30,7 @@ class Own:
     """The objects that a user hands to :func:`fedray.simulate` instead of naming them in the config.
 
     ``preloaded`` says that ``source`` is the one that the config names, which was read beforehand for several runs.
+    ``callbacks`` are those of all runs of a sweep.
     """
 
     source: Source | None = None
@@ -38,6 +40,7 @@ class Own:
     transform: Transform | None = None
     algorithm: type[Algorithm] | None = None
     preloaded: bool = False
+    callbacks: Sequence[Any] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         model = Portable(self.model) if isinstance(self.model, nn.Module) else self.model
@@ -83,7 +86,7 @@ class Experiment:
     ``config`` is resolved: it has the values that defaults and ``auto`` stood for. ``notes`` are lines that the user
     should read before the run starts. ``inputs`` are digests of what else the result depends on
     (:mod:`fedray.experiment.inputs`). ``asked`` is what the user set, and ``implied`` what null stands for, both by
-    dotted key.
+    dotted key. ``upload`` are the steps that uploads pass (``train.upload``).
     """
 
     config: Config
@@ -104,6 +107,12 @@ class Experiment:
     inputs: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
+    upload: tuple[UploadStep, ...] = ()
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether clients keep anything from one participation to the next, for the algorithm or a step of uploads."""
+        return self.algorithm.stateful or any(getattr(step, "keeps", False) for step in self.upload)
 
     @property
     def lanes(self) -> int:

@@ -35,6 +35,7 @@ from fedray.experiment.implied import implied_values, notes_on, values_for_nulls
 from fedray.experiment.inputs import inputs_of
 from fedray.experiment.local_training import local_training, own_transform
 from fedray.experiment.making import LayoutMaker, Maker, WeightsMaker, maker_of
+from fedray.experiment.named import named_uploads, with_named
 from fedray.experiment.placement import Surroundings, place
 from fedray.gradients.known_code import unknown_layer
 from fedray.models import find_model
@@ -86,7 +87,9 @@ def resolve(
     """
     own, around = own or Own(), around or Surroundings()
     _check_given(config, own)
+    given, own = own.given, with_named(config, own)
     algorithm = _algorithm(config, own)
+    upload = named_uploads(config, algorithm)
     head = _head(config, algorithm)
     # before the data are read, which may take long
     find_head(head)
@@ -129,7 +132,7 @@ def resolve(
     options = values_for_nulls(config.data.partition, implied, "data.partition.") | {"kind": kind}
     resolved = _with_sections(
         config,
-        run={"rounds": rounds, "iterations": None, "name": name, "given": own.given},
+        run={"rounds": rounds, "iterations": None, "name": name, "given": given},
         algorithm=algorithm.hyper.model_dump(),
         data={
             "seed": _data_seed(config), "public_samples": _public_samples(config, algorithm, source),
@@ -166,13 +169,14 @@ def resolve(
     experiment = Experiment(
         resolved, run_by, model.make, task, model.facts, training, rounds, cohort_size, weighting, device, vectorize,
         chunk, compiled, replayed, notes,
-        asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied,
+        asked=flat(config.model_dump(mode="json", exclude_unset=True)), implied=implied, upload=upload,
     )  # fmt: skip
     maker = find_model(model.name) if own.model is None else own.model
     code: dict[str, Any] = {"code of the algorithm": type(algorithm)}
     code |= {f"metric {name}": task.metrics[name].values for name in own.metrics}
     code |= {} if own.loss is None else {"loss": own.loss}
     code |= {f"code of {each.name}": each.function for each in transform}
+    code |= {f"step {number} of train.upload": step for number, step in enumerate(upload, 1)}
     code |= {} if head == "none" else {"code of the head": find_head(head)}
     inputs = inputs_of(digests, maker, experiment.build_model(), code)
     return replace(experiment, inputs=inputs), data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ def tune(
     metrics: Mapping[str, Any] | None = None,
     transform: Any = None,
     algorithm: type[Algorithm] | None = None,
+    callbacks: Sequence[Any] = (),
     retry_failed: bool = False,
     verbose: bool = False,
     view: View | None = None,
@@ -77,8 +78,10 @@ def tune(
     ``space`` is a space file, the name of one that comes with fedray, or a mapping like a space file. ``overrides`` are
     texts ``key=value`` that replace keys of the base configuration or of ``tune.*``. ``data`` to ``algorithm`` are as
     in :func:`fedray.simulate`; a module as ``model`` starts the runs of all seeds (``tune.seeds``) from its own
-    weights, and a class starts each from weights that are drawn with its seed. ``retry_failed`` runs trials that failed
-    once more. ``verbose`` shows what the command ``fedray tune`` shows. ``view`` replaces the object that shows it.
+    weights, and a class starts each from weights that are drawn with its seed. ``callbacks`` are shown every run of
+    every trial, as in :func:`fedray.simulate`; each process of a trial has its own copy of them. ``retry_failed`` runs
+    trials that failed once more. ``verbose`` shows what the command ``fedray tune`` shows. ``view`` replaces the object
+    that shows it.
 
     Returns a result for each environment of the space file, or a single one if it has none. Raises
     :class:`fedray.UserError` for what can't be searched as asked.
@@ -92,6 +95,7 @@ def tune(
     check_first(load(specs[0].base), [name for name, each in objects.items() if each is not None])
     with start_ray(specs, view) as start:
         own = load_own(specs[0], data, test, client_column, label_column, model, loss, metrics, transform, algorithm)
+        own = replace(own, callbacks=tuple(callbacks))
         return run_sweeps(specs, own, start, view, retry_failed)
 
 
@@ -202,7 +206,7 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
             for line in (*sweep.notes, sweep.introduction(concurrent)):
                 view.say(line)
     changes = () if own.transform is None else SeededTransform(own.transform).code
-    own_objects = (own.model, own.loss, own.algorithm, *changes, *own.metrics.values())
+    own_objects = (own.model, own.loss, own.algorithm, *changes, *own.metrics.values(), *own.callbacks)
     ship_own_code([thing for thing in own_objects if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)

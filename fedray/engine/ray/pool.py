@@ -124,7 +124,7 @@ class RayPool:
         self.failed_starts = 0
         self.machines.append(machine)
         self.note(f"client actor: pid {machine['pid']} on {machine['node']}, {machine['device']}")
-        if self.experiment.algorithm.stateful:
+        if self.experiment.keeps_states:
             self._open(self.nodes[actor])
         self.alive.append(actor)
 
