@@ -53,7 +53,8 @@ class RunResult:
     @property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json, whose keys :data:`fedray.tracking.columns.SUMMARY` explains."""
-        return json.loads((self.folder / "summary.json").read_text())
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -67,7 +68,7 @@ class RunResult:
         """The table clients.parquet, with a row for each round and client of its cohort."""
         import pandas as pd
 
-        return pd.read_parquet(self.folder / "clients.parquet").sort_values(["round", "client"], ignore_index=True)
+        return _sorted(pd.read_parquet(self.folder / "clients.parquet"))
 
     @property
     def evaluation(self) -> pd.DataFrame:
@@ -79,7 +80,7 @@ class RunResult:
 
         if not self.has_evaluation:
             raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
-        return pd.read_parquet(self._evaluation).sort_values(["round", "client"], ignore_index=True)
+        return _sorted(pd.read_parquet(self._evaluation))
 
     @property
     def has_evaluation(self) -> bool:
@@ -115,6 +116,11 @@ class RunResult:
             Places(module).load(load_file(self.folder / "model.safetensors"))
         module.eval()
         return module
+
+
+def _sorted(table: pd.DataFrame) -> pd.DataFrame:
+    found: pd.DataFrame = table.sort_values(["round", "client"], ignore_index=True)
+    return found
 
 
 def simulate(

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +74,16 @@ class Clients:
             self.network.replay(self.lanes)
         self._last_broadcast: tuple[Handle, dict[str, Vector]] | None = None
 
+    @property
+    def largest(self) -> int:
+        """The client with the most samples."""
+        return int(self.data.sizes().argmax())
+
+    def first_batch(self, client: int, copies: int | None = None) -> tuple[Any, Tensor]:
+        """Returns inputs and targets of a mini-batch of ``client``, or so many ``copies`` of it as a stack has."""
+        indices = self.data.client(client)[: self.experiment.training.batch_size]
+        return self.train.gather(indices if copies is None else np.broadcast_to(indices, (copies, len(indices))))
+
     def _samples(self, x: Any, y: Any) -> Samples:
         def here(array: Any) -> Tensor | None:
             return None if array is None else tensor_over(array).to(self.device)
@@ -106,7 +117,7 @@ class Clients:
             # the one before is not needed any more, and may be as large
             self._last_broadcast = None
             with self.clock.on("transport"):
-                vectors = self.fetch(handle).own(self.device)
+                vectors = self.fetch(handle).unpack(self.device)
             self._last_broadcast = handle, vectors
         return self._last_broadcast[1]
 
@@ -116,9 +127,7 @@ class Clients:
         wanted = self.experiment.lanes
         if wanted == 1 or self.device.type != "cuda":
             return wanted
-        largest = int(self.data.sizes().argmax())
-        own = self.data.client(largest)[: self.experiment.training.batch_size]
-        each = memory_of_client(self.network, self.train.gather(own)[0], self.state_width())
+        each = memory_of_client(self.network, self.first_batch(self.largest)[0], self.state_width())
         return max(1, min(wanted, int(HEADROOM * available(self.device) / each)))
 
     def with_fewer_lanes(self, lanes: int) -> None:
@@ -138,7 +147,7 @@ class Clients:
             size = stop - start if self.experiment.vectorize else lanes
             yield from ((position, min(size, stop - position)) for position in range(start, stop, size))
 
-    def of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
+    def phase_of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
         """Returns the clients of ``stack`` in a phase. They train by ``training``, which is the run's own unless it is
         given.
 

@@ -21,12 +21,11 @@ from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.determinism import is_refused
-from fedray.engine.memory import is_out_of_memory
-from fedray.engine.memory_of_clients import too_large_for
+from fedray.engine.memory import is_out_of_memory, too_large
 from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
 from fedray.engine.upload_steps import UploadSteps
-from fedray.errors import ClientError, StateLost, UserError
+from fedray.errors import ClientError, StateLost, UserError, first_line
 from fedray.gradients.rows import RowByRow
 
 
@@ -107,7 +106,9 @@ class PhaseRunner:
             if is_out_of_memory(error):
                 if self._in_lanes(rows):
                     raise _Apart((rows.stop - rows.start) // 2) from None
-                raise UserError(too_large_for(self.clients, task.ids[rows], error)) from None
+                ids = task.ids[rows]
+                batch, width = self.clients.first_batch(ids[0])[0], self.clients.state_width()
+                raise UserError(too_large(self.clients.network, len(ids), batch, width, first_line(error))) from None
             clients = ", ".join(map(str, task.ids[rows]))
             where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
             raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
@@ -176,7 +177,7 @@ class PhaseRunner:
             gaps=task.gaps[rows],
             scalars={name: values[rows] for name, values in task.scalars[phase].items()},
         )
-        client = self.clients.of(
+        client = self.clients.phase_of(
             stack, round=task.round, lr=task.lr, shared=self.clients.broadcast(task.broadcasts[phase]), kept=kept,
             state=self.clients.states_of(task.states[rows]) if self.algorithm.stateful else None,
             received=self.clients.received(task.received[rows]) if task.received else None,

@@ -23,7 +23,7 @@ class Pool(Protocol):
 
     @property
     def task_fraction(self) -> float:
-        """The fraction of an even share of the work left that one task should be (see :mod:`fedray.engine.dealing`)."""
+        """The fraction of an even share of the work left that one task should be (see :mod:`fedray.engine.cutting`)."""
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
         """Makes a broadcast available to all workers."""
@@ -71,7 +71,7 @@ class LocalPool:
         worker.clients.fetch = lambda handle: handle.value
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        return LocalHandle(Packed.of(vectors))
+        return LocalHandle(Packed.pack(vectors))
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task, following in zip_longest(tasks, tasks[1:]):

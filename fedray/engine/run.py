@@ -12,12 +12,11 @@ from safetensors.torch import save_file
 
 from fedray.data.federated import FederatedData
 from fedray.engine.callbacks import Report
-from fedray.engine.dealing import Dealer
+from fedray.engine.cutting import TaskCutter
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluation.accuracies import Accuracies
-from fedray.engine.evaluation.best import Best
 from fedray.engine.evaluation.client_scores import Scoring
-from fedray.engine.observers import Checkpoints, Costs, Diagnostics, Records
+from fedray.engine.observers import Best, Checkpoints, Costs, Diagnostics, Records
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult, run_round
@@ -59,7 +58,7 @@ class Run:
         self._wall_before, self._began = 0.0, time.perf_counter()
         self.queue = TaskQueue(pool, self.profile, recorder.withdraw_promise, concurrent, overlap)
         chunk = experiment.chunk
-        self.dealer = Dealer(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
+        self.cutter = TaskCutter(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
         self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
         self.best = Best(experiment, self._save_model)
         self.observers = (
@@ -88,7 +87,7 @@ class Run:
         """Runs the rounds that are left, and yields a report of each.
 
         It ends early when ``stopping`` is set, when the loss or the model is no longer finite, or when the main metric
-        is good enough or gets no better (:class:`~fedray.engine.evaluation.best.Best`). A round is reported
+        is good enough or gets no better (:class:`~fedray.engine.observers.Best`). A round is reported
         once it has been evaluated; with ``overlap`` the next round has been trained by then.
         """
         self._began = time.perf_counter()
@@ -98,7 +97,7 @@ class Run:
             if self.stopping.is_set():
                 status = "interrupted"
                 break
-            result = run_round(number, self.state, self.experiment, self.dealer, self.queue)
+            result = run_round(number, self.state, self.experiment, self.cutter, self.queue)
             result.profile = self.profile.take()
             yield from self._reports()
             result.log = self._facts(result) | result.log

@@ -115,7 +115,7 @@ class AlgorithmContract:
             for report in run.rounds():
                 if report.round == 3:
                     run.checkpoints.save()
-                    before = _hashes(Packed.of(run.state.server.vectors).numpy().arrays)
+                    before = _hashes(Packed.pack(run.state.server.vectors).numpy().arrays)
                     last = dict(run.state.server.last_round)
                     table = {name: dict(column) for name, column in run.state.server.table.items()}
                     read = run.worker.clients.states.read
@@ -127,7 +127,7 @@ class AlgorithmContract:
             assert run.state.server.round == 3
             assert run.state.server.table == table
             assert run.state.server.last_round == last
-            assert _hashes(Packed.of(run.state.server.vectors).numpy().arrays) == before
+            assert _hashes(Packed.pack(run.state.server.vectors).numpy().arrays) == before
             assert {client: _hashes(read(file)) for client, file in run.state.clients.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:

@@ -22,10 +22,9 @@ from fedray.api import simulate
 from fedray.config import load
 from fedray.core.vectors import Model
 from fedray.engine.cohorts import cohort_of_round
-from fedray.engine.dealing import Dealer
+from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.local_engine import make_pool
 from fedray.engine.opening import open_run
-from fedray.engine.phase_tasks import Sent, task_of
 from fedray.engine.pool import Pool
 from fedray.engine.process import computing_process
 from fedray.engine.run import Run
@@ -159,9 +158,9 @@ class PoolContract:
             assert run.pool.slots >= 1
             assert 0 < run.pool.task_fraction <= 1
             next(phase_tasks(run))
-            dealer = Dealer(run.pool, run.experiment.training, None, run.state.layout.row_width)
+            cutter = TaskCutter(run.pool, run.experiment.training, None, run.state.layout.row_width)
             cohort = run.state.server.cohort
-            positions = [i for blocks in dealer.cut(cohort) for start, stop in blocks for i in range(start, stop)]
+            positions = [i for blocks in cutter.cut(cohort) for start, stop in blocks for i in range(start, stop)]
         assert sorted(positions) == list(range(len(cohort.ids)))
 
 

@@ -49,8 +49,8 @@ class TestLocal(PoolContract):
 
         with self.open(tmp_path) as run, self.open(tmp_path, reference=True) as expected:
             assert results_of_round(run, by_another_process) == results_of_round(expected)
-            for name, vector in Packed.of(run.state.server.vectors).arrays.items():
-                assert torch.equal(vector, Packed.of(expected.state.server.vectors).arrays[name])
+            for name, vector in Packed.pack(run.state.server.vectors).arrays.items():
+                assert torch.equal(vector, Packed.pack(expected.state.server.vectors).arrays[name])
 
     def test_a_later_phase_may_go_to_a_worker_that_did_not_do_the_earlier(self, tmp_path):
         """The task holds the broadcasts of both phases, so that a worker that knows nothing can begin at the first."""
@@ -140,7 +140,7 @@ def test_samples_are_on_a_node_once(tmp_path, ray_cluster):
 
 def test_a_broadcast_arrives_as_it_was_sent():
     vectors = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
-    arrived = Packed.of(vectors).numpy().own(torch.device("cpu"))
+    arrived = Packed.pack(vectors).numpy().unpack(torch.device("cpu"))
     assert all(torch.equal(arrived[name], value) for name, value in vectors.items())
 
 

@@ -22,7 +22,7 @@ from fedray.client.phase import stacks
 from fedray.data.federated import FederatedData
 from fedray.data.partitions.test_shares import draw_eval_clients
 from fedray.engine.cohorts import weights_of
-from fedray.engine.dealing import deal
+from fedray.engine.cutting import cut_into_tasks
 from fedray.engine.state.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
 from fedray.experiment.experiment import Experiment
@@ -32,7 +32,7 @@ OWN_COLUMNS = {"personal": "personalized", "finetuned": "finetuned"}
 share has the column ``<model>_on_shares_<metric>``."""
 
 
-def of_chosen(metric: str) -> tuple[str, ...]:
+def columns_of_chosen(metric: str) -> tuple[str, ...]:
     """Returns the columns of metrics.csv about the clients that ``run.eval_clients`` chose."""
     of_values = (f"clients_{metric}_{what}" for what in ("mean", "worst_tenth", "std"))
     return (*of_values, "clients_with_shares", "clients_least_share")
@@ -53,7 +53,7 @@ class Scoring:
     chosen: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, experiment: Experiment, data: FederatedData) -> Scoring:
+    def from_config(cls, experiment: Experiment, data: FederatedData) -> Scoring:
         """Returns what the configuration asks for. Where the test set is left alone, no client is scored."""
         run = experiment.config.run
         if not run.eval_test:
@@ -81,7 +81,7 @@ class Scoring:
         """Returns the columns that scoring adds to metrics.csv."""
         of_cohort = [_column(name, self.metric) for name in self.models(further)]
         of_cohort += ["cohort_with_shares", "cohort_least_share"]
-        return [*(of_cohort if self.of_cohort else ()), *(of_chosen(self.metric) if self.chosen else ())]
+        return [*(of_cohort if self.of_cohort else ()), *(columns_of_chosen(self.metric) if self.chosen else ())]
 
 
 class ClientScores:
@@ -122,7 +122,7 @@ class ClientScores:
         ]
         tasks = []
         undivided = stacks(len(work), experiment.chunk) if experiment.vectorize and experiment.chunk else None
-        for blocks in deal(work, slots, undivided=undivided):
+        for blocks in cut_into_tasks(work, slots, undivided=undivided):
             places = positions(blocks)
             ids = [members.ids[place] for place in places]
             scalars = {name: [values[place] for place in places] for name, values in self.broadcast.scalars.items()}
@@ -175,7 +175,7 @@ class ClientScores:
             spread = float(np.std(found)) if found else math.nan
             worst = _mean(found[: math.ceil(len(found) / 10)])
             values = (_mean(found), worst, spread, len(scored), least)
-            row |= dict(zip(of_chosen(self.scoring.metric), values, strict=True))
+            row |= dict(zip(columns_of_chosen(self.scoring.metric), values, strict=True))
         return row
 
     def rows(self) -> dict[str, Any]:

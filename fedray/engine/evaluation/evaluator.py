@@ -144,7 +144,7 @@ class Evaluator:
         )
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         # all of it counts as evaluation, so nothing is clocked by itself
-        return self.clients.of(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
+        return self.clients.phase_of(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
 
     @torch.no_grad()
     def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
@@ -165,4 +165,5 @@ class Evaluator:
         carry = Carry({"y": client.start("x")})
         for batch in client.data.batches():
             carry = client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
-        return carry["y"]
+        tuned: Model = carry["y"]
+        return tuned

@@ -184,7 +184,8 @@ def ship_own_code(own: Iterable[Any]) -> None:
         module = sys.modules.get(home or "")
         name = module.__name__ if module is not None else "builtins"
         if name != "__main__" and not is_library(name):
-            ray.cloudpickle.register_pickle_by_value(module)
+            pickling: Any = ray.cloudpickle
+            pickling.register_pickle_by_value(module)
 
 
 def _show(events: Iterable[tuple[str, Any]], driver: Driver, experiment: Experiment, server: Any) -> bool | None:
@@ -245,7 +246,9 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
                     ) from None
                 continue
             if batch is None:
-                return ray.get(ended)
+                # raises what ended the run
+                ray.get(ended)
+                return
             begun = True
             coming = server.next.remote(_show(batch, driver, experiment, server))
     except ActorUnschedulableError:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import utils
 
 from fedray.config import EngineConfig
 from fedray.errors import RayNotStarted, UserError, first_line, first_sentence
@@ -64,8 +63,9 @@ def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Call
 
 def ray_folder() -> Path:
     """Returns the folder in which Ray keeps its files on this machine, unless it is told otherwise."""
-    # the folder of the file with a cluster's address, as the function for it has other names in other versions of Ray
-    return Path(utils.get_ray_address_file(None)).parent.absolute()
+    # as Ray has it; it has no public function for that
+    place = next((os.environ[name] for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "/tmp")
+    return Path(place, "ray").absolute()
 
 
 def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str | None:

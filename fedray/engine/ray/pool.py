@@ -156,7 +156,7 @@ class RayPool:
         return {actor: work / seconds for actor, (work, seconds) in of_alive.items()}
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        packed = Packed.of(vectors).numpy()
+        packed = Packed.pack(vectors).numpy()
         if packed.bytes > ENCLOSED_BYTES:
             return ray.put(packed)
         self._published += 1
