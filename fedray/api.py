@@ -68,7 +68,8 @@ class RunResult:
         """The table clients.parquet, with a row for each round and client of its cohort."""
         import pandas as pd
 
-        return _sorted(pd.read_parquet(self.folder / "clients.parquet"))
+        table: pd.DataFrame = pd.read_parquet(self.folder / "clients.parquet")
+        return table.sort_values(["round", "client"], ignore_index=True)
 
     @property
     def evaluation(self) -> pd.DataFrame:
@@ -80,7 +81,8 @@ class RunResult:
 
         if not self.has_evaluation:
             raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
-        return _sorted(pd.read_parquet(self._evaluation))
+        table: pd.DataFrame = pd.read_parquet(self._evaluation)
+        return table.sort_values(["round", "client"], ignore_index=True)
 
     @property
     def has_evaluation(self) -> bool:
@@ -118,11 +120,6 @@ class RunResult:
         return module
 
 
-def _sorted(table: pd.DataFrame) -> pd.DataFrame:
-    found: pd.DataFrame = table.sort_values(["round", "client"], ignore_index=True)
-    return found
-
-
 def simulate(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
@@ -142,37 +139,46 @@ def simulate(
 ) -> RunResult:
     """Runs a federated learning experiment.
 
-    * ``config``: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults. ``overrides`` are
-      ``key=value`` texts on top of it.
-    * ``data`` and ``test`` replace ``data.source``. Each is a torch ``Dataset`` of (x, y), arrays ``(x, y)`` or
-      ``(x, y, client)``, or a DataFrame or Hugging Face ``Dataset`` with the column ``label_column`` and perhaps a
-      column of clients, which is ``client`` unless ``client_column`` names another. A list of Datasets, or of
-      arrays (x, y), has one for each client. Or ``data`` alone is a :class:`fedray.data.Source`.
-      Labels are whole numbers from 0, or names (texts, booleans, pandas' categories), which are numbered and kept.
-      Clients that come with the samples are the clients of the run unless ``data.partition.kind`` says otherwise. They
-      may have any names, which ``clients.parquet`` shows. A Dataset whose items are random is read item by item
-      (see ``data.access``).
-    * ``model`` replaces ``model.name``. It is a class or function that makes a module from ``input_shape`` and
-      ``classes``, with initial weights drawn from ``run.seed``; or it is a module, whose weights are the same for every
-      seed. Parameters without ``requires_grad`` are not trained, and normalisation layers that have no other parameters
-      keep their running statistics.
-    * ``loss(logits [b, classes], targets [b]) -> [b]`` and each of ``metrics`` give one number for each sample. The
-      mean of a metric over the test set is the column ``test_<name>``.
-    * ``transform`` replaces ``data.transform``: ``transform(x [b, ...])`` returns the inputs of a client's mini-batch
-      changed at random, in the same shape and type, as transforms of ``torchvision.transforms.v2`` do. It gets inputs
-      as they are stored, before they are scaled, and is used in training only.
-    * ``algorithm`` replaces ``algorithm.name``: it is a subclass of :class:`fedray.algorithms.Algorithm`, which may be
-      defined anywhere, in a notebook too. Its hyper-parameters are the keys ``algorithm.*``.
-    * ``callbacks`` are called in this process. A function gets a :class:`fedray.Report` after every round. The next
-      round waits for it, and the run ends if it returns true. An object may have the methods of
-      :class:`fedray.Callback`: ``start``, ``round`` and ``end``. ``run.callbacks`` names further ones.
-    * ``verbose`` shows what ``fedray run`` shows: what is run, its progress and its end. A ``display`` gets the same
-      lines whether ``verbose`` is set or not. Without both, lines that are warnings are those of Python
-      (:class:`fedray.FedrayWarning`): decisions that change the result, what was asked for and is not done, and that
-      the run diverged.
+    What is handed over takes the place of the key of the configuration that is named with it.
 
-    Raises :class:`fedray.UserError` if something can't be run as it was asked for, and :class:`fedray.ClientError` if
-    the code of a client fails.
+    Args:
+        config: A mapping (nested or with dotted keys), a YAML file, or nothing for the defaults.
+        data: The data set, for ``data.source``: a torch ``Dataset`` of (x, y), arrays ``(x, y)`` or ``(x, y, client)``,
+            a DataFrame or Hugging Face ``Dataset``, a list of Datasets or of arrays (x, y) with one for each client, or
+            a :class:`fedray.data.Source`. Labels are whole numbers from 0, or names (texts, booleans, pandas'
+            categories), which are numbered and kept. Clients that come with the samples are the clients of the run
+            unless ``data.partition.kind`` says otherwise, and may have any names. A Dataset whose items are random is
+            read item by item (see ``data.access``).
+        test: The test set, in the same forms.
+        client_column: The column of a table that holds the clients; ``client``, if there is one, unless it is named.
+        label_column: The column of a table that holds the targets.
+        model: For ``model.name``: a class or function that makes a module from ``input_shape`` and ``classes``, with
+            initial weights drawn from ``run.seed``; or a module, whose weights are the same for every seed. Parameters
+            without ``requires_grad`` are not trained, and normalisation layers that have no other parameters keep their
+            running statistics.
+        loss: For ``task.loss``: ``loss(logits [b, classes], targets [b]) -> [b]``, or a loss of torch.
+        metrics: Functions like ``loss`` by name, beside those of ``task.metrics``. The mean of each over the test set
+            is the column ``test_<name>``.
+        transform: For ``data.transform``: ``transform(x [b, ...])`` returns the inputs of a client's mini-batch changed
+            at random, in the same shape and type, as transforms of ``torchvision.transforms.v2`` do. It gets inputs as
+            they are stored, before they are scaled, and is used in training only.
+        algorithm: For ``algorithm.name``: a subclass of :class:`fedray.algorithms.Algorithm`, which may be defined in a
+            notebook. Its hyper-parameters are the keys ``algorithm.*``.
+        callbacks: Functions that get a :class:`fedray.Report` after every round, and objects with the methods of
+            :class:`fedray.Callback`, beside those of ``run.callbacks``. They are called in this process. The next round
+            waits for them, and the run ends if one returns true.
+        overrides: Texts ``key=value`` on top of ``config``.
+        verbose: Whether to show what ``fedray run`` shows: what is run, its progress and its end.
+        display: What gets these lines, whether ``verbose`` is set or not. Without both, lines that are warnings are
+            those of Python (:class:`fedray.FedrayWarning`).
+
+    Raises:
+        UserError: Something can't be run as it was asked for.
+        ClientError: The code of a client failed.
+
+    Example:
+        result = fedray.simulate({"algorithm.name": "fedavg", "run.rounds": 3}, data=(x, y), test=(x_test, y_test))
+        print(result.summary["final"])
     """
     named, algorithm = handed_over(algorithm)
     settings = _settings(config, [*overrides, *named])
