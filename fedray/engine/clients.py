@@ -109,7 +109,7 @@ class Clients:
             yield
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
-        """Returns the models and tensors of a broadcast, in this process's own, aligned memory.
+        """Returns the models and tensors of a broadcast, in fresh, aligned memory of this process.
 
         The last broadcast is kept, because all tasks of a phase have the same.
         """
@@ -148,8 +148,7 @@ class Clients:
             yield from ((position, min(size, stop - position)) for position in range(start, stop, size))
 
     def phase_of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
-        """Returns the clients of ``stack`` in a phase. They train by ``training``, which is the run's own unless it is
-        given.
+        """Returns the clients of ``stack`` in a phase. They train by ``training``, or as the run says.
 
         ``rest``: the other arguments of :class:`~fedray.client.phase.ClientPhase`.
         """
@@ -159,7 +158,7 @@ class Clients:
         )  # fmt: skip
 
     def states_of(self, handles: Sequence[Handle | None]) -> dict[str, Vector]:
-        """Returns the states of a stack's clients by name, ``[C, ...]`` in own memory.
+        """Returns the states of a stack's clients by name, ``[C, ...]`` in fresh memory.
 
         The state of a client that has none yet, whose handle is None, is zeros.
         """
@@ -169,7 +168,7 @@ class Clients:
         return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
 
     def kept(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
-        """Returns what a step of uploads has kept of a stack's clients under ``name``, ``[C, width]`` in own memory;
+        """Returns what a step of uploads has kept of a stack's clients under ``name``, ``[C, width]`` in fresh memory;
         zeros for a client that never took part."""
         return self._stacked(handles, {name: width})[name]
 
@@ -185,7 +184,7 @@ class Clients:
         return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * layout.row_width
 
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
-        """Returns the vectors of each handle by name, ``[C, width]`` in own memory; zeros where there is no handle."""
+        """Returns the vectors of each handle by name, ``[C, width]`` in fresh memory, and zeros where there is none."""
         stacked = {name: torch.zeros(len(handles), width, device=self.device) for name, width in widths.items()}
         with self.clock.on("transport"):
             for row, handle in enumerate(handles):

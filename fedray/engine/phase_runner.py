@@ -66,9 +66,9 @@ class PhaseRunner:
         for (position, rows), then in zip(stacks, coming, strict=True):
             self.clients.traffic.expect(then)
             self._together(task, position, rows, leaves, merged)
-        for name, own in leaves.items():
-            own.finish()
-            merged.sums[name].nodes = own.tree.nodes
+        for name, leaf in leaves.items():
+            leaf.finish()
+            merged.sums[name].nodes = leaf.tree.nodes
         while self._later:
             self._later.popleft()()
         return merged
@@ -129,8 +129,8 @@ class PhaseRunner:
             is_model = isinstance(upload.value, Model)
             counts = self.clients.network.layout.whole_numbers if is_model else ()
             value = upload.value.row if isinstance(upload.value, Model) else upload.value
-            own = leaves.setdefault(name, LeafSum(TreeSum(task.members), counts))
-            own.add(position, value, self._weights(upload, client, task.members))
+            leaf = leaves.setdefault(name, LeafSum(TreeSum(task.members), counts))
+            leaf.add(position, value, self._weights(upload, client, task.members))
             whole = merged.sums.setdefault(name, PartialSum({}, upload.weights, is_model))
             if upload.scale is not None:
                 whole.scale = whole.scale or list(nothing)

@@ -28,7 +28,7 @@ PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CB
 
 
 def user_import_path() -> list[str]:
-    """Returns the entries of ``sys.path`` at which this process finds the user's own modules."""
+    """Returns the entries of ``sys.path`` at which this process finds the user's modules."""
     return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
 
 
@@ -36,11 +36,11 @@ def _import_path() -> dict[str, str]:
     """Returns environment variables with which a Ray process finds the user's modules at the same places as this
     process. Entries that come before Python's own modules stay there; the others are added at the end, by
     ``fedray/__init__.py``."""
-    own = user_import_path()
+    entries = user_import_path()
     python = sysconfig.get_path("stdlib")
-    ahead = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in own]
-    last = [entry for entry in own if entry not in ahead]
-    return {"PYTHONPATH": os.pathsep.join(ahead), "FEDRAY_PATH": os.pathsep.join(last)}
+    first = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in entries]
+    last = [entry for entry in entries if entry not in first]
+    return {"PYTHONPATH": os.pathsep.join(first), "FEDRAY_PATH": os.pathsep.join(last)}
 
 
 def environment(threads: int, portable: bool) -> dict[str, str]:

@@ -34,7 +34,7 @@ from fedray.util.files import replacement_of
 class Run:
     """A run of ``experiment`` on ``data`` that goes on from ``state``. It knows nothing of Ray.
 
-    ``worker`` is the server's own: it has a network and the data. ``pool`` simulates the clients. ``recorder`` writes
+    ``worker`` is the server's: it has a network and the data. ``pool`` simulates the clients. ``recorder`` writes
     the run folder. ``concurrent`` and ``overlap`` say what may happen at the same time
     (:class:`~fedray.engine.task_queue.TaskQueue`). The run ends after the round in progress when ``stopping`` is set.
     """

@@ -74,7 +74,7 @@ class Worker:
         self.clients.traffic.settle()
 
     def draw_inputs(self, server: ServerState, size: int, source: str) -> Any:
-        """Returns a batch of ``size`` inputs of the set ``source`` (public or test), drawn anew each round.
+        """Returns a batch of ``size`` inputs of the set ``source`` (public or test), drawn again in each round.
 
         A set that is smaller is taken whole.
         """

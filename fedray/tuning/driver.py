@@ -186,7 +186,7 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
     them."""
     started_here = start.ready()
     from fedray.core.transform import SeededTransform
-    from fedray.engine.ray.engine import ship_own_code
+    from fedray.engine.ray.engine import ship_user_code
     from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials, unused_gpus
     from fedray.tuning.runner import Interrupted, run_trials
 
@@ -207,7 +207,7 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, own: Own, start: RayStart
                 view.say(line)
     changes = () if own.transform is None else SeededTransform(own.transform).code
     own_objects = (own.model, own.loss, own.algorithm, *changes, *own.metrics.values(), *own.callbacks)
-    ship_own_code([thing for thing in own_objects if thing is not None])
+    ship_user_code([thing for thing in own_objects if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:

@@ -1,10 +1,10 @@
-"""Scores models on single clients: how good they are on the clients' own test shares, by the
-task's main metric.
+"""Scores models on single clients: how good they are on the clients' test shares, by the task's
+main metric.
 
 Every model is scored on the same shares, so that the numbers can be compared. The models are the global model, the
 algorithm's further models, its personal models, and the global model after some steps of local training on each client.
-The first two are the same for all clients, so the evaluation of the whole test set has told already how good they are
-on each sample. Only the models that each client has of its own need work of their own.
+The first two are the same for all clients, so the evaluation of the whole test set already shows how good they are on
+each sample. Only models that differ from client to client are evaluated for their scores.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedray.engine.state.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
 from fedray.experiment.experiment import Experiment
 
-OWN_COLUMNS = {"personal": "personalized", "finetuned": "finetuned"}
-"""The beginnings of columns of metrics.csv for the models of which each client has its own. A model that all clients
+CLIENT_MODEL_COLUMNS = {"personal": "personalized", "finetuned": "finetuned"}
+"""The beginnings of columns of metrics.csv for the models that differ from client to client. A model that all clients
 share has the column ``<model>_on_shares_<metric>``."""
 
 
@@ -64,7 +64,7 @@ class Scoring:
 
     @property
     def wanted(self) -> bool:
-        """Whether any client is scored on its own test share, so that the run has evaluation.parquet."""
+        """Whether any client is scored on its test share, so that the run has evaluation.parquet."""
         return self.of_cohort or bool(self.chosen)
 
     @property
@@ -212,7 +212,7 @@ def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort
 
 
 def _column(model: str, metric: str) -> str:
-    return f"{OWN_COLUMNS.get(model, f'{model}_on_shares')}_{metric}"
+    return f"{CLIENT_MODEL_COLUMNS.get(model, f'{model}_on_shares')}_{metric}"
 
 
 def _mean(values: Sequence[float]) -> float:

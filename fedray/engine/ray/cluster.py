@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole
-from fedray.engine.ray.own_cluster import ray_folder, start_cluster
+from fedray.engine.ray.local_cluster import ray_folder, start_cluster
 from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ tasks``: Ray's head keeps 5 KB for each of up to 100,000 tasks."""
 RESOURCES = ("CPU", "GPU")
 """The kinds of Ray's resources that fedray asks for and reports."""
 
-OWN_BUNDLE = 0
+TRIAL_BUNDLE = 0
 """The bundle of a trial's placement group that holds the trial itself, and the server beside it."""
 
 
@@ -40,7 +40,7 @@ def in_trial_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
 
 def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool] = lambda: True) -> bool | None:
     """Connects this process to a Ray cluster, unless it is connected: to the one at ``engine.address``, to the one that
-    this node belongs to, or to a new one, which is started as :func:`~fedray.engine.ray.own_cluster.start_cluster`
+    this node belongs to, or to a new one, which is started as :func:`~fedray.engine.ray.local_cluster.start_cluster`
     does.
 
     Returns whether the cluster was started here, or None if there was a connection before.

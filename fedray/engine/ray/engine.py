@@ -25,7 +25,7 @@ from fedray.engine.process import computing_process, environment
 from fedray.engine.ray.client_actor import create_actor
 from fedray.engine.ray.cluster import (
     NO_TASK_EVENTS,
-    OWN_BUNDLE,
+    TRIAL_BUNDLE,
     actor_count,
     check_resources,
     gpu_share,
@@ -147,10 +147,10 @@ class RayEngine:
         experiment = _with_run_settings(self.experiment, output)
         started_here = self.start.ready()
         check_resources(experiment, 1, started_here)
-        own = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *self.data.own_classes]
-        own += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
-        own += experiment.upload
-        ship_own_code(own)
+        code = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *self.data.own_classes]
+        code += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
+        code += experiment.upload
+        ship_user_code(code)
         stored = store(self.data)
         del self.data
         experiment = shared_gpus(experiment, stored, driver.say)
@@ -176,10 +176,10 @@ def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experi
     return replace(experiment, config=experiment.config.model_copy(update={"run": settings}))
 
 
-def ship_own_code(own: Iterable[Any]) -> None:
-    """Ships the user's own modules to the actors by value: those in which the objects ``own`` were defined, and those
+def ship_user_code(objects: Iterable[Any]) -> None:
+    """Ships the user's modules to the actors by value: those in which ``objects`` were defined, and those
     that are among them. The machines of the actors may not have these modules."""
-    for thing in own:
+    for thing in objects:
         home = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
         module = sys.modules.get(home or "")
         name = module.__name__ if module is not None else "builtins"
@@ -212,7 +212,7 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
     driver.say(f"starting the server and {actors} client actor{'s' if actors > 1 else ''} ...")
     created = [create_actor(experiment, data, here) for _ in range(actors)]
     # in a trial the server runs in the trial's own bundle
-    group = in_trial_group(OWN_BUNDLE)
+    group = in_trial_group(TRIAL_BUNDLE)
     server: Any = (
         ray.remote(ServerActor)
         .options(

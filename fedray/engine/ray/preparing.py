@@ -25,7 +25,7 @@ from fedray.data.storage.lazy import LazyItems
 from fedray.data.storage.mapped import COLUMNS, open_file, recorded_sums, shipped
 from fedray.data.storage.mapping import RESERVE, Filling, Progress, Reader, map_arrays, readers_here
 from fedray.engine.ray.cluster import NO_TASK_EVENTS, living_nodes
-from fedray.engine.ray.engine import ship_own_code
+from fedray.engine.ray.engine import ship_user_code
 from fedray.errors import ClientError, UserError, first_line
 from fedray.util.files import move_whole
 
@@ -110,7 +110,7 @@ def map_on_cluster(
     Raises :class:`UserError`, which names the node, if the samples can't be read or written there.
     """
     items = [tree for tree in arrays.values() if isinstance(tree, LazyItems)]
-    ship_own_code(type(each.dataset) for each in items)
+    ship_user_code(type(each.dataset) for each in items)
     here = ray.get_runtime_context().get_node_id()
     nodes = [_Node(node["NodeID"]) for node in living_nodes() if node["NodeID"] != here]
 

@@ -83,7 +83,7 @@ class RunState:
 
     @classmethod
     def first(cls, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool) -> RunState:
-        """Returns the state before the first round. ``worker`` is the server's own worker."""
+        """Returns the state before the first round. ``worker`` is the server's."""
         algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
         earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
         server = ServerState(
