@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from fedray.api import RunResult
+    from fedray.tracking.result import RunResult
 
 Look: TypeAlias = Callable[..., Any]
 """``look(what)`` returns a part of the round that was reported last; ``look("model", name)`` one of its models."""

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fedray.api import RunResult, simulate
+from fedray.api import simulate
 from fedray.client.optimizer import Carry, LocalOptimizer
 from fedray.config import load
 from fedray.data.federated import FederatedData
@@ -38,6 +38,7 @@ from fedray.experiment.experiment import Experiment, Own
 from fedray.experiment.resolve import resolve
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
 from fedray.tracking.costs import bytes_per_client
+from fedray.tracking.result import RunResult
 
 TIMES = ("round_seconds", "wall_seconds", "virtual_seconds")
 

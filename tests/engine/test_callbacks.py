@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from fedray import Callback, Report, RunStart, UserError, simulate, tune
-from fedray.api import RunResult
 from fedray.testing import CallbackContract
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tracking.result import RunResult
 
 KEYS = {**SETTINGS, "algorithm.name": "pfedmo", "run.rounds": 3, "engine.cpus_per_actor": 0.1}
 

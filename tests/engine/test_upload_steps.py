@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedray import UploadRows, UploadStep, UserError, simulate
-from fedray.api import RunResult
 from fedray.testing import UploadContract
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tracking.result import RunResult
 
 HERE = __name__
 

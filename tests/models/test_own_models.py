@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
-from fedray.api import RunResult
 from fedray.config import load
 from fedray.experiment.experiment import Own
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tracking.result import RunResult
 from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import read_sweeps
 

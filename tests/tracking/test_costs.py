@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fedray import simulate
-from fedray.api import RunResult
 from fedray.models.inspection import inspect_model
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Logistic
+from fedray.tracking.result import RunResult
 
 FEATURES, CLASSES = 12, 4
 PARAMETERS = CLASSES * (FEATURES + 1)
