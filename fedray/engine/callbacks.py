@@ -196,7 +196,7 @@ def _method(callback: Any, name: str) -> Callable[[Any], Any] | None:
     if callable(found) and getattr(type(callback), name, None) is not getattr(Callback, name):
         method: Callable[[Any], Any] = found
         return method
-    has_methods = any(hasattr(callback, each) for each in ("start", "round", "end"))
+    has_methods = any(callable(getattr(callback, each, None)) for each in ("start", "round", "end"))
     return callback if name == "round" and callable(callback) and not has_methods else None
 
 

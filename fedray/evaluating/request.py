@@ -160,5 +160,6 @@ def _has_other_data(values: dict[str, Any], asked: dict[str, Any], given: Sequen
 def _load(settings: dict[str, Any], split: str) -> Config:
     """Returns the configuration with these settings, and with nothing that a training needs."""
     fixed = {"algorithm.name": "fedavg", "engine.kind": "local", "engine.vectorize": False}
+    fixed |= {"train.upload": [], "run.callbacks": []}
     fixed |= {"run.eval_clients": "all"} if split == "test" else {}
     return load(expand({**settings, **fixed}))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedray import UploadRows, UploadStep, UserError, simulate
+from fedray import UploadRows, UploadStep, UserError, evaluate, simulate
 from fedray.testing import UploadContract
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.result import RunResult
@@ -146,9 +146,12 @@ def test_steps_that_can_not_be_used_are_told(step, message, algorithm, tmp_path)
 
 
 def test_a_run_goes_on_with_the_same_steps_only(tmp_path):
+    """Whoever evaluates its model needs none of them."""
     file = tmp_path / "steps.py"
     file.write_text("def less(rows, upload):\n    return rows * 0.9\n")
     run(tmp_path, f"{file}:less", callbacks=[lambda report: report.round == 2])
     file.write_text("def less(rows, upload):\n    return rows * 0.8\n")
     with pytest.raises(UserError, match=r"step 1 of train\.upload differs"):
         run(tmp_path, f"{file}:less")
+    file.unlink()
+    assert evaluate(tmp_path / "scaffold-small", data=small_source()).metrics["accuracy"] > 0
