@@ -13,25 +13,29 @@ from typing import TYPE_CHECKING, Any
 from fedray.util.loading import load_torch
 
 if TYPE_CHECKING:
-    from fedray.api import RunResult, simulate
+    from fedray.api import simulate
     from fedray.core.transform import each_sample
-    from fedray.engine.run import Report
+    from fedray.core.upload import UploadRows, UploadStep
+    from fedray.engine.callbacks import Callback, Report, RunStart
     from fedray.errors import ClientError, UserError
     from fedray.evaluating.evaluate import evaluate
     from fedray.evaluating.tables import Evaluation
     from fedray.results.compare import Comparison, compare
+    from fedray.tracking.result import RunResult
     from fedray.tuning import SweepResult, tune
     from fedray.warning import FedrayWarning
 
 _HOME = {
-    "ClientError": "errors", "Comparison": "results.compare", "Evaluation": "evaluating.tables",
-    "FedrayWarning": "warning", "Report": "engine.run", "RunResult": "api", "SweepResult": "tuning",
-    "UserError": "errors", "compare": "results.compare", "each_sample": "core.transform",
-    "evaluate": "evaluating.evaluate", "simulate": "api", "tune": "tuning",
+    "Callback": "engine.callbacks", "ClientError": "errors", "Comparison": "results.compare",
+    "Evaluation": "evaluating.tables", "FedrayWarning": "warning", "Report": "engine.callbacks",
+    "RunResult": "tracking.result", "RunStart": "engine.callbacks", "SweepResult": "tuning",
+    "UploadRows": "core.upload", "UploadStep": "core.upload", "UserError": "errors", "compare": "results.compare",
+    "each_sample": "core.transform", "evaluate": "evaluating.evaluate", "simulate": "api", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
-    "ClientError", "Comparison", "Evaluation", "FedrayWarning", "Report", "RunResult", "SweepResult", "UserError",
+    "Callback", "ClientError", "Comparison", "Evaluation", "FedrayWarning", "Report", "RunResult", "RunStart",
+    "SweepResult", "UploadRows", "UploadStep", "UserError",
     "compare", "each_sample", "evaluate", "simulate", "tune",
 ]  # fmt: skip
 

@@ -4,123 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedray.config import Config, load, run_name
+from fedray.engine.callbacks import Callbacks, RunStart
 from fedray.engine.interrupting import interruptible
 from fedray.engine.ray.start import RayStart
 from fedray.errors import RayNotStarted, UserError
 from fedray.experiment.first_checks import check_first
 from fedray.tracking.progress import Display, number_text
+from fedray.tracking.result import RunResult
 from fedray.util.loading import collector_paused
 from fedray.warning import WARNING, PythonWarnings
 
 if TYPE_CHECKING:
-    import pandas as pd
     from torch import nn
 
     from fedray.algorithms import Algorithm
     from fedray.core.task import Loss
     from fedray.core.transform import Transform
+    from fedray.engine.callbacks import Callback, Report
     from fedray.engine.local_engine import LocalEngine
     from fedray.engine.ray.engine import RayEngine
-    from fedray.engine.run import Report
     from fedray.experiment.custom import CustomObjects
     from fedray.experiment.experiment import Experiment
     from fedray.experiment.placement import Device, Surroundings
-
-    Callback = Callable[[Report], Any]
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The result of a run that has ended, whether it was completed, diverged or was interrupted (``status``).
-
-    ``folder`` is the run's folder, from which everything is read. ``module`` is called without arguments, and makes the
-    model with its initial weights. The other results are properties: ``status``, ``summary``, ``metrics``, ``clients``,
-    ``evaluation`` and ``profile``. :meth:`model` returns the model that was trained.
-    """
-
-    folder: Path
-    module: Callable[[], nn.Module]
-
-    @property
-    def status(self) -> str:
-        """How the run ended: ``completed``, ``diverged`` or ``interrupted``. It is ``summary["status"]``."""
-        return str(self.summary["status"])
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The content of summary.json, whose keys are explained in the glossary of ``fedray/tracking/README.md``."""
-        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
-        return summary
-
-    @property
-    def metrics(self) -> pd.DataFrame:
-        """The table metrics.csv, with a row for each round (see the glossary)."""
-        from fedray.tracking.folder import read_metrics
-
-        return read_metrics(self.folder)
-
-    @property
-    def clients(self) -> pd.DataFrame:
-        """The table clients.parquet, with a row for each round and client of its cohort."""
-        return _rows_of_clients(self.folder / "clients.parquet")
-
-    @property
-    def evaluation(self) -> pd.DataFrame:
-        """The table evaluation.parquet, with a row for each evaluated round and client scored on its own test share.
-
-        Raises :class:`UserError` if ``has_evaluation`` is false.
-        """
-        if not self.has_evaluation:
-            raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
-        return _rows_of_clients(self._evaluation)
-
-    @property
-    def has_evaluation(self) -> bool:
-        """Whether single clients were scored: that needs personal models, ``run.finetune_steps`` or
-        ``run.eval_clients``."""
-        return any(self._evaluation.glob("part-*.parquet"))
-
-    @property
-    def _evaluation(self) -> Path:
-        return self.folder / "evaluation.parquet"
-
-    @property
-    def profile(self) -> pd.DataFrame:
-        """The table profile.csv: the seconds of each round by purpose.
-
-        Only a run with ``engine.profile`` has it; FileNotFoundError is raised for others.
-        """
-        import pandas as pd
-
-        return pd.read_csv(self.folder / "profile.csv")
-
-    def model(self) -> nn.Module:
-        """Returns the final model, in evaluation mode. Raises :class:`UserError` if its file is damaged."""
-        from safetensors.torch import load_file
-
-        from fedray.core.places import Places
-        from fedray.core.torch_state import neutral
-        from fedray.tracking.records import check_file
-
-        check_file(self.folder, "model.safetensors")
-        with neutral():
-            module = self.module()
-            Places(module).load(load_file(self.folder / "model.safetensors"))
-        module.eval()
-        return module
-
-
-def _rows_of_clients(path: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    table: pd.DataFrame = pd.read_parquet(path)
-    return table.sort_values(["round", "client"], ignore_index=True)
 
 
 def simulate(
@@ -135,54 +45,53 @@ def simulate(
     metrics: Mapping[str, Loss] | None = None,
     transform: Transform | None = None,
     algorithm: type[Algorithm] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
     overrides: Iterable[str] = (),
     verbose: bool = False,
     display: Display | None = None,
 ) -> RunResult:
     """Runs a federated learning experiment.
 
-    Nothing but ``config`` is needed. The other arguments are custom objects, which replace what it names::
-
-        result = fedray.simulate({"algorithm.name": "fedavg", "data.source": "mnist"}, overrides=["run.rounds=20"])
-        print(result.metrics["test_accuracy"].max())
+    What is handed over takes the place of the key of the configuration that is named with it.
 
     Args:
-        config: a mapping (nested or with dotted keys), a YAML file, or nothing for the defaults.
-        data: replaces ``data.source``. A torch ``Dataset`` of (x, y), arrays ``(x, y)`` or ``(x, y, client)``, a
-            DataFrame or a Hugging Face ``Dataset``; a list of Datasets, or of arrays (x, y), has one for each client;
-            or a :class:`fedray.data.Source`, without ``test``. Labels are whole numbers from 0, or names (texts,
-            booleans, pandas' categories), which are numbered and kept. Clients that come with the samples, under any
-            names, are the clients of the run unless ``data.partition.kind`` says otherwise. A Dataset whose items are
-            random is read item by item (see ``data.access``).
-        test: the test samples, in one of the forms of ``data``.
-        client_column: the column of a table that says whose each sample is; ``client``, if there is one, unless given.
-        label_column: the column of a table that holds the labels.
-        model: replaces ``model.name``. A class or function that makes a module from ``input_shape`` and ``classes``,
-            with initial weights drawn from ``run.seed``; or a module, whose weights are the same for every seed.
-            Parameters without ``requires_grad`` are not trained, and normalisation layers that have no other
-            parameters keep their running statistics.
-        loss: ``loss(logits [b, classes], targets [b]) -> [b]``, one number for each sample.
-        metrics: functions of the same form, by name. The mean over the test set is the column ``test_<name>``.
-        transform: replaces ``data.transform``. ``transform(x [b, ...])`` returns the inputs of a client's mini-batch
-            changed at random, in the same shape and type, as transforms of ``torchvision.transforms.v2`` do. It gets
-            inputs as they are stored, before they are scaled, and is used in training only.
-        algorithm: replaces ``algorithm.name``. A subclass of :class:`fedray.algorithms.Algorithm`, which may be
-            defined anywhere, in a notebook too. Its hyper-parameters are the keys ``algorithm.*``.
-        callbacks: called in this process after every round with a :class:`fedray.Report`. The next round waits for
-            them, and a callback that returns true ends the run.
-        overrides: ``key=value`` texts on top of ``config``.
-        verbose: show what ``fedray run`` shows: what is run, its progress and its end.
-        display: gets the same lines, whether ``verbose`` is set or not. Without both, lines that are warnings are
-            those of Python (:class:`fedray.FedrayWarning`): decisions that change the result, what was asked for and
-            is not done, and that the run diverged.
-
-    Returns:
-        The run's folder and what is in it: metrics, summary, model.
+        config: A mapping (nested or with dotted keys), a YAML file, or nothing for the defaults.
+        data: The data set, for ``data.source``: a torch ``Dataset`` of (x, y), arrays ``(x, y)`` or ``(x, y, client)``,
+            a DataFrame or Hugging Face ``Dataset``, a list of Datasets or of arrays (x, y) with one for each client, or
+            a :class:`fedray.data.Source`. Labels are whole numbers from 0, or names (texts, booleans, pandas'
+            categories), which are numbered and kept. Clients that come with the samples are the clients of the run
+            unless ``data.partition.kind`` says otherwise, and may have any names. A Dataset whose items are random is
+            read item by item (see ``data.access``).
+        test: The test set, in the same forms.
+        client_column: The column of a table that holds the clients; ``client``, if there is one, unless it is named.
+        label_column: The column of a table that holds the targets.
+        model: For ``model.name``: a class or function that makes a module from ``input_shape`` and ``classes``, with
+            initial weights drawn from ``run.seed``; or a module, whose weights are the same for every seed. Parameters
+            without ``requires_grad`` are not trained, and normalisation layers that have no other parameters keep their
+            running statistics.
+        loss: For ``task.loss``: ``loss(logits [b, classes], targets [b]) -> [b]``, or a loss of torch.
+        metrics: Functions like ``loss`` by name, beside those of ``task.metrics``. The mean of each over the test set
+            is the column ``test_<name>``.
+        transform: For ``data.transform``: ``transform(x [b, ...])`` returns the inputs of a client's mini-batch changed
+            at random, in the same shape and type, as transforms of ``torchvision.transforms.v2`` do. It gets inputs as
+            they are stored, before they are scaled, and is used in training only.
+        algorithm: For ``algorithm.name``: a subclass of :class:`fedray.algorithms.Algorithm`, which may be defined in a
+            notebook. Its hyper-parameters are the keys ``algorithm.*``.
+        callbacks: Functions that get a :class:`fedray.Report` after every round, and objects with the methods of
+            :class:`fedray.Callback`, beside those of ``run.callbacks``. They are called in this process. The next round
+            waits for them, and the run ends if one returns true.
+        overrides: Texts ``key=value`` on top of ``config``.
+        verbose: Whether to show what ``fedray run`` shows: what is run, its progress and its end.
+        display: What gets these lines, whether ``verbose`` is set or not. Without both, lines that are warnings are
+            those of Python (:class:`fedray.FedrayWarning`).
 
     Raises:
-        UserError: something can't be run as it was asked for.
-        ClientError: the code of a client (model, loss, algorithm) failed.
+        UserError: Something can't be run as it was asked for.
+        ClientError: The code of a client failed.
+
+    Example:
+        result = fedray.simulate({"algorithm.name": "fedavg", "run.rounds": 3}, data=(x, y), test=(x_test, y_test))
+        print(result.summary["final"])
     """
     named, algorithm = handed_over(algorithm)
     settings = _settings(config, [*overrides, *named])
@@ -251,28 +160,28 @@ def custom_objects(
 def run_experiment(
     settings: Config,
     custom: Callable[[], CustomObjects],
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Callable[[Report], Any]] = (),
     display: Display | None = None,
 ) -> RunResult:
     """Runs an experiment as :func:`simulate` does, with the objects that ``custom()`` returns.
 
     ``custom`` is called, and torch imported, while Ray starts, because each of these takes seconds.
     """
-    display = display or Display(quiet=True)
+    display, watching = display or Display(quiet=True), Callbacks(settings.run.callbacks, callbacks)
     try:
-        result = _run_with_ray(settings, custom, callbacks, display)
+        result = _run_with_ray(settings, custom, watching, display)
     except RayNotStarted as error:
         if settings.engine.asks_for_ray:
             raise RayNotStarted(f"{error}; engine.kind=local needs no Ray, and computes the same bits") from None
         display.say(f"{error}; going on without Ray, as with engine.kind=local: the bits are the same")
         local = settings.engine.model_copy(update={"kind": "local"})
-        result = _run_with_ray(settings.model_copy(update={"engine": local}), custom, callbacks, display)
+        result = _run_with_ray(settings.model_copy(update={"engine": local}), custom, watching, display)
     display.say(_line_about_end(result))
     return result
 
 
 def _run_with_ray(
-    settings: Config, custom: Callable[[], CustomObjects], callbacks: Sequence[Callback], display: Display
+    settings: Config, custom: Callable[[], CustomObjects], callbacks: Callbacks, display: Display
 ) -> RunResult:
     """Runs an experiment with a connection to Ray, if that is its engine. Raises :class:`RayNotStarted`, before the run
     has changed anything, if Ray can't be started."""
@@ -292,7 +201,7 @@ def _prepared(
 
     with neutral(), display.reading() as map_all:
         experiment, data = resolve(settings, custom(), _surroundings(settings, start), map_all)
-    if experiment.config.engine.kind == "local":
+    if experiment.config.engine.kind != "ray":
         from fedray.engine.local_engine import LocalEngine
 
         return experiment, LocalEngine(experiment, data)
@@ -338,7 +247,7 @@ def _surroundings(settings: Config, start: RayStart) -> Surroundings:
         def check() -> str | None:
             return missing_compiler(device)
 
-        return check() if settings.engine.kind == "local" else start.missing(check)
+        return check() if settings.engine.kind != "ray" else start.missing(check)
 
     return Surroundings(partial(_auto_device, settings, start), begun, missing)
 
@@ -355,7 +264,7 @@ def _auto_device(settings: Config, start: RayStart, folder: Path) -> Device:
     begun = device_of(folder) if settings.run.resume is not False else None
     if begun is not None:
         return begun
-    if settings.engine.kind == "local":
+    if settings.engine.kind != "ray":
         return device_here(folder)
     return device_of_cluster(start.gpus(), is_this_machine=start.ready())
 
@@ -364,7 +273,7 @@ def _run(
     experiment: Experiment,
     engine: LocalEngine | RayEngine,
     start: RayStart,
-    callbacks: Sequence[Callback],
+    callbacks: Callbacks,
     display: Display,
 ) -> RunResult:
     from fedray.engine.driver import Driver
@@ -386,19 +295,21 @@ def _run(
         f"-> {folder.path}"
     )
 
-    def on_round(report: Report) -> bool:
-        return any([bool(callback(report)) for callback in callbacks])
+    def started(done: int) -> None:
+        display.start(experiment.rounds, done, experiment.task.main)
+        callbacks.start(RunStart(folder.path, experiment.config, done, experiment.rounds))
 
     with interruptible(display.say, "stopping after this round") as stopping:
         driver = Driver(
             say=display.say,
-            started=lambda done: display.start(experiment.rounds, done, experiment.task.main),
+            started=started,
             show=lambda report: display.round(report.metrics),
-            on_round=on_round if callbacks else None,
+            on_round=callbacks.round if callbacks.watch_rounds else None,
             stopping=stopping,
         )
         try:
             engine.run(driver)
         finally:
             display.stop()
+    callbacks.end(result)
     return result

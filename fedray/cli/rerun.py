@@ -14,7 +14,7 @@ from fedray.errors import UserError
 from fedray.tuning.spec import RECORD, read_record
 
 if TYPE_CHECKING:
-    from fedray.api import RunResult
+    from fedray.tracking.result import RunResult
 
 
 @dataclass(frozen=True)

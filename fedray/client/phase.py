@@ -20,6 +20,7 @@ from fedray.core.samples import Indices, Samples
 from fedray.core.seeds import Purpose
 from fedray.core.sending import column
 from fedray.core.vectors import Model
+from fedray.errors import UserError, near_miss
 from fedray.gradients.network import Network
 
 
@@ -140,6 +141,27 @@ class ClientPhase:
         rows = shared.rows(self.size)
         # nor into the model with which its client compares what it trains
         return rows.clone() if self._writes and not rows.has_buffers else rows
+
+    def parameters_of(self, *layers: str) -> Tensor:
+        """Returns which numbers of a model's parameters belong to ``layers``, bool ``[width]``.
+
+        Args:
+            layers: The names of layers, or their beginnings, as in ``module.named_parameters()``.
+
+        Raises:
+            UserError: The model has no parameters of such a name.
+
+        Example:
+            private = client.parameters_of("classifier")
+        """
+        layout = self.objective.network.layout
+        chosen = torch.zeros(layout.width, dtype=torch.bool, device=self._device)
+        for slot in layout.slots:
+            chosen[slot.start : slot.start + slot.size] = slot.name.startswith(layers)
+        if not chosen.any():
+            names = [slot.name for slot in layout.slots]
+            raise UserError(f"the model has no trainable layer {' or '.join(layers)}{near_miss(layers[0], names)}")
+        return chosen
 
     def initial_models(self, per_client: bool) -> Model:
         """Returns the initial model x^1 for each of the C clients, or a model that is drawn for the client if it is

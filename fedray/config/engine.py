@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from fedray.config.section import Auto, Positive, Real, Section, Whole
+from fedray.config.section import Auto, Positive, Real, Section, Whole, in_message
+from fedray.errors import closest
+from fedray.usercode.importing import FORMS, is_user_defined
+
+ENGINES = ("ray", "local")
+"""The engines that come with fedray."""
 
 
 class EngineConfig(Section):
     """Where and how the clients are simulated. Only the keys that say so change a result."""
 
-    kind: Literal["ray", "local"] = Field("ray", description="ray, or local: one process without Ray, the same bits")
+    kind: str = Field(
+        "ray", description="ray; local: one process without Ray; or a pool of your own, file.py:Class; the same bits"
+    )
     actors: Positive | Literal["auto", "per_client"] = Field(
         "auto", description="client actors; auto fills the cluster"
     )
@@ -60,6 +67,15 @@ class EngineConfig(Section):
     )
     portable_bits: bool = Field(False, description="the same bits on different CPUs (slower); changes bits")
     profile: bool = Field(False, description="record what each round's time went into (profile.csv, TensorBoard)")
+
+    @field_validator("kind")
+    @classmethod
+    def _check_kind(cls, kind: str) -> str:
+        if kind not in ENGINES and not is_user_defined(kind):
+            meant = closest(kind, ENGINES)
+            hint = f" (did you mean {meant!r}?)" if meant else ""
+            raise ValueError(f"must be 'ray' or 'local', or your own as {FORMS}, not {in_message(kind)}{hint}")
+        return kind
 
     @property
     def asks_for_ray(self) -> bool:

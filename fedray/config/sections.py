@@ -15,6 +15,7 @@ from fedray.config.engine import EngineConfig
 from fedray.config.model import ModelConfig
 from fedray.config.schedule import ScheduleConfig
 from fedray.config.section import Auto, Natural, Positive, Real, Section, Whole, in_message
+from fedray.usercode.extensions import Entry
 
 ALGORITHM = "pfedmo"
 """The algorithm of a configuration that names none."""
@@ -75,6 +76,9 @@ class RunConfig(Section):
     keep_checkpoints: Whole = Field(2, ge=1, description="how many of the last checkpoints are kept")
     resume: Literal["auto"] | bool = Field(
         "auto", description="auto: resume if unfinished and the same; true: resume or fail; false: move the old folder"
+    )
+    callbacks: list[Entry] = Field(
+        [], description="objects that are shown the run as it goes on: file.py:Name, or {name: file.py:Name, option: 1}"
     )
     log_clients: bool = Field(True, description="write per-client rows to clients.parquet and evaluation.parquet")
     given: list[Given] = Field(
@@ -204,6 +208,12 @@ class TaskConfig(Section):
     label_smoothing: Real = Field(
         0.0, ge=0, lt=1, description="classification, tokens: share of the weight that all classes get in training"
     )
+    loss: str | None = Field(
+        None, description="another loss than the task's: one of fedray's, or your own as file.py:Name or module:Name"
+    )
+    metrics: dict[str, str] | list[str] = Field(
+        {}, description="further metrics: {name: file.py:function}, or [file.py:function, ...], named as the functions"
+    )
     metric: str | None = Field(
         None,
         description="the main metric, which best, targets, sweeps and reports follow: loss, one of the task's, or your "
@@ -212,6 +222,18 @@ class TaskConfig(Section):
     mode: Literal["auto", "max", "min"] = Field(
         "auto", description="whether more or less of the main metric is better; needed for a metric of your own"
     )
+
+    @property
+    def named_metrics(self) -> dict[str, str]:
+        """The functions of ``metrics`` by the metrics' names, which in a list are those of the functions."""
+        asked = self.metrics
+        return asked if isinstance(asked, dict) else {name.rpartition(":")[2]: name for name in asked}
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> TaskConfig:
+        if len(self.named_metrics) < len(self.metrics):
+            raise ValueError("task.metrics: two have the same name: give them names, as in {mine: file.py:function}")
+        return self
 
 
 class TrainConfig(Section):
@@ -257,6 +279,10 @@ class TrainConfig(Section):
     )
     sampling: Literal["uniform", "cyclic"] = Field("uniform", description="how cohorts are drawn")
     weighting: Literal["auto", "samples", "uniform"] = Field("auto", description="aggregation weights p_i")
+    upload: list[Entry] = Field(
+        [],
+        description="steps that uploads pass before they are summed: file.py:Name, or {name: file.py:Name, option: 1}",
+    )
 
     @property
     def adam(self) -> dict[str, float]:

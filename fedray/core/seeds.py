@@ -49,6 +49,8 @@ class Purpose(IntEnum):
     """What the transforms of an item draw that is read when it is used."""
     TRANSFORM = 14
     """What a transform of mini-batches draws (:mod:`fedray.core.transform`)."""
+    UPLOAD = 15
+    """What a step draws that uploads pass (:mod:`fedray.core.upload`)."""
 
 
 class _Unseeded(ISeedSequence):

@@ -80,6 +80,15 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.view(targets.shape) - targets).abs()
 
 
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "label_cross_entropy": label_cross_entropy,
+    "squared_error": squared_error,
+    "absolute_error": absolute_error,
+}
+"""The functions that ``task.loss`` and ``task.metrics`` may name without a file of the user's."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number that says how good a model's outputs are, such as the accuracy: a mean over samples or tokens.

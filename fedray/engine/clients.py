@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +74,16 @@ class Clients:
             self.network.replay(self.lanes)
         self._last_broadcast: tuple[Handle, dict[str, Vector]] | None = None
 
+    @property
+    def largest(self) -> int:
+        """The client with the most samples."""
+        return int(self.data.sizes().argmax())
+
+    def first_batch(self, client: int, copies: int | None = None) -> tuple[Any, Tensor]:
+        """Returns inputs and targets of a mini-batch of ``client``, or so many ``copies`` of it as a stack has."""
+        indices = self.data.client(client)[: self.experiment.training.batch_size]
+        return self.train.gather(indices if copies is None else np.broadcast_to(indices, (copies, len(indices))))
+
     def _samples(self, x: Any, y: Any) -> Samples:
         def here(array: Any) -> Tensor | None:
             return None if array is None else tensor_over(array).to(self.device)
@@ -98,7 +109,7 @@ class Clients:
             yield
 
     def broadcast(self, handle: Handle) -> dict[str, Vector]:
-        """Returns the models and tensors of a broadcast, in this process's own, aligned memory.
+        """Returns the models and tensors of a broadcast, in fresh, aligned memory of this process.
 
         The last broadcast is kept, because all tasks of a phase have the same.
         """
@@ -106,7 +117,7 @@ class Clients:
             # the one before is not needed any more, and may be as large
             self._last_broadcast = None
             with self.clock.on("transport"):
-                vectors = self.fetch(handle).own(self.device)
+                vectors = self.fetch(handle).unpack(self.device)
             self._last_broadcast = handle, vectors
         return self._last_broadcast[1]
 
@@ -116,9 +127,7 @@ class Clients:
         wanted = self.experiment.lanes
         if wanted == 1 or self.device.type != "cuda":
             return wanted
-        largest = int(self.data.sizes().argmax())
-        own = self.data.client(largest)[: self.experiment.training.batch_size]
-        each = memory_of_client(self.network, self.train.gather(own)[0], self.state_width())
+        each = memory_of_client(self.network, self.first_batch(self.largest)[0], self.state_width())
         return max(1, min(wanted, int(HEADROOM * available(self.device) / each)))
 
     def with_fewer_lanes(self, lanes: int) -> None:
@@ -138,9 +147,8 @@ class Clients:
             size = stop - start if self.experiment.vectorize else lanes
             yield from ((position, min(size, stop - position)) for position in range(start, stop, size))
 
-    def of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
-        """Returns the clients of ``stack`` in a phase. They train by ``training``, which is the run's own unless it is
-        given.
+    def phase_of(self, stack: Stack, training: LocalTraining | None = None, **rest: Any) -> ClientPhase:
+        """Returns the clients of ``stack`` in a phase. They train by ``training``, or as the run says.
 
         ``rest``: the other arguments of :class:`~fedray.client.phase.ClientPhase`.
         """
@@ -150,7 +158,7 @@ class Clients:
         )  # fmt: skip
 
     def states_of(self, handles: Sequence[Handle | None]) -> dict[str, Vector]:
-        """Returns the states of a stack's clients by name, ``[C, ...]`` in own memory.
+        """Returns the states of a stack's clients by name, ``[C, ...]`` in fresh memory.
 
         The state of a client that has none yet, whose handle is None, is zeros.
         """
@@ -158,6 +166,11 @@ class Clients:
         widths = dict.fromkeys(algorithm.client_state, layout.width)
         rows = self._stacked(handles, widths | dict.fromkeys(algorithm.client_models, layout.row_width))
         return {name: layout.model(row) if name in algorithm.client_models else row for name, row in rows.items()}
+
+    def kept(self, handles: Sequence[Handle | None], name: str, width: int) -> Tensor:
+        """Returns what a step of uploads has kept of a stack's clients under ``name``, ``[C, width]`` in fresh memory;
+        zeros for a client that never took part."""
+        return self._stacked(handles, {name: width})[name]
 
     def received(self, handles: Sequence[Handle | None]) -> Model:
         """Returns the models that a stack's clients received last, ``[C, ...]``; zeros for a client that never took
@@ -171,7 +184,7 @@ class Clients:
         return len(algorithm.client_state) * layout.width + len(algorithm.client_models) * layout.row_width
 
     def _stacked(self, handles: Sequence[Handle | None], widths: Mapping[str, int]) -> dict[str, Tensor]:
-        """Returns the vectors of each handle by name, ``[C, width]`` in own memory; zeros where there is no handle."""
+        """Returns the vectors of each handle by name, ``[C, width]`` in fresh memory, and zeros where there is none."""
         stacked = {name: torch.zeros(len(handles), width, device=self.device) for name, width in widths.items()}
         with self.clock.on("transport"):
             for row, handle in enumerate(handles):

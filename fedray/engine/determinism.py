@@ -72,6 +72,16 @@ def deterministic(tf32: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def unchanged_determinism() -> Iterator[None]:
+    """A context within :func:`deterministic` whose settings are put back afterwards, whatever was done to them."""
+    with _gpu_switches(torch_state.tf32):
+        try:
+            yield
+        finally:
+            _set_mode(True, warn_only=True)
+
+
+@contextlib.contextmanager
 def strictly() -> Iterator[None]:
     """A context within :func:`deterministic` in which operations without a deterministic version raise. Flash attention
     is deterministic in it."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from fedray.engine.run import Report
+from fedray.core.places import Places
+from fedray.core.torch_state import neutral
+from fedray.engine.callbacks import Look, Report
+from fedray.experiment.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -23,3 +28,23 @@ class Driver:
     show: Callable[[Report], None]
     on_round: Callable[[Report], bool] | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self, report: Report, experiment: Experiment, look: Look) -> bool | None:
+        """Shows a new round to the user and to the callbacks. ``look`` is :meth:`~fedray.engine.run.Run.look`.
+
+        Returns whether the run is to end, or None if nobody is to say so.
+        """
+        self.show(report)
+        if self.on_round is None:
+            return None
+
+        @neutral()
+        def copied(what: str, name: str | None = None) -> Any:
+            found = look(what, name)
+            if what != "model":
+                return copy.deepcopy(found)
+            module = experiment.module()
+            Places(module).load(found)
+            return module.eval()
+
+        return self.on_round(replace(report, look=copied))

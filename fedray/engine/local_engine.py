@@ -1,7 +1,9 @@
-"""The local engine: server and clients run in this process, without Ray, by the same code and to the same bits."""
+"""The local engine: the server runs in this process, without Ray, by the same code and to the same bits. So do the
+clients, unless ``engine.kind`` names a pool of the user's."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from fedray.core.torch_state import neutral
@@ -10,9 +12,12 @@ from fedray.engine.clients import Clients
 from fedray.engine.driver import Driver
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool, Pool
-from fedray.engine.process import computing_process, require_device
+from fedray.engine.process import computing_process, require_device, unchanged_settings
 from fedray.engine.worker import Worker
+from fedray.errors import UserError
 from fedray.experiment.experiment import Experiment
+from fedray.usercode.extensions import find
+from fedray.usercode.importing import as_user_error
 
 
 class LocalEngine:
@@ -31,7 +36,8 @@ class LocalEngine:
             if run is None:
                 return
             run.stopping = driver.stopping
-            driver.started(run.state.server.round)
+            with unchanged_settings():
+                driver.started(run.state.server.round)
             rounds = run.rounds()
             while True:
                 # a callback may have changed the state of torch
@@ -39,13 +45,28 @@ class LocalEngine:
                     report = next(rounds, None)
                 if report is None:
                     return
-                driver.show(report)
-                if driver.on_round is not None and driver.on_round(report):
-                    driver.stopping.set()
+                with unchanged_settings() if driver.on_round is not None else contextlib.nullcontext():
+                    if driver.watch(report, self.experiment, run.look):
+                        driver.stopping.set()
 
     def _pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
         experiment = self.experiment
         if experiment.device != experiment.server_device:
             require_device(experiment.device, experiment.precision)
             worker = Worker(Clients(experiment, self.data, worker.clients.states, experiment.device))
-        return LocalPool(worker), [worker.describe()]
+        return make_pool(experiment.config.engine.kind, worker), [worker.describe()]
+
+
+def make_pool(kind: str, worker: Worker) -> Pool:
+    """Returns the pool that ``engine.kind`` names, for the server's ``worker``: ``local``, or an object of a class of
+    the user's.
+
+    Raises :class:`UserError` if there is no such class, or it can't be made.
+    """
+    found = find(kind, "engine.kind", {"local": LocalPool})
+    with as_user_error(f"engine.kind={kind} can't be made"):
+        pool: Pool = found(worker)
+    missing = [name for name in ("slots", "task_fraction", "publish", "map", "settle") if not hasattr(pool, name)]
+    if missing:
+        raise UserError(f"engine.kind={kind} is no pool: it has no {missing[0]!r} (see fedray.engine.pool.Pool)")
+    return pool

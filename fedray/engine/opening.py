@@ -70,7 +70,7 @@ def open_run(
         checkpoints.discard(folder.checkpoints, after)
         unsure = sorted({operation for each in machines for operation in each.pop("nondeterministic", ())})
         machine = {"bits_promised": same_kind(machines), "processes": machines}
-        state, scoring = RunState.first(experiment, data, worker, pool), Scoring.of(experiment, data)
+        state, scoring = RunState.first(experiment, data, worker, pool), Scoring.from_config(experiment, data)
         recorder = Recorder(
             folder,
             dump(experiment.config),

@@ -21,11 +21,11 @@ from fedray.core.tree import LeafSum, TreeSum
 from fedray.core.vectors import Model, Vector
 from fedray.engine.clients import Clients
 from fedray.engine.determinism import is_refused
-from fedray.engine.memory import is_out_of_memory
-from fedray.engine.memory_of_clients import too_large_for
+from fedray.engine.memory import is_out_of_memory, too_large
 from fedray.engine.output_check import check_same_forms, checked_forms
 from fedray.engine.tasks import Handle, PartialSum, PhaseResult, PhaseTask
-from fedray.errors import ClientError, StateLost, UserError
+from fedray.engine.upload_steps import UploadSteps
+from fedray.errors import ClientError, StateLost, UserError, first_line
 from fedray.gradients.rows import RowByRow
 
 
@@ -50,6 +50,7 @@ class PhaseRunner:
         self._kept: dict[tuple[int, int, int, int], dict[str, Vector]] = {}
         # numbers are read when all stacks are on their way, as whoever reads one waits for the GPU
         self._later: deque[Callable[[], None]] = deque()
+        self.upload_steps = UploadSteps(clients) if clients.experiment.upload else None
 
     def run(self, task: PhaseTask, following: PhaseTask | None = None) -> PhaseResult:
         """Returns the result of a task: the uploads of its clients, summed along the summation tree, and their new
@@ -65,9 +66,9 @@ class PhaseRunner:
         for (position, rows), then in zip(stacks, coming, strict=True):
             self.clients.traffic.expect(then)
             self._together(task, position, rows, leaves, merged)
-        for name, own in leaves.items():
-            own.finish()
-            merged.sums[name].nodes = own.tree.nodes
+        for name, leaf in leaves.items():
+            leaf.finish()
+            merged.sums[name].nodes = leaf.tree.nodes
         while self._later:
             self._later.popleft()()
         return merged
@@ -105,7 +106,9 @@ class PhaseRunner:
             if is_out_of_memory(error):
                 if self._in_lanes(rows):
                     raise _Apart((rows.stop - rows.start) // 2) from None
-                raise UserError(too_large_for(self.clients, task.ids[rows], error)) from None
+                ids = task.ids[rows]
+                batch, width = self.clients.first_batch(ids[0])[0], self.clients.state_width()
+                raise UserError(too_large(self.clients.network, len(ids), batch, width, first_line(error))) from None
             clients = ", ".join(map(str, task.ids[rows]))
             where = f"phase {self.algorithm.phases[task.phase]} of round {task.round} on {platform.node()}"
             raise ClientError(f"client {clients} failed in {where}\n{traceback.format_exc()}") from None
@@ -114,6 +117,8 @@ class PhaseRunner:
         forms = checked_forms(result, self.algorithm, phase, client.size, self.clients.network.layout)
         check_same_forms(forms, merged.forms, self.algorithm, phase)
         merged.forms = forms
+        if self.upload_steps is not None:
+            result = self.upload_steps.apply(result, client, phase, task.states[rows])
         if result.state:
             names = [f"client-{client}-{task.round}-{task.phase}" for client in task.ids[rows]]
             with self.clients.clock.on("transport"):
@@ -124,8 +129,8 @@ class PhaseRunner:
             is_model = isinstance(upload.value, Model)
             counts = self.clients.network.layout.whole_numbers if is_model else ()
             value = upload.value.row if isinstance(upload.value, Model) else upload.value
-            own = leaves.setdefault(name, LeafSum(TreeSum(task.members), counts))
-            own.add(position, value, self._weights(upload, client, task.members))
+            leaf = leaves.setdefault(name, LeafSum(TreeSum(task.members), counts))
+            leaf.add(position, value, self._weights(upload, client, task.members))
             whole = merged.sums.setdefault(name, PartialSum({}, upload.weights, is_model))
             if upload.scale is not None:
                 whole.scale = whole.scale or list(nothing)
@@ -172,9 +177,9 @@ class PhaseRunner:
             gaps=task.gaps[rows],
             scalars={name: values[rows] for name, values in task.scalars[phase].items()},
         )
-        client = self.clients.of(
+        client = self.clients.phase_of(
             stack, round=task.round, lr=task.lr, shared=self.clients.broadcast(task.broadcasts[phase]), kept=kept,
-            state=self.clients.states_of(task.states[rows]) if task.states else None,
+            state=self.clients.states_of(task.states[rows]) if self.algorithm.stateful else None,
             received=self.clients.received(task.received[rows]) if task.received else None,
             members=task.members, clock=watch.clock if watch else self.clients.clock,
         )  # fmt: skip

@@ -17,35 +17,59 @@ from fedray.engine.worker import Worker
 
 
 class Pool(Protocol):
-    """A set of workers. ``slots`` of them do tasks at the same time."""
+    """A set of workers that simulate clients, of which ``slots`` do tasks at the same time.
+
+    A class of your own with these methods is an engine (``engine.kind=file.py:Class``). It is made with the server's
+    :class:`~fedray.engine.worker.Worker`, which has the experiment, the data and the folder of the clients' states.
+    Whoever does a task, its result has the same bits. :class:`fedray.testing.PoolContract` tests all of this;
+    :class:`LocalPool` has everything but other workers, so that a subclass needs only :meth:`publish` and :meth:`map`.
+
+    Example:
+        class Backwards(LocalPool):
+            def map(self, tasks, sticky=False):
+                yield from super().map(tasks[::-1], sticky)
+    """
 
     slots: int
 
     @property
     def task_fraction(self) -> float:
-        """The fraction of an even share of the work left that one task should be (see :mod:`fedray.engine.dealing`)."""
+        """The fraction of an even share of the work left that one task should be (see :mod:`fedray.engine.cutting`)."""
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        """Makes a broadcast available to all workers."""
+        """Makes a broadcast available to all workers, and returns what names it in tasks.
+
+        Args:
+            vectors: Models ``[row_width]`` and tensors, float32, by name. The server may change them once the phase is
+                over, and a later phase of the round may need them as they were.
+        """
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
-        """Does all tasks, and yields each with its result, in any order.
+        """Does all tasks, and yields each with its result, in any order. The task is the same object.
 
-        With ``sticky`` a task goes to the worker that did the phase before for the same clients, if it is still there.
         The files of clients' new states are there after :meth:`settle`.
+
+        Args:
+            tasks: What is to be done, the largest tasks first.
+            sticky: Whether it is faster if a task goes to the worker that did the phase before for the same clients. If
+                it goes to another one, that begins with the phase before.
+
+        Raises:
+            ClientError: The code of a client raised; it names the client.
+            UserError: A task can't be done as the user asked for it.
         """
 
     def settle(self) -> None:
         """Waits until the states that the results name are in their files."""
 
     def keep(self, name: str, vectors: State) -> Handle:
-        """Keeps vectors for many rounds, until they are dropped."""
+        """Keeps vectors, arrays by name, for many rounds, until they are dropped. Returns what names them."""
 
     def fetch(self, handle: Handle) -> State:
         """Returns the vectors that :meth:`keep` kept."""
 
     def store(self, handle: Handle, target: Path) -> None:
-        """Writes kept vectors, or a client's state, to the file ``target``."""
+        """Writes kept vectors, or a client's state, to the file ``target`` (safetensors), for a checkpoint."""
 
     def drop(self, handles: Iterable[Handle]) -> None:
         """Forgets kept vectors, or states of clients."""
@@ -71,7 +95,7 @@ class LocalPool:
         worker.clients.fetch = lambda handle: handle.value
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        return LocalHandle(Packed.of(vectors))
+        return LocalHandle(Packed.pack(vectors))
 
     def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
         for task, following in zip_longest(tasks, tasks[1:]):

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedray.core.precision import TENSOR_CORES
 from fedray.core.torch_state import neutral
-from fedray.engine.determinism import CUBLAS, deterministic
+from fedray.engine.determinism import CUBLAS, deterministic, unchanged_determinism
 from fedray.errors import UserError
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(16 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
@@ -28,7 +28,7 @@ PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CB
 
 
 def user_import_path() -> list[str]:
-    """Returns the entries of ``sys.path`` at which this process finds the user's own modules."""
+    """Returns the entries of ``sys.path`` at which this process finds the user's modules."""
     return [entry for entry in sys.path if entry and not entry.startswith((sys.prefix, sys.base_prefix))]
 
 
@@ -36,11 +36,11 @@ def _import_path() -> dict[str, str]:
     """Returns environment variables with which a Ray process finds the user's modules at the same places as this
     process. Entries that come before Python's own modules stay there; the others are added at the end, by
     ``fedray/__init__.py``."""
-    own = user_import_path()
+    entries = user_import_path()
     python = sysconfig.get_path("stdlib")
-    ahead = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in own]
-    last = [entry for entry in own if entry not in ahead]
-    return {"PYTHONPATH": os.pathsep.join(ahead), "FEDRAY_PATH": os.pathsep.join(last)}
+    first = [entry for entry in sys.path[: sys.path.index(python) if python in sys.path else 0] if entry in entries]
+    last = [entry for entry in entries if entry not in first]
+    return {"PYTHONPATH": os.pathsep.join(first), "FEDRAY_PATH": os.pathsep.join(last)}
 
 
 def environment(threads: int, portable: bool) -> dict[str, str]:
@@ -71,6 +71,21 @@ def computing_process(threads: int, portable: bool, precision: str = "fp32") -> 
             yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def unchanged_settings() -> Iterator[None]:
+    """A context within :func:`computing_process` in which the user's code may change torch's settings on which bits
+    depend. They are put back."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        with unchanged_determinism():
+            yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 def return_free_memory() -> None:

@@ -33,7 +33,7 @@ class Profile:
         self._seconds["waiting"] += time.perf_counter() - began - busy
 
     @contextlib.contextmanager
-    def of(self, purpose: str) -> Iterator[None]:
+    def measure(self, purpose: str) -> Iterator[None]:
         """A context whose duration is added to the column ``purpose`` of profile.csv, for work of the server itself."""
         began = time.perf_counter()
         yield

@@ -20,9 +20,8 @@ import torch
 from fedray.algorithms import Algorithm, Cohort, ServerState
 from fedray.core.vectors import Vector
 from fedray.engine.cohorts import cohort_of_round
-from fedray.engine.dealing import Dealer
+from fedray.engine.cutting import Sent, TaskCutter, task_of
 from fedray.engine.diagnostics import comparison_of
-from fedray.engine.phase_tasks import Sent, task_of
 from fedray.engine.state.run import RunState
 from fedray.engine.state.states import StateFile
 from fedray.engine.sums import CohortSums
@@ -70,8 +69,10 @@ class RoundResult:
         return old
 
 
-def run_round(number: int, state: RunState, experiment: Experiment, dealer: Dealer, queue: TaskQueue) -> RoundResult:
-    """Runs round ``number`` (from 1) on ``state``. ``dealer`` cuts the cohort into tasks, and ``queue`` has them
+def run_round(
+    number: int, state: RunState, experiment: Experiment, cutter: TaskCutter, queue: TaskQueue
+) -> RoundResult:
+    """Runs round ``number`` (from 1) on ``state``. ``cutter`` cuts the cohort into tasks, and ``queue`` has them
     done."""
     began = time.perf_counter()
     server, algorithm = state.server, experiment.algorithm
@@ -84,14 +85,14 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
     compare = comparison_of(state, experiment, queue)
     server_training = start_server_training(algorithm, server, queue.concurrent, experiment.config.engine.threads)
 
-    cut = dealer.cut(server.cohort)
+    cut = cutter.cut(server.cohort)
     sent: list[Sent] = []
     for phase in algorithm.phases:
         if phase == algorithm.server_training_before:
             server.vectors |= server_training.result()
         broadcast = algorithm.broadcast(server, phase)
         sent.append(Sent(queue.pool.publish(broadcast.shared), broadcast.scalars))
-        tasks = [task_of(blocks, dealer.work_of(blocks), sent, state, algorithm) for blocks in cut]
+        tasks = [task_of(blocks, cutter.work_of(blocks), sent, state, experiment) for blocks in cut]
         sums = CohortSums(algorithm, phase, len(server.cohort.ids), state.layout, state.device)
         # a later phase goes to the worker that has what the phase before kept
         for task, found in queue.run(tasks, sticky=len(sent) > 1):
@@ -99,9 +100,9 @@ def run_round(number: int, state: RunState, experiment: Experiment, dealer: Deal
             queue.pool.drop(result.add(task, found))
         algorithm.server_update(server, phase, sums.totals(), sums.scalars)
 
-    result.samples = dealer.samples
-    dealer.learn(result.worker_seconds)
-    with queue.profile.of("transport"):
+    result.samples = cutter.samples
+    cutter.learn(result.worker_seconds)
+    with queue.profile.measure("transport"):
         queue.pool.settle()
     state.commit(number, result.states, queue.pool)
     result.log |= {name: list(values) for name, values in server.client_scalars.items()}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from safetensors.torch import save_file
 
 from fedray.data.federated import FederatedData
-from fedray.engine.dealing import Dealer
+from fedray.engine.callbacks import Report
+from fedray.engine.cutting import TaskCutter
 from fedray.engine.determinism import nondeterministic_operations
 from fedray.engine.evaluation.accuracies import Accuracies
-from fedray.engine.evaluation.best import Best
 from fedray.engine.evaluation.client_scores import Scoring
-from fedray.engine.observers import Checkpoints, Costs, Diagnostics, Records
+from fedray.engine.observers import Best, Checkpoints, Costs, Diagnostics, Records
 from fedray.engine.pool import Pool
 from fedray.engine.profile import Profile
 from fedray.engine.round import RoundResult, run_round
@@ -25,24 +24,17 @@ from fedray.engine.state.checkpoint import Checkpoint, flat_sha256
 from fedray.engine.state.run import RunState
 from fedray.engine.task_queue import TaskQueue
 from fedray.engine.worker import Worker
+from fedray.errors import UserError, near_miss
 from fedray.experiment.experiment import Experiment
 from fedray.tracking.folder import read_metrics
 from fedray.tracking.recorder import Recorder
 from fedray.util.files import replacement_of
 
 
-@dataclass(frozen=True)
-class Report:
-    """A finished round: its number and its row of metrics.csv."""
-
-    round: int
-    metrics: Mapping[str, Any]
-
-
 class Run:
     """A run of ``experiment`` on ``data`` that goes on from ``state``. It knows nothing of Ray.
 
-    ``worker`` is the server's own: it has a network and the data. ``pool`` simulates the clients. ``recorder`` writes
+    ``worker`` is the server's: it has a network and the data. ``pool`` simulates the clients. ``recorder`` writes
     the run folder. ``concurrent`` and ``overlap`` say what may happen at the same time
     (:class:`~fedray.engine.task_queue.TaskQueue`). The run ends after the round in progress when ``stopping`` is set.
     """
@@ -66,7 +58,7 @@ class Run:
         self._wall_before, self._began = 0.0, time.perf_counter()
         self.queue = TaskQueue(pool, self.profile, recorder.withdraw_promise, concurrent, overlap)
         chunk = experiment.chunk
-        self.dealer = Dealer(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
+        self.cutter = TaskCutter(pool, experiment.training, chunk, state.layout.row_width, experiment.lanes)
         self.checkpoints = Checkpoints(state, pool, recorder, experiment, self.profile, self.wall_seconds)
         self.best = Best(experiment, self._save_model)
         self.observers = (
@@ -78,6 +70,7 @@ class Run:
             self.checkpoints,
         )
         self._unreported: list[RoundResult] = []
+        self._reported: RoundResult | None = None
 
     def restore(self, saved: Checkpoint) -> None:
         """Goes back to a checkpoint."""
@@ -94,7 +87,7 @@ class Run:
         """Runs the rounds that are left, and yields a report of each.
 
         It ends early when ``stopping`` is set, when the loss or the model is no longer finite, or when the main metric
-        is good enough or gets no better (:class:`~fedray.engine.evaluation.best.Best`). A round is reported
+        is good enough or gets no better (:class:`~fedray.engine.observers.Best`). A round is reported
         once it has been evaluated; with ``overlap`` the next round has been trained by then.
         """
         self._began = time.perf_counter()
@@ -104,7 +97,7 @@ class Run:
             if self.stopping.is_set():
                 status = "interrupted"
                 break
-            result = run_round(number, self.state, self.experiment, self.dealer, self.queue)
+            result = run_round(number, self.state, self.experiment, self.cutter, self.queue)
             result.profile = self.profile.take()
             yield from self._reports()
             result.log = self._facts(result) | result.log
@@ -160,7 +153,27 @@ class Run:
             result = self._unreported.pop(0)
             for observer in self.observers:
                 observer.evaluated(result)
-            yield Report(result.number, result.metrics)
+            self._reported = result
+            yield Report(result.number, dict(result.metrics))
+
+    def look(self, what: str, name: str | None = None) -> Any:
+        """Returns a part of the round that was reported last, if no other round has begun since.
+
+        ``clients``, ``evaluation`` and ``layers`` are columns by name, or None. ``model`` are the tensors of the
+        evaluated model, or of the further model ``name``, as a file keeps them.
+        """
+        result = self._reported
+        assert result is not None
+        if what != "model":
+            scores = result.scores if result.scores and result.scores["client"] else None
+            return {"clients": result.log, "evaluation": scores, "layers": result.layers}[what]
+        algorithm, server = self.experiment.algorithm, self.state.server
+        models = dict(algorithm.further_models(server))
+        if name is not None and name not in models:
+            raise UserError(f"{self.experiment.config.algorithm.name} has no model {name!r}{near_miss(name, models)}")
+        model = algorithm.eval_model(server) if name is None else models[name]
+        named = self.worker.clients.network.saved(model)
+        return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
     def _save_model(self, name: str) -> None:
         """Writes the evaluated model into the run folder, with all tensors of the user's module."""

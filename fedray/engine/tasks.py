@@ -145,7 +145,8 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """A task: score models of which each client has its own, for some clients, each on its own test share.
+    """A task: score the models of some clients, which differ from client to client, each on the client's test
+    share.
 
     With ``personal`` these are the algorithm's personal models, which are made from what ``broadcast`` holds under
     :data:`PERSONAL_PREFIX`. With ``finetune_steps`` it is the global model after so many local steps at the learning
@@ -171,7 +172,7 @@ class ScoreTask:
 
 @dataclass
 class ScoreResult:
-    """For each kind of model by name, the two sums of the main metric over the client's own test share, for each client
+    """For each kind of model by name, the two sums of the main metric over the client's test share, for each client
     of the task."""
 
     sums: dict[str, list[tuple[float, float]]]

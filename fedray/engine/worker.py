@@ -74,7 +74,7 @@ class Worker:
         self.clients.traffic.settle()
 
     def draw_inputs(self, server: ServerState, size: int, source: str) -> Any:
-        """Returns a batch of ``size`` inputs of the set ``source`` (public or test), drawn anew each round.
+        """Returns a batch of ``size`` inputs of the set ``source`` (public or test), drawn again in each round.
 
         A set that is smaller is taken whole.
         """
@@ -92,7 +92,7 @@ class Worker:
         stack = Stack(cohort.ids, indices, cohort.steps, cohort.weights, cohort.gaps, scalars=broadcast.scalars)
         # a clock of its own, because the time counts as the server's and not as that of a task
         received = {"shared": broadcast.shared, "members": len(cohort.ids)}
-        return self.clients.of(stack, None, round=server.round, lr=server.lr, clock=Clock(), **received)
+        return self.clients.phase_of(stack, None, round=server.round, lr=server.lr, clock=Clock(), **received)
 
     def server_as_client(self, server: ServerState, steps: int) -> ClientPhase:
         """Returns the server as a client whose data is the public set, of which it takes ``steps`` batches."""
@@ -100,4 +100,4 @@ class Worker:
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         # a clock of its own, because the time counts as the server's and not as that of a task
         own = {"shared": server.vectors, "clock": Clock()}
-        return self.clients.of(stack, training, round=server.round, lr=server.lr, **own)
+        return self.clients.phase_of(stack, training, round=server.round, lr=server.lr, **own)

@@ -152,5 +152,6 @@ def _asked(overrides: Iterable[str], objects: Sequence[str]) -> dict[str, Any]:
 def _load(settings: dict[str, Any], split: str) -> Config:
     """Returns the configuration with these settings, and with nothing that a training needs."""
     fixed = {"algorithm.name": "fedavg", "engine.kind": "local", "engine.vectorize": False}
+    fixed |= {"train.upload": [], "run.callbacks": []}
     fixed |= {"run.eval_clients": "all"} if split == "test" else {}
     return load(expand({**settings, **fixed}))

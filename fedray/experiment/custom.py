@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ class CustomObjects:
     """The objects that a user hands to :func:`fedray.simulate` or :func:`fedray.tuning.tune`.
 
     ``preloaded`` says that ``source`` is the one that the configuration names, which was read beforehand for several
-    runs.
+    runs. ``callbacks`` are those of all runs of a sweep.
     """
 
     source: Source | None = None
@@ -33,6 +33,7 @@ class CustomObjects:
     transform: Transform | None = None
     algorithm: type[Algorithm] | None = None
     preloaded: bool = False
+    callbacks: Sequence[Any] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         model = Portable(self.model) if isinstance(self.model, nn.Module) else self.model

@@ -14,10 +14,11 @@ from fedray.config import Config, flat
 from fedray.core.local_training import LocalTraining
 from fedray.core.schedule import Schedule
 from fedray.core.task import Task
+from fedray.core.upload import UploadStep
 from fedray.experiment.making import ModelMaker
 from fedray.models.inspection import ModelFacts
 
-NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given"}
+NOT_HYPER_PARAMETERS = {"run.name", "run.output", "run.resume", "run.given", "run.callbacks"}
 """The keys that a user may set and that have no influence on the result."""
 
 
@@ -34,7 +35,7 @@ class Experiment:
     ``config`` is resolved: it has the values that defaults and ``auto`` stood for. ``notes`` are lines that the user
     should read before the run starts. ``inputs`` are digests of what else the result depends on
     (:mod:`fedray.experiment.inputs`). ``asked`` is what the user set, and ``defaults`` what null stands for, both by
-    dotted key.
+    dotted key. ``upload`` are the steps that uploads pass (``train.upload``).
     """
 
     config: Config
@@ -55,6 +56,12 @@ class Experiment:
     inputs: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    upload: tuple[UploadStep, ...] = ()
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether clients keep anything from one participation to the next, for the algorithm or a step of uploads."""
+        return self.algorithm.stateful or any(getattr(step, "keeps", False) for step in self.upload)
 
     @property
     def lanes(self) -> int:

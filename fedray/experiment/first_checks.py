@@ -15,6 +15,7 @@ from fedray.config import Config, run_name
 from fedray.data.sources.columns import Columns
 from fedray.data.sources.registry import check_source
 from fedray.errors import UserError
+from fedray.usercode.extensions import check_entry
 from fedray.usercode.importing import check_user_object, is_user_defined
 
 
@@ -32,10 +33,26 @@ def check_first(config: Config, custom: Collection[str] = ()) -> None:
     if "model" not in custom:
         _check_name(config.model.name, "model.name", "models", "find_model")
     _check_name(config.model.head, "model.head", "models.heads", "find_head")
+    _check_extensions(config)
     weights = config.model.weights
     if weights is not None and not Path(weights).exists():
         raise UserError(f"model.weights: can't read {weights}: No such file or directory")
     _check_output(config)
+
+
+def _check_extensions(config: Config) -> None:
+    """Raises :class:`UserError` for a name that can't be meant, in the keys where users may add things of their own."""
+    if is_user_defined(config.engine.kind):
+        check_user_object(config.engine.kind, "engine.kind")
+    for key, entries in (("run.callbacks", config.run.callbacks), ("train.upload", config.train.upload)):
+        for entry in entries:
+            check_entry(entry, key)
+    functions = [("task.metrics", name) for name in config.task.named_metrics.values()]
+    for key, name in [*([("task.loss", config.task.loss)] if config.task.loss else []), *functions]:
+        if is_user_defined(name):
+            check_user_object(name, key)
+        else:
+            check_entry(name, key, importlib.import_module("fedray.core.task").LOSSES)
 
 
 def check_custom(config: Config, names: Collection[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedray.core.upload import UploadStep
 from fedray.core.vectors import tensors_of
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.data import DataStage
@@ -23,7 +24,12 @@ from fedray.usercode.digests import code_digest
 
 
 def inputs_of(
-    custom: CustomObjects, data: DataStage, training: TrainingStage, model: ModelStage, initial: nn.Module
+    custom: CustomObjects,
+    upload: tuple[UploadStep, ...],
+    data: DataStage,
+    training: TrainingStage,
+    model: ModelStage,
+    initial: nn.Module,
 ) -> dict[str, str]:
     """Returns the digests of what a run depends on, each under the name that a message gives it. ``initial`` is the
     model with its initial weights."""
@@ -33,6 +39,7 @@ def inputs_of(
         code["loss"] = custom.loss
     if training.transform is not None:
         code[f"code of {training.transform.name}"] = training.transform.function
+    code |= {f"step {number} of train.upload": step for number, step in enumerate(upload, 1)}
     if model.make.head is not None:
         code["code of the head"] = model.make.head
     made_by = find_model(model.name) if custom.model is None else custom.model

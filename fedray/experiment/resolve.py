@@ -11,6 +11,7 @@ from collections import ChainMap
 
 from fedray.config import Config, dump_yaml, flat
 from fedray.core.torch_state import neutral
+from fedray.core.upload import UploadStep
 from fedray.data.federated import FederatedData
 from fedray.data.storage.access import MapAll
 from fedray.data.storage.mapping import map_arrays
@@ -22,6 +23,7 @@ from fedray.experiment.experiment import Experiment
 from fedray.experiment.first_checks import check_custom
 from fedray.experiment.inputs import inputs_of
 from fedray.experiment.model import ModelStage, model_stage
+from fedray.experiment.named import named_uploads, with_named
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.stage import with_settings
 from fedray.experiment.training import TrainingStage, training_stage
@@ -51,14 +53,15 @@ def resolve(
     check_custom(config, custom.names)
     algorithm = choose_algorithm(config, custom)
     head = choose_head(config, algorithm)
+    # before the data are read, which may take long
     if custom.model is None:
-        # before the data are read, which may take long
         find_model(config.model.name)
+    named, upload = with_named(config, custom), named_uploads(config, algorithm)
     data = data_stage(config, custom, algorithm, map_all)
     training = training_stage(config, custom, algorithm, data.data)
-    model = model_stage(config, custom, head, data.data, training)
+    model = model_stage(config, named, head, data.data, training)
     execution = execution_stage(config, around, data, training, model)
-    return _experiment(config, custom, data, training, model, execution), data.data
+    return _experiment(config, named, upload, data, training, model, execution), data.data
 
 
 @neutral()
@@ -76,6 +79,7 @@ def dump(config: Config) -> str:
 def _experiment(
     config: Config,
     custom: CustomObjects,
+    upload: tuple[UploadStep, ...],
     data: DataStage,
     training: TrainingStage,
     model: ModelStage,
@@ -102,7 +106,8 @@ def _experiment(
         compile=execution.compile,
         replay=execution.replay,
         notes=tuple(note for stage in stages for note in stage.notes),
-        inputs=inputs_of(custom, data, training, model, execution.make()),
+        inputs=inputs_of(custom, upload, data, training, model, execution.make()),
         asked=flat(config.model_dump(mode="json", exclude_unset=True)),
         defaults={**data.defaults, **training.defaults},
+        upload=upload,
     )

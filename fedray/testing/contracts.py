@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fedray.api import RunResult, simulate
+from fedray.api import simulate
 from fedray.client.optimizer import Carry, LocalOptimizer
 from fedray.config import load
 from fedray.data.federated import FederatedData
@@ -39,8 +39,9 @@ from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.resolve import resolve
 from fedray.models.stacking import samples_of_trial, stacking_obstacle
-from fedray.testing.pools import DoublingPool, PicklingPool, hashes
+from fedray.testing.pickling import DoublingPool, PicklingPool, hashes
 from fedray.tracking.costs import bytes_per_client
+from fedray.tracking.result import RunResult
 
 TIMES = ("round_seconds", "wall_seconds", "virtual_seconds")
 
@@ -134,7 +135,7 @@ class AlgorithmContract:
             for report in run.rounds():
                 if report.round == 3:
                     run.checkpoints.save()
-                    before = hashes(Packed.of(run.state.server.vectors).numpy().arrays)
+                    before = hashes(Packed.pack(run.state.server.vectors).numpy().arrays)
                     last = dict(run.state.server.last_round)
                     table = {name: dict(column) for name, column in run.state.server.table.items()}
                     read = run.worker.clients.states.read
@@ -146,7 +147,7 @@ class AlgorithmContract:
             assert run.state.server.round == 3
             assert run.state.server.table == table
             assert run.state.server.last_round == last
-            assert hashes(Packed.of(run.state.server.vectors).numpy().arrays) == before
+            assert hashes(Packed.pack(run.state.server.vectors).numpy().arrays) == before
             assert {client: hashes(read(file)) for client, file in run.state.clients.items()} == states
 
     def test_resume_equality(self, tmp_path: Path) -> None:

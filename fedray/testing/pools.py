@@ -1,159 +1,215 @@
-"""Pools of workers for tests: one that does every task twice, and one that sends everything the way that Ray does."""
+"""Contract tests of a pool of workers, which every execution back end must pass, those of fedray and yours.
+
+from fedray.testing import PoolContract
+
+class TestMine(PoolContract):
+    pool = "mine.py:Processes"
+"""
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
-from unittest import mock
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from ray import cloudpickle
+from safetensors.numpy import load_file
 
-from fedray.client.optimizer import LocalOptimizer
-from fedray.core.structure import map_leaves
-from fedray.core.vectors import Vector
-from fedray.engine.clients import Clients
-from fedray.engine.pool import LocalPool
-from fedray.engine.state.packing import Enclosed, Packed
-from fedray.engine.state.states import StateFolder
-from fedray.engine.tasks import AnyTask, Handle, PhaseResult, PhaseTask, Task
+from fedray.algorithms.fedavg import FedAvg
+from fedray.api import simulate
+from fedray.config import load
+from fedray.core.vectors import Model
+from fedray.engine.cohorts import cohort_of_round
+from fedray.engine.cutting import Sent, TaskCutter, task_of
+from fedray.engine.local_engine import make_pool
+from fedray.engine.opening import open_run
+from fedray.engine.pool import Pool
+from fedray.engine.process import computing_process
+from fedray.engine.run import Run
+from fedray.engine.sums import CohortSums
+from fedray.engine.tasks import EvalTask, PhaseResult, PhaseTask
 from fedray.engine.worker import Worker
+from fedray.errors import ClientError
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.resolve import resolve
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
+
+Do = Callable[..., Iterator[tuple[PhaseTask, Any]]]
 
 
-class DoublingPool(LocalPool):
-    """A pool that runs every task twice, on two workers that share nothing, and compares their results and inputs.
+class Failing(FedAvg):
+    """Its clients fail in their first step."""
 
-    It makes many tasks, and returns the results of the last ones first.
+    def step(self, client: Any, carry: Any, batch: Any) -> Any:
+        raise ValueError("my own mistake")
+
+
+class PoolContract:
+    """Tests of what must hold for every pool. Set ``pool`` in a subclass.
+
+    The runs are of an algorithm with two phases whose clients keep states, in tasks of one client each.
     """
 
-    slots, task_fraction = 3, 0.3
+    pool: ClassVar[str]
+    """The value of ``engine.kind``: local, or file.py:Class or module:Class of your own."""
 
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self.experiment, self.data = worker.experiment, worker.data
+    def make_pool(self, worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
+        """Returns the pool for the server's ``worker``, and what describes the process that computes."""
+        return make_pool(self.pool, worker), [worker.describe()]
 
-    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
-        for task in reversed(tasks):
-            before = self._digests_of(task)
-            again = self._found(self._run_again(task))
-            in_place = getattr(self.experiment.algorithm.step, "in_place", False)
-            with mock.patch.object(LocalOptimizer, "in_place", property(lambda self: False, lambda self, value: None)):
-                with_new_models = self._found(self._run_again(task)) if in_place else again
-            for _, result in super().map([task]):
-                found = self._found(result)
-                for name, value in found.items():
-                    assert value == again[name], f"a task run again gave other {name}"
-                    assert value == with_new_models[name], f"a step that is declared in_place gives other {name} so"
-                assert self._digests_of(task) == before, "a task changed what it was given"
-                yield task, result
+    @contextlib.contextmanager
+    def open(self, folder: Path, reference: bool = False, **changes: Any) -> Iterator[Run]:
+        """A context with a run whose clients this pool simulates, or the local pool as ``reference``. The names in
+        ``changes`` are keys with ``__`` in place of dots."""
+        settings = {**SETTINGS, "algorithm.name": "fedsiam_da", "model.proj_dim": 8, "engine.cpus_per_actor": 0.5}
+        settings |= {"run.output": str(folder / ("reference" if reference else "pool"))}
+        settings |= {key.replace("__", "."): value for key, value in changes.items()}
+        experiment, data = resolve(load(settings), CustomObjects(small_source()))
 
-    def _run_again(self, task: Task) -> Any:
-        clients = Clients(self.experiment, self.data, self.states, fetch=lambda handle: handle.value)
-        return Worker(clients).run(task)
+        def local(worker: Worker) -> tuple[Pool, list[dict[str, Any]]]:
+            return make_pool("local", worker), [worker.describe()]
 
-    def _found(self, result: Any) -> dict[str, Any]:
-        """Returns what must be the same if a phase is run again."""
-        if not isinstance(result, PhaseResult):
-            return {}
-        return {
-            "sums": {name: hashes(partial.nodes) for name, partial in result.sums.items()},
-            "weights": {name: partial.scale for name, partial in result.sums.items()},
-            "scalars": result.scalars,
-            "states": [hashes(self.states.read(file)) for file in result.states],
-        }
+        with (
+            computing_process(1, False),
+            open_run(experiment, data, local if reference else self.make_pool, False) as run,
+        ):
+            assert run is not None
+            yield run
 
-    def _digests_of(self, task: Task) -> list[dict[Any, str]]:
-        handles = task.broadcasts if isinstance(task, PhaseTask) else [task.broadcast]
-        states = [file for file in getattr(task, "states", ()) if file is not None]
-        return [hashes(handle.value.arrays) for handle in handles] + [hashes(self.states.read(file)) for file in states]
+    def test_each_task_is_done_once_with_the_same_result_as_anywhere(self, tmp_path: Path) -> None:
+        """Checks the results of a round's two phases, to the bit, and that no task is changed."""
+        with self.open(tmp_path, reference=True) as run:
+            expected = results_of_round(run)
+        with self.open(tmp_path) as run:
+            assert results_of_round(run) == expected
+        assert len(expected) == 2 * len({start for _, start in expected})
 
+    def test_a_whole_run_has_the_same_bits(self, tmp_path: Path) -> None:
+        """Checks the model and all tables of a run of four rounds."""
+        settings = {**SETTINGS, "algorithm.name": "scaffold", "run.rounds": 4, "engine.cpus_per_actor": 0.1}
+        runs = [
+            simulate(settings | {"engine.kind": kind, "run.output": str(tmp_path / str(number))}, data=small_source())
+            for number, kind in enumerate(("local", self.pool))
+        ]
+        assert_same(*runs)
 
-class PicklingPool(LocalPool):
-    """Workers in this process that share nothing with the server or with each other, as Ray's client actors do.
+    def test_no_tasks_are_no_results(self, tmp_path: Path) -> None:
+        """Checks that a pool without tasks does not wait for any."""
+        with self.open(tmp_path) as run:
+            assert list(run.pool.map([])) == []
 
-    The experiment, the data, tasks and results are pickled on their way, and arrays arrive read-only. Tasks are done in
-    turns, and their results come in another order. What is the same with this pool and on the local engine is the same
-    on Ray, except for what Ray itself does: it starts processes, and loses them.
-    """
+    def test_what_is_kept_is_there_until_it_is_dropped(self, tmp_path: Path) -> None:
+        """Checks ``keep``, ``fetch``, ``store`` and ``drop``."""
+        vectors = {"x": np.arange(5, dtype=np.float32), "m": np.ones((2, 3), np.float32)}
+        with self.open(tmp_path) as run:
+            handle = run.pool.keep("kept", vectors)
+            fetched = dict(run.pool.fetch(handle))
+            run.pool.store(handle, tmp_path / "kept.safetensors")
+            run.pool.drop([handle])
+        for found in (fetched, load_file(tmp_path / "kept.safetensors")):
+            assert found.keys() == vectors.keys()
+            for name, value in found.items():
+                np.testing.assert_array_equal(value, vectors[name])
 
-    def __init__(self, worker: Worker, workers: int = 2) -> None:
-        super().__init__(worker)
-        self.slots, self._published = workers, 0
-        device = str(worker.clients.device)
-        self.workers: list[Worker] = []
-        for _ in range(workers):
-            experiment, data = travelled((worker.experiment, worker.data))
-            states = StateFolder(self.states.path, self.states.node)
-            self.workers.append(Worker(Clients(experiment, data, states, device, fetch=lambda handle: handle.packed)))
-        self.owners: dict[int, int] = {}
+    def test_the_states_of_clients_can_be_stored(self, tmp_path: Path) -> None:
+        """Checks that the states that results name are in their files, and can be copied from there."""
+        with self.open(tmp_path) as run:
+            _, tasks = next(phase_tasks(run))
+            files = [file for _, result in run.pool.map(tasks) for file in result.states]
+            run.pool.settle()
+            assert len(files) == len(tasks)
+            for number, file in enumerate(files):
+                target = tmp_path / f"{number}.safetensors"
+                run.pool.store(file, target)
+                kept = run.worker.clients.states.read(file)
+                assert {name: a.tobytes() for name, a in load_file(target).items()} == {
+                    name: a.tobytes() for name, a in kept.items()
+                }
+            run.pool.drop(files)
 
-    def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        self._published += 1
-        packed = Packed.of(vectors).numpy()
-        return Enclosed(self._published, Packed(map_leaves(np.array, packed.arrays), packed.widths))
+    def test_evaluation_goes_the_same_way(self, tmp_path: Path) -> None:
+        """Checks evaluations of two models, one after the other, to the bit."""
+        losses = []
+        with self.open(tmp_path) as run, self.open(tmp_path, reference=True) as expected:
+            model = run.state.server["x"]
+            for other in (model, Model(model.row * 2, model.width)):
+                task = EvalTask(run.pool.publish({"global": other}), ["global"], "test", 0, 40)
+                ((same, result),) = run.pool.map([task])
+                assert same is task
+                ((_, alone),) = expected.pool.map([replace(task, broadcast=expected.pool.publish({"global": other}))])
+                assert result.sums == alone.sums
+                losses.append(result.sums[0]["loss"])
+        assert losses[0] != losses[1]
 
-    def map(self, tasks: Sequence[AnyTask], sticky: bool = False) -> Iterator[tuple[AnyTask, Any]]:
-        done: deque[tuple[AnyTask, Any]] = deque()
-        for number, task in enumerate(tasks):
-            at = self.owners.get(task.start, 0) if sticky else number % self.slots
-            if isinstance(task, PhaseTask):
-                self.owners[task.start] = at
-            result = self.workers[at].run(travelled(task))
-            if isinstance(result, PhaseResult):
-                for partial in result.sums.values():
-                    partial.pack()
-            done.appendleft((task, travelled(result)))
-            if len(done) == self.slots:
-                yield from _emptied(done)
-        yield from _emptied(done)
+    def test_a_clients_error_names_the_client_and_the_phase(self, tmp_path: Path) -> None:
+        """Checks that the exception of a client's code comes through as it was raised."""
+        import pytest
 
-    def settle(self) -> None:
-        # a worker returns a result when the files are there
-        pass
+        with self.open(tmp_path, algorithm__name=f"{__name__}:Failing") as run:
+            _, tasks = next(phase_tasks(run))
+            with pytest.raises(ClientError, match=r"client \d+ failed in phase train of round 1 on "):
+                list(run.pool.map(tasks))
 
-    def close(self) -> None:
-        super().close()
-        for worker in self.workers:
-            worker.clients.traffic.close()
-
-
-def pickling_workers(workers: int) -> AbstractContextManager[Any]:
-    """Returns a context in which the local engine's clients are simulated by a :class:`PicklingPool`.
-
-    Args:
-        workers: How many workers the pool has, which stand for as many client actors of Ray.
-
-    Example:
-        with pickling_workers(2):
-            result = simulate(config)
-    """
-
-    def make_pool(worker: Worker) -> PicklingPool:
-        return PicklingPool(worker, workers)
-
-    return mock.patch("fedray.engine.local_engine.LocalPool", make_pool)
-
-
-def travelled(value: Any) -> Any:
-    """Returns what a client actor of Ray would receive of ``value``: a copy, whose arrays are read-only."""
-    buffers: list[pickle.PickleBuffer] = []
-    data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
+    def test_a_pool_says_how_work_should_be_cut(self, tmp_path: Path) -> None:
+        """Checks ``slots`` and ``task_fraction``, and that a cohort can be cut by them."""
+        with self.open(tmp_path) as run:
+            assert run.pool.slots >= 1
+            assert 0 < run.pool.task_fraction <= 1
+            next(phase_tasks(run))
+            cutter = TaskCutter(run.pool, run.experiment.training, None, run.state.layout.row_width)
+            cohort = run.state.server.cohort
+            positions = [i for blocks in cutter.cut(cohort) for start, stop in blocks for i in range(start, stop)]
+        assert sorted(positions) == list(range(len(cohort.ids)))
 
 
-def hashes(tensors: Mapping[Any, Any]) -> dict[Any, str]:
-    """Returns the SHA-256 of the bits of each array or tensor."""
-    arrays = {
-        name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()
+def phase_tasks(run: Run) -> Iterator[tuple[str, list[PhaseTask]]]:
+    """Yields the phases of round 1 with their tasks, each cut into as many as there are clients."""
+    state, algorithm = run.state, run.experiment.algorithm
+    server = state.server
+    server.round, server.lr = 1, 0.1
+    server.cohort = cohort_of_round(state, run.experiment, 1)
+    state.earlier.remember(1, server["x"])
+    sent: list[Sent] = []
+    for phase in algorithm.phases:
+        broadcast = algorithm.broadcast(server, phase)
+        sent.append(Sent(run.pool.publish(broadcast.shared), broadcast.scalars))
+        yield phase, [task_of([(i, i + 1)], 1.0, sent, state, run.experiment) for i in range(len(server.cohort.ids))]
+
+
+def results_of_round(run: Run, do: Do | None = None) -> dict[tuple[str, int], dict[str, Any]]:
+    """Returns the results of round 1 by phase and task, which ``do`` does, or the run's own pool."""
+    do = do or run.pool.map
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    algorithm, state = run.experiment.algorithm, run.state
+    for number, (phase, tasks) in enumerate(phase_tasks(run)):
+        sums = CohortSums(algorithm, phase, len(state.server.cohort.ids), state.layout, state.device)
+        before = [repr(task) for task in tasks]
+        returned: list[PhaseTask] = []
+        for task, result in do(tasks, sticky=number > 0):
+            returned.append(task)
+            run.pool.settle()
+            found[phase, task.start] = _bits(result, run)
+            sums.add(task, result)
+        _check_returned(tasks, returned)
+        assert [repr(task) for task in tasks] == before, "a pool changed a task"
+        algorithm.server_update(state.server, phase, sums.totals(), sums.scalars)
+    return found
+
+
+def _check_returned(tasks: Sequence[PhaseTask], returned: Sequence[PhaseTask]) -> None:
+    assert sorted(task.start for task in returned) == [task.start for task in tasks], "not each task was done once"
+    assert all(any(task is one for one in tasks) for task in returned), "a pool must yield the task that it was given"
+
+
+def _bits(result: PhaseResult, run: Run) -> dict[str, Any]:
+    """Returns all that a result says, as plain values that can be compared."""
+    nodes = {
+        (name, node): np.asarray(value).tobytes()
+        for name, partial in result.sums.items()
+        for node, value in partial.nodes.items()
     }
-    return {name: hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest() for name, a in sorted(arrays.items())}
-
-
-def _emptied(done: deque[tuple[AnyTask, Any]]) -> Iterator[tuple[AnyTask, Any]]:
-    while done:
-        yield done.popleft()
+    read = run.worker.clients.states.read
+    states = [{name: a.tobytes() for name, a in read(file).items()} for file in result.states]
+    return {"nodes": nodes, "scalars": result.scalars, "log": result.log, "forms": result.forms, "states": states}

@@ -36,7 +36,7 @@ RESULT_KEYS_OF_ENGINE = (
     "threads", "portable_bits", "device", "server_gpus", "channels_last", "vectorize", "compile",
 )  # fmt: skip
 IGNORED = (
-    "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds",
+    "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds", "run.callbacks",
     # the data, model and weights that these lead to are compared themselves
     "run.given", "data.root", "data.access", "model.weights",
 )  # fmt: skip

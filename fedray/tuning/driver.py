@@ -74,6 +74,7 @@ def tune(
     metrics: Mapping[str, Any] | None = None,
     transform: Any = None,
     algorithm: type[Algorithm] | None = None,
+    callbacks: Sequence[Any] = (),
     retry_failed: bool = False,
     verbose: bool = False,
     view: View | None = None,
@@ -86,6 +87,8 @@ def tune(
         data, test, client_column, label_column, loss, metrics, transform, algorithm: As in :func:`fedray.simulate`.
         model: A module, from whose weights the runs of all seeds (``tune.seeds``) start; or a class, for which each
             seed draws other weights.
+        callbacks: Shown every run of every trial, as in :func:`fedray.simulate`. Each process of a trial has its own
+            copy of them.
         retry_failed: Whether trials that failed run once more.
         verbose: Whether to show what the command ``fedray tune`` shows.
         view: Replaces the object that shows it.
@@ -110,6 +113,7 @@ def tune(
     check_first(load(specs[0].base), there)
     with start_ray(specs, view) as start:
         custom = load_own(specs[0], data, test, client_column, label_column, **objects)
+        custom = replace(custom, callbacks=tuple(callbacks))
         return run_sweeps(specs, custom, start, view, retry_failed)
 
 
@@ -189,7 +193,7 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, st
     """
     started_here = start.ready()
     from fedray.core.transform import SeededTransform
-    from fedray.engine.ray.engine import ship_own_code
+    from fedray.engine.ray.engine import ship_user_code
     from fedray.tuning.resources import bundles_of, count_concurrent_trials, engine_of_trials, unused_gpus
     from fedray.tuning.runner import Interrupted, run_trials
 
@@ -209,8 +213,8 @@ def _run(sweeps: Sequence[Sweep], source: TrialSource, custom: CustomObjects, st
             for line in (*sweep.notes, sweep.introduction(concurrent)):
                 view.say(line)
     changes = () if custom.transform is None else SeededTransform(custom.transform).code
-    from_user = (custom.model, custom.loss, custom.algorithm, *changes, *custom.metrics.values())
-    ship_own_code([thing for thing in from_user if thing is not None])
+    from_user = (custom.model, custom.loss, custom.algorithm, *changes, *custom.metrics.values(), *custom.callbacks)
+    ship_user_code([thing for thing in from_user if thing is not None])
     with interruptible(view.say, "stopping the trials after this round") as stopping:
         view.start(sweeps)
         try:

@@ -44,7 +44,7 @@ def engine_of_trials(
         raise UserError("engine.actors_per_gpu=auto: in a sweep, give how many trials or client actors share a GPU")
     if engine.server_gpus:
         raise UserError(f"engine.server_gpus={engine.server_gpus:g}: in a sweep the servers have no GPU; use 0")
-    if kind == "local" and engine.portable_bits:
+    if kind != "ray" and engine.portable_bits:
         raise UserError("engine.portable_bits=true: in a sweep use engine.kind=ray with it")
     if engine.device == "cuda" and not _share(engine)["GPU"]:
         raise UserError(
@@ -54,7 +54,7 @@ def engine_of_trials(
     settings: dict[str, Any] = {"engine.kind": kind}
     if engine.device == "auto":
         settings["engine.device"] = "cuda" if _share(engine)["GPU"] else "cpu"
-    if kind == "local":
+    if kind != "ray":
         return settings
     if engine.actors == "per_client":
         raise UserError("engine.actors=per_client: in a sweep, give a number of client actors")
@@ -89,7 +89,7 @@ def bundles_of(engine: EngineConfig) -> Bundles:
         raise UserError(
             f"engine.cpus_per_actor={engine.cpus_per_actor:g} is less than Ray can count: use 0 or {SMALLEST:g}"
         )
-    if engine.kind == "local":
+    if engine.kind != "ray":
         return [{**share, **here}]
     assert isinstance(engine.actors, int)
     server = {"CPU": engine.server_cpus} if engine.server_cpus else {}

@@ -75,7 +75,7 @@ def compare_rows(rows: Sequence[Row], baseline: str | None, target: float | None
     Rows are sorted by :func:`~fedray.results.outcomes.order_of`.
     """
     found = [outcome(row.runs, row.measure) if row.folders else {} for row in rows]
-    finals = {row.label: Finals.of(row.runs, row.measure, lambda run: run.seeds) for row in rows}
+    finals = {row.label: {run.seeds: run.final(row.measure) for run in row.runs if not run.diverged} for row in rows}
     if target is None:
         target = _target(rows, found, baseline)
     lines = []

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedray.config import load
-from fedray.engine.run import Report
+from fedray.engine.callbacks import Report
 from fedray.errors import ClientError, UserError
 from fedray.tuning.axis import amount, steps_reached
 
@@ -100,7 +100,7 @@ def run_trial(
             is_last = finished.round == rounds and run + 1 == len(assignment.runs)
             return report(Round(run, range(before + 1, now + 1), row, is_last)) or interrupted()
 
-        result = run_experiment(config, lambda: custom, [on_round])
+        result = run_experiment(config, lambda: custom, [on_round, *custom.callbacks])
         status, rows = result.summary["status"], result.metrics
         if status == "interrupted" and interrupted():
             return TrialEnd(interrupted=True)

@@ -155,10 +155,10 @@ def as_user_error(what: str) -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{what}: {_error_line(error)}") from error
+        raise UserError(f"{what}: {error_line(error)}") from error
 
 
-def _error_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Returns the type and message of an error in one line, and the place in the user's files that raised it.
 
     The place is the last file and line of the traceback that is the user's.

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedray.algorithms import known_algorithms
-from fedray.api import RunResult
 from fedray.config import load
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
@@ -17,6 +16,7 @@ from fedray.engine.process import computing_process, describe
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import small_source
+from fedray.tracking.result import RunResult
 
 # a single sample, less than a batch, exactly one, one and a single sample more, many
 SIZES = [1, 3, 8, 9, 20, 33, 60]

@@ -11,7 +11,7 @@ from fedray import UserError, simulate
 from fedray.algorithms import Broadcast, Model
 from fedray.algorithms.fedavg import FedAvg
 from fedray.testing.contracts import assert_same, small_source
-from fedray.testing.pools import pickling_workers
+from fedray.testing.pickling import pickling_workers
 
 TAU = 10
 SETTINGS = {

@@ -70,7 +70,7 @@ KEYS = [
     ("engine.chunk=0", "engine.chunk must be .auto. or at least 1, not 0"),
     ("engine.threads=100000", "engine.threads must be at most 1024"),
     ("engine.gpus_per_actor=0.18", "use engine.actors_per_gpu=5"),
-    ("engine.kind=lcoal", "engine.kind must be 'ray' or 'local', not 'lcoal' .did you mean 'local'"),
+    ("engine.kind=lcoal", "engine.kind must be 'ray' or 'local', or your own as .*, not 'lcoal' .did you mean 'local'"),
     ("algorithm.name=fedavgg", "unknown algorithm 'fedavgg' .did you mean 'fedavg'"),
     ("algorithm.name=zzz", "unknown algorithm 'zzz' .there are: .*fedavg, "),
     ("algorithm.name=fedprox algorithm.mu=-1", "algorithm.mu must be at least 0, not -1"),

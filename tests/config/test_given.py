@@ -16,13 +16,13 @@ import fedray
 from fedray import UserError, simulate
 from fedray.algorithms import Algorithm
 from fedray.algorithms.fedprox import FedProx
-from fedray.api import RunResult
 from fedray.cli.main import main
 from fedray.cli.rerun import rerun
 from fedray.config import Given, load
 from fedray.experiment.custom import CustomObjects
 from fedray.results.runs import RecordedRun, read_run
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tracking.result import RunResult
 
 
 def made(input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedray import UserError, simulate
 from fedray.algorithms import known_algorithms
-from fedray.api import RunResult
+from fedray.tracking.result import RunResult
 
 CLIENTS, SAMPLES, TESTS, TOKENS, WORDS, LABELS = 4, 40, 30, 7, 11, 3
 SETTINGS = {

@@ -16,7 +16,7 @@ from fedray.core import tree as tree_module
 from fedray.core.seeds import Purpose, stream
 from fedray.core.tree import LeafSum, TreeSum, reduce_rows, subtree, subtrees
 from fedray.engine.cohorts import draw_cohort, weights_of
-from fedray.engine.dealing import deal
+from fedray.engine.cutting import cut_into_tasks
 
 SIZES = st.integers(1, 70)
 SEEDS = st.integers(0, 2**32)
@@ -203,7 +203,7 @@ def worth(work: list[int], blocks: list[tuple[int, int]]) -> int:
 
 @given(WORK, st.integers(1, 64), AT_ONCE, st.integers(0, 5000))
 def test_shares_are_aligned_powers_of_two_and_hold_everybody_once(work, slots, task_fraction, least):
-    members, blocks = len(work), blocks_of(deal(work, slots, task_fraction, least=least))
+    members, blocks = len(work), blocks_of(cut_into_tasks(work, slots, task_fraction, least=least))
     assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])]
     assert blocks[-1][1] == members
     for start, stop in blocks:
@@ -217,14 +217,14 @@ def test_shares_are_aligned_powers_of_two_and_hold_everybody_once(work, slots, t
 @given(WORK, st.integers(1, 64), AT_ONCE, st.integers(1, 70), st.integers(0, 5000))
 def test_stacks_are_not_divided(work, slots, task_fraction, chunk, least):
     whole = stacks(len(work), chunk)
-    assert blocks_of(deal(work, slots, task_fraction, whole, least=least)) == whole
+    assert blocks_of(cut_into_tasks(work, slots, task_fraction, whole, least=least)) == whole
 
 
 @given(WORK, st.integers(1, 64), AT_ONCE)
 def test_shares_keep_every_slot_busy_to_the_end(work, slots, task_fraction):
     """None is worth more than its part of what was left as its turn began, but for rounding and single clients."""
     left = sum(work)
-    for number, blocks in enumerate(deal(work, slots, task_fraction)):
+    for number, blocks in enumerate(cut_into_tasks(work, slots, task_fraction)):
         if number % slots == 0:
             most = left * task_fraction / slots
         share = worth(work, blocks)
@@ -236,22 +236,22 @@ def test_shares_keep_every_slot_busy_to_the_end(work, slots, task_fraction):
 
 @given(WORK, st.integers(1, 64), st.integers(0, 20000))
 def test_little_work_is_not_divided(work, slots, least):
-    given = deal(work, slots, least=least)
+    given = cut_into_tasks(work, slots, least=least)
     if sum(work) <= least / 5:
         assert len(given) == 1
-    assert len(given) <= len(deal(work, slots)) + slots
+    assert len(given) <= len(cut_into_tasks(work, slots)) + slots
 
 
 @given(WORK, st.integers(1, 64), AT_ONCE, st.integers(1, 20000))
 def test_no_share_is_longer_than_may_be(work, slots, task_fraction, longest):
-    for blocks in deal(work, slots, task_fraction, longest=longest):
+    for blocks in cut_into_tasks(work, slots, task_fraction, longest=longest):
         clients = [work[position] for block in blocks for position in range(*block)]
         assert len(clients) == 1 or sum(clients) <= longest * 17 / 16 + max(clients) / 2
 
 
 @given(st.integers(1, 3000), st.integers(1, 64))
 def test_of_equal_clients_there_are_few_shares_of_few_nodes(members, slots):
-    given = deal([7] * members, slots)
+    given = cut_into_tasks([7] * members, slots)
     assert len(given) <= 4 * slots * (1 + math.log2(max(members, 2)))
     nodes = 0
     for blocks in given:
@@ -268,7 +268,7 @@ def test_of_equal_clients_there_are_few_shares_of_few_nodes(members, slots):
 def test_a_share_takes_no_more_memory_than_may_be(work, slots, task_fraction, chunk, nodes, least):
     """Whatever is added up: clients of any work, cut in any way."""
     members = len(work)
-    given = deal(work, slots, task_fraction, undivided(members, chunk), nodes, least)
+    given = cut_into_tasks(work, slots, task_fraction, undivided(members, chunk), nodes, least)
     assert [position for block in blocks_of(given) for position in range(*block)] == list(range(members))
     for blocks in given:
         tree, most = TreeSum(members), 0
@@ -284,7 +284,9 @@ def test_a_share_takes_no_more_memory_than_may_be(work, slots, task_fraction, ch
 @given(WORK, st.integers(1, 64), st.integers(1, 70))
 def test_what_costs_most_comes_first(work, slots, chunk):
     whole = stacks(len(work), chunk)
-    heaviest = [max(worth(work, [block]) for block in blocks) for blocks in deal(work, slots, undivided=whole)]
+    heaviest = [
+        max(worth(work, [block]) for block in blocks) for blocks in cut_into_tasks(work, slots, undivided=whole)
+    ]
     # larger blocks by powers of two
     assert all(later < (2 if chunk > 1 else 1.001) * earlier for earlier, later in itertools.pairwise(heaviest))
 
@@ -293,7 +295,7 @@ def test_what_costs_most_comes_first(work, slots, chunk):
 def test_a_client_that_would_keep_the_others_waiting_comes_first(work, slots, data):
     slow = data.draw(st.integers(0, len(work) - 1))
     work[slow] = 3 * sum(work)
-    first = deal(work, slots)[0]
+    first = cut_into_tasks(work, slots)[0]
     assert any(start <= slow < stop for start, stop in first)
 
 

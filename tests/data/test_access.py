@@ -16,8 +16,8 @@ from processes import python
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
-from fedray.api import RunResult
 from fedray.core.samples import Samples
+from fedray.tracking.result import RunResult
 
 CLIENTS, SAMPLES, TESTS = 9, 180, 60
 SETTINGS = {

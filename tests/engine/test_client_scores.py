@@ -19,7 +19,7 @@ from fedray.engine.state.checkpoint import load_last
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
-from fedray.testing.pools import pickling_workers
+from fedray.testing.pickling import pickling_workers
 
 SHARED = ["global_on_shares_accuracy", "cohort_with_shares", "cohort_least_share"]
 CLIENTS = [

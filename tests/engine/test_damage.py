@@ -12,11 +12,11 @@ import pytest
 
 import fedray
 from fedray import UserError, simulate
-from fedray.api import RunResult
 from fedray.cli.main import main
 from fedray.engine.state.checkpoint import load_last
 from fedray.results.runs import LeftOut, read_run
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tracking.result import RunResult
 from fedray.util.files import sha256_of_file
 
 TABLES = ["metrics.csv", "profile.csv", "clients.parquet", "evaluation.parquet", "layers.parquet"]

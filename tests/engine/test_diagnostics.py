@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import fedray
 from fedray.algorithms import Algorithm, Result, Upload
-from fedray.testing.pools import pickling_workers
+from fedray.testing.pickling import pickling_workers
 from fedray.tracking.diagnostics import measured
 
 SETTINGS = {

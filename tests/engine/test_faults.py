@@ -24,9 +24,9 @@ from small_runs import needs_compiler
 
 from fedray import Report, simulate
 from fedray.algorithms import known_algorithms
-from fedray.api import RunResult
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.folder import read_metrics
+from fedray.tracking.result import RunResult
 
 FOUR = ("fedavg", "scaffold", "fedsiam_da", "pfedmo")
 """No state, vectors of state, whole models and two phases, training of the server's own."""

@@ -142,8 +142,8 @@ def test_what_an_actor_takes_of_a_gpu():
     from pathlib import Path
 
     from fedray.engine.clients import Clients
-    from fedray.engine.memory_of_clients import footprint_of
     from fedray.engine.process import computing_process
+    from fedray.engine.ray.gpu_sharing import footprint_of
     from fedray.engine.state.states import StateFolder
 
     keys = {"algorithm.name": "fedavg", "model.name": "mlp", "engine.kind": "local", "engine.device": "cuda"}

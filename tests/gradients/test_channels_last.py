@@ -16,7 +16,7 @@ from fedray.experiment.custom import CustomObjects
 from fedray.experiment.experiment import Experiment
 from fedray.experiment.placement import Surroundings
 from fedray.experiment.resolve import resolve
-from fedray.testing.pools import pickling_workers
+from fedray.testing.pickling import pickling_workers
 
 pytestmark = pytest.mark.cpu
 """These are decisions for CPUs."""

@@ -18,7 +18,7 @@ from fedray.algorithms.base import Result, Upload
 from fedray.algorithms.fedavg import FedAvg
 from fedray.core.batches import Batch
 from fedray.engine.clients import Clients
-from fedray.engine.dealing import deal
+from fedray.engine.cutting import cut_into_tasks
 from fedray.experiment.experiment import Experiment
 from fedray.gradients.lanes import SideBySide
 from fedray.gradients.loop import LoopNetwork
@@ -164,7 +164,7 @@ def test_what_keeps_rows_apart():
 
 
 def test_no_block_is_smaller_than_the_lanes():
-    sizes = [stop - start for blocks in deal([1.0] * 64, 2, together=8) for start, stop in blocks]
+    sizes = [stop - start for blocks in cut_into_tasks([1.0] * 64, 2, together=8) for start, stop in blocks]
     assert sum(sizes) == 64
     assert min(sizes) == 8
 

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedray import UserError, evaluate, simulate
-from fedray.api import RunResult
 from fedray.core.batches import schedule
 from fedray.core.copying import copied
 from fedray.core.norms import unit_vectors
@@ -33,7 +32,8 @@ from fedray.engine.clients import Clients
 from fedray.engine.pool import LocalPool
 from fedray.engine.worker import Worker
 from fedray.gradients import recording
-from fedray.testing.pools import pickling_workers
+from fedray.testing.pickling import pickling_workers
+from fedray.tracking.result import RunResult
 
 SIZES, BATCH, ROUNDS, TESTED = (9, 6, 4), 4, 2, 20
 """The first client's last mini-batch is a single sample, and the second's is of two."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
-from fedray.api import RunResult
 from fedray.config import load
 from fedray.core.task import Task
 from fedray.data.sources.source import Source
@@ -22,6 +21,7 @@ from fedray.models.ghbm import ResNet20
 from fedray.models.small import MLP, LeNet5
 from fedray.models.stacking import stacking_obstacle
 from fedray.testing.contracts import assert_same
+from fedray.tracking.result import RunResult
 
 FEATURES, CLASSES = 12, 4
 SIZES = [4, 7, 13, 5, 9, 16, 6, 11]

@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
-from fedray.api import RunResult
 from fedray.config import load
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.gradients.network import Network
 from fedray.models.heads import Head, ProjectionHead
 from fedray.testing.contracts import SETTINGS, small_source
+from fedray.tracking.result import RunResult
 
 FEATURES, CLASSES = 12, 4
 BOTH = pytest.mark.parametrize("algorithm", ["moon", "fedsiam_da"])

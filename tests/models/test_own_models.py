@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedray import UserError, simulate
-from fedray.api import RunResult
 from fedray.config import load
 from fedray.experiment.custom import CustomObjects
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
-from fedray.testing.pools import pickling_workers
+from fedray.testing.pickling import pickling_workers
+from fedray.tracking.result import RunResult
 from fedray.tuning.opening import open_sweep
 from fedray.tuning.spec import read_sweeps
 

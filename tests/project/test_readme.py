@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -21,7 +22,7 @@ from fedray.tuning.spec import read_sweeps
 from fedray.tuning.suite import read_suite
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("fedray", "tune_spaces", "cluster", "analysis", "tests")
+FOLDERS = ("docs", "fedray", "tune_spaces", "cluster", "analysis", "tests")
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.md")))]
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in DOCUMENTS}
 
@@ -34,6 +35,8 @@ def code_of(language: str) -> list[str]:
 TRIED = (
     "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
     "np.savez", "def load(root", "SourceContract", "def confidence", '"run.name": "prices"', "change = v2.Compose",
+    "class Heavy", "class Private", "def rings", "def focal", "class Lines", "class Clip", "class Processes(",
+    "PoolContract",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
 
@@ -111,6 +114,46 @@ def test_source_of_a_user(tmp_path: Path) -> None:
 
 def test_own_loss_and_metrics(tmp_path: Path) -> None:
     assert "test_confidence" in run(tmp_path, "-c", block("def confidence"))
+
+
+ADDED = {
+    "heavy.py": "class Heavy", "private.py": "class Private", "rings.py": "def rings", "robust.py": "def focal",
+    "logger.py": "class Lines", "sending.py": "class Clip", "processes.py": "class Processes(",
+    "test_mine.py": "PoolContract",
+}  # fmt: skip
+"""The files of docs/extending.md, and what tells each."""
+
+
+@pytest.fixture
+def added(tmp_path: Path) -> Path:
+    """A folder with the files of docs/extending.md."""
+    for file, text in ADDED.items():
+        assert f"`{file}`" in TEXTS["docs/extending.md"]
+        (tmp_path / file).write_text(block(text))
+    (tmp_path / "all.yaml").write_text(re.findall(r"```yaml\n(.*?)```", TEXTS["docs/extending.md"], re.DOTALL)[0])
+    return tmp_path
+
+
+def test_everything_of_your_own_together(added: Path) -> None:
+    """The same bits on the back end of the page as on the local engine; the private layers make clients good."""
+    one, other = (run(added, "run", "all.yaml", f"run.name={kind}", *changed) for kind, changed in (
+        ("a", []), ("b", ["engine.kind=local", "run.callbacks=[]"])))  # fmt: skip
+    shas = [re.findall(r"sha256 (\w+)", printed) for printed in (one, other)]
+    assert shas[0] == shas[1] != []
+    lines = [json.loads(line) for line in (added / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(1, 11))
+    (last,) = re.findall(r"round 10/10 .* accuracy (\S+)  personal (\S+)", one)
+    assert float(last[1]) > 0.9 > float(last[0])
+
+
+def test_heavy(added: Path) -> None:
+    settings = ["model.name=logistic", "engine.kind=local", "run.rounds=2", "data.clients=4"]
+    assert "completed after 2 rounds" in run(added, "run", "algorithm.name=heavy.py:Heavy", *settings)
+
+
+def test_contracts_of_your_own(added: Path) -> None:
+    printed = run(added, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", seconds=300)
+    assert "21 passed" in printed
 
 
 def spaces() -> list[str]:

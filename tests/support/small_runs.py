@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from fedray import simulate
-from fedray.api import RunResult
 from fedray.config import load
 from fedray.engine.opening import open_run
 from fedray.engine.pool import LocalPool
@@ -19,6 +18,7 @@ from fedray.experiment.custom import CustomObjects
 from fedray.experiment.placement import missing_compiler
 from fedray.experiment.resolve import resolve
 from fedray.testing.contracts import SETTINGS, small_source
+from fedray.tracking.result import RunResult
 
 needs_compiler = pytest.mark.skipif(missing_compiler() is not None, reason=f"there is {missing_compiler()}")
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from fedray import simulate
-from fedray.api import RunResult
 from fedray.core.local_training import LocalTraining
 from fedray.models.inspection import inspect_model
 from fedray.models.small import MLP, FedTripCNN, LeNet5, Logistic
 from fedray.tracking.costs import Load, load_of, mean_load
+from fedray.tracking.result import RunResult
 
 FEATURES, CLASSES = 12, 4
 PARAMETERS = CLASSES * (FEATURES + 1)

@@ -17,7 +17,6 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from torch import nn
 
 from fedray import simulate
-from fedray.api import RunResult
 from fedray.config import load
 from fedray.engine.evaluation.evaluator import samples_of_pass
 from fedray.experiment.custom import CustomObjects
@@ -25,6 +24,7 @@ from fedray.experiment.resolve import resolve
 from fedray.models.inspection import ModelFacts
 from fedray.testing.contracts import SETTINGS, assert_same, small_source
 from fedray.tracking.columns import TAGS
+from fedray.tracking.result import RunResult
 
 OF_SHARES = [
     "global_on_shares_accuracy", "representation_on_shares_accuracy", "cohort_with_shares", "cohort_least_share",

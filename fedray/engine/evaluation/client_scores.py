@@ -1,10 +1,10 @@
-"""Scores models on single clients: how good they are on the clients' own test shares, by the
-task's main metric.
+"""Scores models on single clients: how good they are on the clients' test shares, by the task's
+main metric.
 
 Every model is scored on the same shares, so that the numbers can be compared. The models are the global model, the
 algorithm's further models, its personal models, and the global model after some steps of local training on each client.
-The first two are the same for all clients, so the evaluation of the whole test set has told already how good they are
-on each sample. Only the models that each client has of its own need work of their own.
+The first two are the same for all clients, so the evaluation of the whole test set already shows how good they are on
+each sample. Only models that differ from client to client are evaluated for their scores.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fedray.client.phase import stacks
 from fedray.data.federated import FederatedData
 from fedray.data.partitions.test_shares import draw_eval_clients
 from fedray.engine.cohorts import weights_of
-from fedray.engine.dealing import deal
+from fedray.engine.cutting import cut_into_tasks
 from fedray.engine.state.states import StateFile
 from fedray.engine.tasks import GLOBAL, Handle, ScoreResult, ScoreTask, positions
 from fedray.experiment.experiment import Experiment
 
-OWN_COLUMNS = {"personal": "personalized", "finetuned": "finetuned"}
-"""The beginnings of columns of metrics.csv for the models of which each client has its own. A model that all clients
+CLIENT_MODEL_COLUMNS = {"personal": "personalized", "finetuned": "finetuned"}
+"""The beginnings of columns of metrics.csv for the models that differ from client to client. A model that all clients
 share has the column ``<model>_on_shares_<metric>``."""
 
 
-def of_chosen(metric: str) -> tuple[str, ...]:
+def columns_of_chosen(metric: str) -> tuple[str, ...]:
     """Returns the columns of metrics.csv about the clients that ``run.eval_clients`` chose."""
     of_values = (f"clients_{metric}_{what}" for what in ("mean", "worst_tenth", "std"))
     return (*of_values, "clients_with_shares", "clients_least_share")
@@ -53,7 +53,7 @@ class Scoring:
     chosen: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, experiment: Experiment, data: FederatedData) -> Scoring:
+    def from_config(cls, experiment: Experiment, data: FederatedData) -> Scoring:
         """Returns what the configuration asks for. Where the test set is left alone, no client is scored."""
         run = experiment.config.run
         if not run.eval_test:
@@ -64,7 +64,7 @@ class Scoring:
 
     @property
     def wanted(self) -> bool:
-        """Whether any client is scored on its own test share, so that the run has evaluation.parquet."""
+        """Whether any client is scored on its test share, so that the run has evaluation.parquet."""
         return self.of_cohort or bool(self.chosen)
 
     @property
@@ -81,7 +81,7 @@ class Scoring:
         """Returns the columns that scoring adds to metrics.csv."""
         of_cohort = [_column(name, self.metric) for name in self.models(further)]
         of_cohort += ["cohort_with_shares", "cohort_least_share"]
-        return [*(of_cohort if self.of_cohort else ()), *(of_chosen(self.metric) if self.chosen else ())]
+        return [*(of_cohort if self.of_cohort else ()), *(columns_of_chosen(self.metric) if self.chosen else ())]
 
 
 class ClientScores:
@@ -122,7 +122,7 @@ class ClientScores:
         ]
         tasks = []
         undivided = stacks(len(work), experiment.chunk) if experiment.vectorize and experiment.chunk else None
-        for blocks in deal(work, slots, undivided=undivided):
+        for blocks in cut_into_tasks(work, slots, undivided=undivided):
             places = positions(blocks)
             ids = [members.ids[place] for place in places]
             scalars = {name: [values[place] for place in places] for name, values in self.broadcast.scalars.items()}
@@ -175,7 +175,7 @@ class ClientScores:
             spread = float(np.std(found)) if found else math.nan
             worst = _mean(found[: math.ceil(len(found) / 10)])
             values = (_mean(found), worst, spread, len(scored), least)
-            row |= dict(zip(of_chosen(self.scoring.metric), values, strict=True))
+            row |= dict(zip(columns_of_chosen(self.scoring.metric), values, strict=True))
         return row
 
     def rows(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _members(server: ServerState, data: FederatedData, ids: list[int]) -> Cohort
 
 
 def _column(model: str, metric: str) -> str:
-    return f"{OWN_COLUMNS.get(model, f'{model}_on_shares')}_{metric}"
+    return f"{CLIENT_MODEL_COLUMNS.get(model, f'{model}_on_shares')}_{metric}"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Evaluates models on blocks of samples, and on the own test shares of single clients."""
+"""Evaluates models on blocks of samples, and on the test shares of single clients."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Evaluator:
         if task.split == "test":
             samples, indices = self.clients.test, np.arange(task.start, task.stop)
         else:
-            own = self.data.validation if task.split == "validation" else self.data.train_subset
-            samples, indices = self.clients.train, own[task.start : task.stop]
+            chosen = self.data.validation if task.split == "validation" else self.data.train_subset
+            samples, indices = self.clients.train, chosen[task.start : task.stop]
         with self.draws(0, SERVER, task.start):
             found = [self.sums_over(models[name], samples, indices) for name in task.models]
         return EvalResult([sums for sums, _ in found], [each for _, each in found] if task.each else [])
@@ -107,7 +107,7 @@ class Evaluator:
             yield rows, network.outputs(x, features=False).logits, y
 
     def score(self, task: ScoreTask) -> ScoreResult:
-        """Evaluates each client's own models on its own test share."""
+        """Evaluates each client's models on its test share."""
         shared = self.clients.broadcast(task.broadcast)
         found: dict[str, list[Sums]] = {}
         row = 0
@@ -120,10 +120,10 @@ class Evaluator:
             if task.finetune_steps:
                 made["finetuned"] = self._finetuned(task, rows, shared)
             for place, client in enumerate(task.ids[rows]):
-                own = self.data.client_test(client)
+                share = self.data.client_test(client)
                 for name, models in made.items():
                     with self.draws(task.round, client, NO_STEP):
-                        sums, _ = self.sums_over(models[place], self.clients.test, own)
+                        sums, _ = self.sums_over(models[place], self.clients.test, share)
                     found.setdefault(name, []).append(sums[self.experiment.task.main])
         return ScoreResult(found)
 
@@ -144,7 +144,7 @@ class Evaluator:
         )
         training = replace(self.experiment.training, local_steps=steps, local_epochs=None)
         # all of it counts as evaluation, so nothing is clocked by itself
-        return self.clients.of(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
+        return self.clients.phase_of(stack, training, round=task.round, shared=shared, clock=Clock(), **rest)
 
     @torch.no_grad()
     def _personal(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
@@ -155,7 +155,7 @@ class Evaluator:
         return self.clients.algorithm.personal_model(self._client(task, rows, shared, 1, lr=0.0, state=state))
 
     def _finetuned(self, task: ScoreTask, rows: slice, found: Mapping[str, Vector]) -> Model:
-        """Returns for each client the model that results from plain local steps on its own data, which begin with the
+        """Returns for each client the model that results from plain local steps on its data, which begin with the
         global model.
 
         Every algorithm is fine-tuned as FedAvg trains, in place of its own local rule, so that their accuracies compare
@@ -165,4 +165,5 @@ class Evaluator:
         carry = Carry({"y": client.start("x")})
         for batch in client.data.batches():
             carry = client.optimizer.descend(carry, "y", client.objective.gradient(carry["y"], batch))
-        return carry["y"]
+        tuned: Model = carry["y"]
+        return tuned

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from fedray.config import EngineConfig
 from fedray.core.rounding import whole_units
-from fedray.engine.ray.own_cluster import start_cluster
+from fedray.engine.ray.local_cluster import ray_folder, start_cluster
 from fedray.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ tasks``: Ray's head keeps 5 KB for each of up to 100,000 tasks."""
 RESOURCES = ("CPU", "GPU")
 """The kinds of Ray's resources that fedray asks for and reports."""
 
-OWN_BUNDLE = 0
+TRIAL_BUNDLE = 0
 """The bundle of a trial's placement group that holds the trial itself, and the server beside it."""
 
 
@@ -40,7 +40,7 @@ def in_trial_group(bundle: int = -1) -> PlacementGroupSchedulingStrategy | None:
 
 def connect(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool] = lambda: True) -> bool | None:
     """Connects this process to a Ray cluster, unless it is connected: to the one at ``engine.address``, to the one that
-    this node belongs to, or to a new one, which is started as :func:`~fedray.engine.ray.own_cluster.start_cluster`
+    this node belongs to, or to a new one, which is started as :func:`~fedray.engine.ray.local_cluster.start_cluster`
     does.
 
     Returns whether the cluster was started here, or None if there was a connection before.
@@ -74,12 +74,9 @@ def existing_cluster(engine: EngineConfig) -> str | None:
 def _address_here() -> str | None:
     """Returns the address of the cluster that this node belongs to, if that cluster still answers. A cluster that has
     died leaves its address behind."""
-    from ray._private import utils
-
-    address = utils.read_ray_address()
-    if not address:
-        return None
     try:
+        # where `ray start` leaves the address
+        address = (ray_folder() / "ray_current_cluster").read_text().strip()
         _connect(address, seconds=2)
     except (OSError, ValueError):
         return None
@@ -92,6 +89,19 @@ def _connect(address: str, seconds: float = 10) -> None:
     socket.create_connection((host, int(port)), timeout=seconds).close()
 
 
+def resources(free: bool = False) -> dict[str, float]:
+    """Returns the amounts of Ray's resources by kind that the cluster has, or those that are ``free``."""
+    ray_: Any = ray
+    found: dict[str, float] = ray_.available_resources() if free else ray_.cluster_resources()
+    return found
+
+
+def living_nodes() -> list[dict[str, Any]]:
+    """Returns what Ray says of each node of the cluster that is alive."""
+    ray_: Any = ray
+    return [node for node in ray_.nodes() if node["Alive"]]
+
+
 def actor_count(experiment: Experiment) -> int:
     """Returns ``engine.actors`` as a number. ``auto`` is as many as the cluster has room for, but no more than the
     cohort has clients."""
@@ -100,19 +110,18 @@ def actor_count(experiment: Experiment) -> int:
         return members
     if engine.actors != "auto":
         return int(engine.actors)
-    resources = ray.cluster_resources()
-    fits = []
+    total, fits = resources(), []
     if engine.cpus_per_actor:
-        fits.append((resources.get("CPU", 0) - engine.server_cpus) / engine.cpus_per_actor)
+        fits.append((total.get("CPU", 0) - engine.server_cpus) / engine.cpus_per_actor)
     if gpu_share(experiment):
-        fits.append((resources.get("GPU", 0) - engine.server_gpus) / gpu_share(experiment))
+        fits.append((total.get("GPU", 0) - engine.server_gpus) / gpu_share(experiment))
     return max(1, min(whole_units(min(fits)) if fits else (os.cpu_count() or 1), members))
 
 
 def check_resources(experiment: Experiment, actors: int, started_here: bool) -> None:
     """Raises :class:`UserError` if the cluster lacks what the run needs and can't grow, because no machine can join a
     cluster that this process has started."""
-    engine, total = experiment.config.engine, ray.cluster_resources()
+    engine, total = experiment.config.engine, resources()
     wanted = {
         "CPU": actors * engine.cpus_per_actor + engine.server_cpus,
         "GPU": actors * gpu_share(experiment) + engine.server_gpus,
@@ -150,7 +159,7 @@ def compared_with_cluster(request: str) -> str:
 
     ``a trial takes 2 CPU`` becomes ``a trial takes 2 CPU; the cluster has 4 CPU (1 free), 0 GPU (0 free)``.
     """
-    total, free = ray.cluster_resources(), ray.available_resources()
+    total, free = resources(), resources(free=True)
     have = ", ".join(f"{total.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in RESOURCES)
     return f"{request}; the cluster has {have}"
 
@@ -163,7 +172,7 @@ def in_words(amounts: Mapping[str, float]) -> str:
 def missing_on_nodes(check: Callable[[], str | None], timeout: float) -> str | None:
     """Returns what ``check()`` returns on the first node where it is not None, with the node's name; None if it is None
     on all nodes. Raises :class:`UserError` if a node does not answer in ``timeout`` seconds."""
-    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in living_nodes()}
     asked = {
         name: ray.remote(check)
         .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))

@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from fedray.core.torch_state import neutral
 from fedray.data.federated import FederatedData
 from fedray.engine.driver import Driver
 from fedray.engine.opening import open_run
@@ -24,7 +25,7 @@ from fedray.engine.process import computing_process, environment
 from fedray.engine.ray.client_actor import create_actor
 from fedray.engine.ray.cluster import (
     NO_TASK_EVENTS,
-    OWN_BUNDLE,
+    TRIAL_BUNDLE,
     actor_count,
     check_resources,
     gpu_share,
@@ -35,6 +36,7 @@ from fedray.engine.ray.gpu_sharing import shared_gpus
 from fedray.engine.ray.pool import RayPool
 from fedray.engine.ray.start import RayStart
 from fedray.engine.ray.stored import StoredData, store
+from fedray.engine.run import Run
 from fedray.errors import ClientError, StateLost, UserError, first_line
 from fedray.experiment.experiment import Experiment
 from fedray.usercode.modules import is_library
@@ -52,6 +54,7 @@ class ServerActor:
         self.events: queue.Queue[list[Any] | None] = queue.Queue()
         self.answers: queue.Queue[bool] = queue.Queue()
         self.stop_asked = threading.Event()
+        self.opened: Run | None = None
 
     def run(self, lockstep: bool) -> None:
         """Runs to the end. With ``lockstep`` the run waits for the driver's answer after each round."""
@@ -85,7 +88,7 @@ class ServerActor:
         ):
             if run is None:
                 return
-            run.stopping = self.stop_asked
+            self.opened, run.stopping = run, self.stop_asked
             record = run.recorder.note
             for line in notes:
                 record(line)
@@ -110,6 +113,12 @@ class ServerActor:
                 if lockstep and self.answers.get():
                     self.stop_asked.set()
             yield pending
+
+    @neutral()
+    def look(self, what: str, name: str | None = None) -> Any:
+        """Does what :meth:`Run.look` does, while the run waits for the driver's answer."""
+        assert self.opened is not None
+        return self.opened.look(what, name)
 
     def _say(self, line: str) -> None:
         self.events.put([("said", line)])
@@ -138,9 +147,15 @@ class RayEngine:
         experiment = _with_run_settings(self.experiment, output)
         started_here = self.start.ready()
         check_resources(experiment, 1, started_here)
-        own = [type(experiment.algorithm), *experiment.task.functions, *experiment.module.code, *self.data.user_classes]
-        own += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
-        ship_own_code(own)
+        code = [
+            type(experiment.algorithm),
+            *experiment.task.functions,
+            *experiment.module.code,
+            *self.data.user_classes,
+        ]
+        code += [part for change in experiment.training.augment for part in getattr(change, "code", ())]
+        code += experiment.upload
+        ship_user_code(code)
         stored = store(self.data)
         del self.data
         experiment = shared_gpus(experiment, stored, driver.say)
@@ -166,20 +181,25 @@ def _with_run_settings(experiment: Experiment, values: dict[str, Any]) -> Experi
     return replace(experiment, config=experiment.config.model_copy(update={"run": settings}))
 
 
-def ship_own_code(own: Iterable[Any]) -> None:
-    """Ships the user's own modules to the actors by value: those in which the objects ``own`` were defined, and those
+def ship_user_code(objects: Iterable[Any]) -> None:
+    """Ships the user's modules to the actors by value: those in which ``objects`` were defined, and those
     that are among them. The machines of the actors may not have these modules."""
-    for thing in own:
+    for thing in objects:
         home = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
         module = sys.modules.get(home or "")
         name = module.__name__ if module is not None else "builtins"
         if name != "__main__" and not is_library(name):
-            ray.cloudpickle.register_pickle_by_value(module)
+            pickling: Any = ray.cloudpickle
+            pickling.register_pickle_by_value(module)
 
 
-def _show(events: Iterable[tuple[str, Any]], driver: Driver) -> bool | None:
+def _show(events: Iterable[tuple[str, Any]], driver: Driver, experiment: Experiment, server: Any) -> bool | None:
     """Shows the driver some events of the server. Returns whether the run is to stop, or None if nobody is to say
     so."""
+
+    def look(what: str, name: str | None = None) -> Any:
+        return ray.get(server.look.remote(what, name))
+
     answer = None
     for kind, value in events:
         if kind == "started":
@@ -187,9 +207,7 @@ def _show(events: Iterable[tuple[str, Any]], driver: Driver) -> bool | None:
         elif kind == "said":
             driver.say(value)
         else:
-            driver.show(value)
-            if driver.on_round is not None:
-                answer = driver.on_round(value)
+            answer = driver.watch(value, experiment, look)
     return answer
 
 
@@ -199,7 +217,7 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
     driver.say(f"starting the server and {actors} client actor{'s' if actors > 1 else ''} ...")
     created = [create_actor(experiment, data, here) for _ in range(actors)]
     # in a trial the server runs in the trial's own bundle
-    group = in_trial_group(OWN_BUNDLE)
+    group = in_trial_group(TRIAL_BUNDLE)
     server: Any = (
         ray.remote(ServerActor)
         .options(
@@ -233,9 +251,11 @@ def _drive(experiment: Experiment, data: StoredData, actors: int, driver: Driver
                     ) from None
                 continue
             if batch is None:
-                return ray.get(ended)
+                # raises what ended the run
+                ray.get(ended)
+                return
             begun = True
-            coming = server.next.remote(_show(batch, driver))
+            coming = server.next.remote(_show(batch, driver, experiment, server))
     except ActorUnschedulableError:
         raise UserError(
             f"engine.server_cpus={engine.server_cpus:g}, engine.server_gpus={engine.server_gpus:g}: this node, where "

@@ -10,14 +10,15 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
+from fedray.core.batches import Batch
+from fedray.core.structure import map_leaves
 from fedray.engine.clients import Clients
-from fedray.engine.memory import Footprint, actors_per_gpu
-from fedray.engine.memory_of_clients import footprint_of
+from fedray.engine.memory import Footprint, actors_per_gpu, footprint, is_out_of_memory, too_large
 from fedray.engine.process import computing_process, environment, require_device
-from fedray.engine.ray.cluster import in_trial_group, shortage
+from fedray.engine.ray.cluster import in_trial_group, resources, shortage
 from fedray.engine.ray.stored import StoredData
 from fedray.engine.state.states import StateFolder
-from fedray.errors import UserError
+from fedray.errors import UserError, first_line
 from fedray.experiment.experiment import Experiment
 
 
@@ -30,6 +31,24 @@ class Probe:
             require_device(experiment.device, experiment.precision)
             clients = Clients(experiment, data.get(), StateFolder.of_run(experiment.config), experiment.device)
             return footprint_of(clients)
+
+
+def footprint_of(clients: Clients) -> Footprint:
+    """Measures what this process takes of its GPU with a stack of the largest clients.
+
+    Raises :class:`UserError` if even one such stack does not fit.
+    """
+    experiment, width = clients.experiment, clients.state_width()
+    size = (experiment.chunk or 1) if experiment.vectorize else clients.lanes
+    x, y = clients.first_batch(clients.largest, copies=size)
+    try:
+        return footprint(clients.network, Batch(x, y, 0), width)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        one = map_leaves(lambda each: each[0], x)
+        line = too_large(clients.network, size, one, width, first_line(error))
+        raise UserError(f"{line}, and engine.device=cpu does without a GPU") from None
 
 
 def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], None]) -> Experiment:
@@ -47,7 +66,7 @@ def shared_gpus(experiment: Experiment, data: StoredData, say: Callable[[str], N
     if warning := found.warning():
         say(warning)
     if asked == "auto":
-        total = ray.cluster_resources()
+        total = resources()
         cpus = total.get("CPU", 0) / max(total.get("GPU", 1), 1)
         chosen = actors_per_gpu(found, cpus / engine.cpus_per_actor if engine.cpus_per_actor else cpus)
         say(f"engine.actors_per_gpu={chosen}: {found.arithmetic(chosen)}")
@@ -67,7 +86,8 @@ def _measured(experiment: Experiment, data: StoredData) -> Footprint:
     variables = environment(engine.threads, engine.portable_bits)
     probe: Any = ray.remote(Probe).options(**share, runtime_env={"env_vars": variables}).remote()
     try:
-        return ray.get(probe.measure.remote(experiment, data), timeout=engine.start_timeout)
+        found: Footprint = ray.get(probe.measure.remote(experiment, data), timeout=engine.start_timeout)
+        return found
     except GetTimeoutError:
         line = f"{shortage(1, share)}: it did not start in {engine.start_timeout:g} s; engine.device=cpu needs no GPU"
         raise UserError(line) from None

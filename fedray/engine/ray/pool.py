@@ -124,7 +124,7 @@ class RayPool:
         self.failed_starts = 0
         self.machines.append(machine)
         self.note(f"client actor: pid {machine['pid']} on {machine['node']}, {machine['device']}")
-        if self.experiment.algorithm.stateful:
+        if self.experiment.keeps_states:
             self._open(self.nodes[actor])
         self.alive.append(actor)
 
@@ -156,7 +156,7 @@ class RayPool:
         return {actor: work / seconds for actor, (work, seconds) in of_alive.items()}
 
     def publish(self, vectors: Mapping[str, Vector]) -> Handle:
-        packed = Packed.of(vectors).numpy()
+        packed = Packed.pack(vectors).numpy()
         if packed.bytes > ENCLOSED_BYTES:
             return ray.put(packed)
         self._published += 1

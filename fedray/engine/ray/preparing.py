@@ -24,8 +24,8 @@ from fedray.core.structure import leaves
 from fedray.data.storage.lazy import LazyItems
 from fedray.data.storage.mapped import COLUMNS, open_file, recorded_sums, shipped
 from fedray.data.storage.mapping import RESERVE, Filling, Progress, Reader, map_arrays, readers_here
-from fedray.engine.ray.cluster import NO_TASK_EVENTS
-from fedray.engine.ray.engine import ship_own_code
+from fedray.engine.ray.cluster import NO_TASK_EVENTS, living_nodes
+from fedray.engine.ray.engine import ship_user_code
 from fedray.errors import ClientError, UserError, first_line
 from fedray.util.files import move_whole
 
@@ -110,9 +110,9 @@ def map_on_cluster(
     Raises :class:`UserError`, which names the node, if the samples can't be read or written there.
     """
     items = [tree for tree in arrays.values() if isinstance(tree, LazyItems)]
-    ship_own_code(type(each.dataset) for each in items)
+    ship_user_code(type(each.dataset) for each in items)
     here = ray.get_runtime_context().get_node_id()
-    nodes = [_Node(node["NodeID"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    nodes = [_Node(node["NodeID"]) for node in living_nodes() if node["NodeID"] != here]
 
     digests = [(each, each.digest()) for each in items]
 
@@ -188,7 +188,8 @@ class _Node:
     def obstacle(self, items: LazyItems, digest: str) -> str | None:
         """Returns why the node can't read items, or None if it can."""
         try:
-            return self.ask("obstacle", items, digest)
+            found: str | None = self.ask("obstacle", items, digest)
+            return found
         except RayTaskError as error:  # it could not make the data set there
             return first_line(error.cause or error)
 
@@ -197,4 +198,5 @@ class _Node:
         with self._lock:
             if filling.files not in self._fillings:
                 self._fillings[filling.files] = ray.put(filling)
-        return self.ask("load", filling.files, [self._fillings[filling.files]], chunk)
+        found: list[np.ndarray] = self.ask("load", filling.files, [self._fillings[filling.files]], chunk)
+        return found

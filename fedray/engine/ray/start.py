@@ -96,9 +96,9 @@ class RayStart:
     def gpus(self) -> float:
         """Waits for the connection. Returns how many GPUs all nodes of the cluster have together."""
         self.ready()
-        import ray
+        from fedray.engine.ray.cluster import resources
 
-        return ray.cluster_resources().get("GPU", 0)
+        return resources().get("GPU", 0.0)
 
     def missing(self, check: Callable[[], str | None]) -> str | None:
         """Waits for the connection. Returns what ``check()`` returns on the first node where it is not None, with the

@@ -23,7 +23,7 @@ class Packed:
     widths: dict[str, int]
 
     @classmethod
-    def of(cls, vectors: Mapping[str, Vector]) -> Packed:
+    def pack(cls, vectors: Mapping[str, Vector]) -> Packed:
         """Packs models and vectors as tensors, each on the device where it is."""
         rows = {name: value.row if isinstance(value, Model) else value for name, value in vectors.items()}
         return cls(rows, {name: value.width for name, value in vectors.items() if isinstance(value, Model)})
@@ -37,7 +37,7 @@ class Packed:
         """Returns the same as numpy arrays."""
         return Packed(map_leaves(lambda value: on_host(value).numpy(), self.arrays), self.widths)
 
-    def own(self, device: torch.device) -> dict[str, Vector]:
+    def unpack(self, device: torch.device) -> dict[str, Vector]:
         """Returns the models and vectors in fresh memory of this process, because the memory in which they arrived may
         be shared, read-only or unaligned."""
         tensors = map_leaves(lambda value: _own(value, device), self.arrays)

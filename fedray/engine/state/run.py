@@ -83,7 +83,7 @@ class RunState:
 
     @classmethod
     def first(cls, experiment: Experiment, data: FederatedData, worker: Worker, pool: Pool) -> RunState:
-        """Returns the state before the first round. ``worker`` is the server's own worker."""
+        """Returns the state before the first round. ``worker`` is the server's."""
         algorithm, layout, sizes = experiment.algorithm, worker.clients.network.layout, data.sizes()
         earlier = EarlierModels(algorithm, pool, layout, worker.clients.device)
         server = ServerState(
@@ -120,7 +120,7 @@ class RunState:
     def restore(self, saved: Checkpoint, pool: Pool, folder: StateFolder) -> None:
         """Goes back to a checkpoint. ``folder`` is where the server's node keeps states."""
         server = self.server
-        server.vectors, server.round = saved.vectors.own(self.device), saved.round
+        server.vectors, server.round = saved.vectors.unpack(self.device), saved.round
         server.table = _by_client(saved.record["table"])
         server.last_round = {int(client): number for client, number in saved.record["last_round"].items()}
         self.costs = saved.record["costs"]
@@ -130,7 +130,7 @@ class RunState:
 
     def vectors(self) -> Packed:
         """Returns the server's models and vectors, as a checkpoint holds them."""
-        return Packed.of(self.server.vectors)
+        return Packed.pack(self.server.vectors)
 
     def record(self) -> dict[str, Any]:
         """Returns the rest of the state, as JSON."""

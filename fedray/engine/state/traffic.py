@@ -76,7 +76,7 @@ class StateTraffic:
 
         They are there when :meth:`settle` returns. Raises :class:`UserError` if one can't be written.
         """
-        rows = Packed.of(state).arrays
+        rows = Packed.pack(state).arrays
         each = sum(row[0].nbytes for row in rows.values())
         together = max(1, MOST_BYTES // max(1, each)) if self.beside else len(names)
         for start in range(0, len(names), together):

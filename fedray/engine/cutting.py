@@ -1,4 +1,4 @@
-"""Cuts a cohort into tasks for the workers.
+"""Cuts a cohort into tasks for the workers, and makes the tasks.
 
 A task that is too large makes everybody wait for the worker that got it last; one that is too small costs more to send
 than to do. So workers get large tasks first and small ones at the end.
@@ -9,14 +9,18 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fedray.algorithms import Cohort
 from fedray.client.phase import stacks
 from fedray.core.local_training import LocalTraining
 from fedray.core.tree import subtrees
 from fedray.engine.pool import Pool
-from fedray.engine.tasks import Blocks, positions
+from fedray.engine.state.run import RunState
+from fedray.engine.tasks import Blocks, Handle, PhaseTask, positions
+from fedray.experiment.experiment import Experiment
 from fedray.tracking.costs import load_of
 
 LEAST_SECONDS = 0.015
@@ -30,7 +34,7 @@ SUMS_BYTES = 128_000_000
 """The memory that a worker may use for the partial sums of a task."""
 
 
-class Dealer:
+class TaskCutter:
     """Cuts each cohort into tasks for the workers of ``pool``, by the work of its clients and the pace of the round
     before.
 
@@ -51,7 +55,7 @@ class Dealer:
         """Returns the tasks of a round, each as blocks of positions in the cohort, in the order in which they should be
         sent."""
         self._work = [load_of(size, self.training).seen for size in cohort.sizes]
-        return deal(
+        return cut_into_tasks(
             self._work, self.pool.slots, self.pool.task_fraction,
             None if self.chunk is None else stacks(len(cohort.ids), self.chunk), self._nodes,
             least=LEAST_SECONDS / self._pace if self._pace else 0,
@@ -73,7 +77,7 @@ class Dealer:
         self._pace = seconds / self.samples
 
 
-def deal(
+def cut_into_tasks(
     work: Sequence[float],
     slots: int,
     task_fraction: float = 0.5,
@@ -113,9 +117,9 @@ def deal(
 
     heap = [entry(*block) for block in undivided or [(0, members)]]
     heapq.heapify(heap)
-    given: list[list[tuple[int, int]]] = []
+    tasks: list[list[tuple[int, int]]] = []
     while heap:
-        if len(given) % slots == 0:
+        if len(tasks) % slots == 0:
             even = left / slots
             target = min(longest, max(even * task_fraction, min(least, max(even, least / 5))))
         blocks: list[tuple[int, int]] = []
@@ -140,10 +144,50 @@ def deal(
                 added, deepest = added + count, max(deepest, depth)
             else:
                 break
-        given.append(sorted(blocks))
-    return given
+        tasks.append(sorted(blocks))
+    return tasks
 
 
 def _priority(cost: float, length: int) -> tuple[float, float]:
-    """Returns a key that sorts a block of ``length`` clients which costs ``cost`` by when it is dealt."""
+    """Returns a key that sorts a block of ``length`` clients which costs ``cost`` by when it is sent."""
     return -math.frexp(cost)[1], -cost if length == 1 else 0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What was broadcast in a phase: a handle of what all clients get, and the numbers for each client of the
+    cohort."""
+
+    shared: Handle
+    scalars: Mapping[str, Sequence[float]]
+
+
+def task_of(blocks: Blocks, work: float, sent: Sequence[Sent], state: RunState, experiment: Experiment) -> PhaseTask:
+    """Returns the task of running a phase for the clients at the positions ``blocks`` of the cohort.
+
+    ``sent`` holds what was broadcast in each phase of the round so far; the task is for the phase of the last one.
+    ``work`` is the number of samples in all mini-batches of these clients.
+    """
+    server, places, algorithm = state.server, positions(blocks), experiment.algorithm
+    cohort = server.cohort
+
+    def of_task(values: Sequence[Any]) -> list[Any]:
+        return [values[place] for place in places]
+
+    ids, gaps = of_task(cohort.ids), of_task(cohort.gaps)
+    return PhaseTask(
+        round=server.round,
+        phase=len(sent) - 1,
+        blocks=blocks,
+        members=len(cohort.ids),
+        work=work,
+        lr=server.lr,
+        ids=ids,
+        weights=of_task(cohort.weights),
+        steps=of_task(cohort.steps),
+        gaps=gaps,
+        broadcasts=[each.shared for each in sent],
+        scalars=[{name: of_task(values) for name, values in each.scalars.items()} for each in sent],
+        states=[state.clients.get(client) for client in ids] if experiment.keeps_states else (),
+        received=[state.earlier.received(server.round, gap) for gap in gaps] if algorithm.needs_received else (),
+    )

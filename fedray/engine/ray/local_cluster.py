@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import utils
 
 from fedray.config import EngineConfig
 from fedray.errors import RayNotStarted, UserError, first_line, first_sentence
@@ -24,7 +23,7 @@ through the object store, which is asked several times for each and answers slow
 OF_CLUSTER = {
     # the client actors are the work: Ray would start them at a lower priority than whatever else runs here
     "RAY_worker_niceness": "0",
-    # they would wait without work: an actor of ours gets a process with environment variables of its own
+    # they would wait without work: a fedray actor gets a process with environment variables of its own
     "RAY_prestart_worker_first_driver": "0",
     "RAY_max_direct_call_object_size": str(INLINE_BYTES),
 }
@@ -42,9 +41,9 @@ SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Callable[[], bool], **options: Any) -> None:
     """Starts a cluster on this machine and connects to it, with further ``options`` of ``ray.init``.
 
-    If it does not start it is tried once more, in another folder, as long as ``wanted()`` is true; ``say`` is told. No
-    process of a failed start is left. Raises :class:`RayNotStarted` if the second try fails too, and
-    :class:`UserError` if the fault is ``engine.spill_dir``.
+    If it does not start it is tried once more, in another folder, as long as ``wanted()`` is true; ``say`` is called
+    with a line about that. No process of a failed start is left. Raises :class:`RayNotStarted` if the second try fails
+    too, and :class:`UserError` if the fault is ``engine.spill_dir``.
     """
     for name, value in OF_CLUSTER.items():
         os.environ.setdefault(name, value)
@@ -63,9 +62,10 @@ def start_cluster(engine: EngineConfig, say: Callable[[str], None], wanted: Call
 
 
 def ray_folder() -> Path:
-    """Returns the folder in which Ray keeps its files on this machine, unless it is told otherwise."""
-    # the folder of the file with a cluster's address, as the function for it has other names in other versions of Ray
-    return Path(utils.get_ray_address_file(None)).parent.absolute()
+    """Returns the folder in which Ray keeps its files on this machine, unless it is set otherwise."""
+    # as Ray has it; it has no public function for that
+    place = next((os.environ[name] for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "/tmp")
+    return Path(place, "ray").absolute()
 
 
 def _failure(engine: EngineConfig, folder: Path, options: dict[str, Any]) -> str | None:

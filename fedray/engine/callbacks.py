@@ -1,0 +1,204 @@
+"""Callbacks: the user's objects that are shown a run as it goes on, in the process that started it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fedray.config import Config
+from fedray.errors import UserError
+from fedray.usercode.extensions import Entry, make
+from fedray.usercode.importing import as_user_error, error_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from fedray.tracking.result import RunResult
+
+Look: TypeAlias = Callable[..., Any]
+"""``look(what)`` returns a part of the round that was reported last; ``look("model", name)`` one of its models."""
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """A run that begins, or goes on from a checkpoint.
+
+    ``folder`` is its folder and ``config`` its configuration, with what defaults and ``auto`` stand for. ``round`` is
+    the round from which it goes on, 0 for a new run, and ``rounds`` the number of rounds that it will have at its end.
+    """
+
+    folder: Path
+    config: Config
+    round: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished round: its number ``round`` and its row ``metrics`` of metrics.csv.
+
+    The other parts are fetched from the process that runs the rounds when they are asked for, so that a round is no
+    slower for a callback that does without them. They are copies, and can be asked for while the callback is called.
+    """
+
+    round: int
+    metrics: Mapping[str, Any]
+    look: Look | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """The round's rows of clients.parquet, one for each client of the cohort."""
+        found = self._table("clients")
+        assert found is not None
+        return found
+
+    @property
+    def evaluation(self) -> pd.DataFrame | None:
+        """The round's rows of evaluation.parquet, one for each client that was scored; None if none was."""
+        return self._table("evaluation")
+
+    @property
+    def layers(self) -> pd.DataFrame | None:
+        """The round's rows of layers.parquet, one for each layer; None without ``run.diagnostics``."""
+        return self._table("layers")
+
+    def model(self, name: str | None = None) -> nn.Module:
+        """Returns the model as it is after the round, in evaluation mode and on the CPU.
+
+        Args:
+            name: One of the algorithm's further models, such as ``representation`` of pFedMo. Unless it is given, the
+                evaluated model is returned.
+
+        Raises:
+            UserError: The algorithm has no model of that name, or the callback has returned already.
+
+        Example:
+            logits = report.model()(images)
+        """
+        found: nn.Module = self._asked("model", name)
+        return found
+
+    def _table(self, what: str) -> pd.DataFrame | None:
+        import pandas as pd
+
+        found = self._asked(what)
+        return None if found is None else pd.DataFrame(found)
+
+    def _asked(self, what: str, *name: str | None) -> Any:
+        if self.look is None:
+            raise UserError(f"the {what} of round {self.round} can be asked for only while its callback is called")
+        return self.look(what, *name)
+
+
+class Callback:
+    """What a callback may define. An object with any of these methods is one; it need not be of a subclass.
+
+    Example:
+        class Logger(Callback):
+            def round(self, report):
+                print(report.round, report.metrics["test_accuracy"])
+    """
+
+    def start(self, run: RunStart) -> None:
+        """Called before the first round, and once more if a run goes back to a checkpoint because a process died."""
+
+    def round(self, report: Report) -> bool | None:
+        """Called after each round. The next round waits for it, and the run ends if it returns true."""
+
+    def end(self, result: RunResult) -> None:
+        """Called when the run has been completed, has diverged, or was interrupted (``result.status``)."""
+
+
+class Callbacks:
+    """All callbacks of a run: those that ``named`` names (``run.callbacks``), and the objects and functions that were
+    handed over from Python. A function is called as the method ``round`` is, and a class is made without arguments.
+
+    An exception of one that was named becomes a :class:`UserError`, which names it, the file and the line. One of an
+    object from Python is raised as it is.
+    """
+
+    def __init__(self, named: Sequence[Entry], handed_over: Sequence[Any]) -> None:
+        self._named, self._handed_over = named, handed_over
+        self._made: list[tuple[str | None, Any]] | None = None
+
+    @property
+    def watch_rounds(self) -> bool:
+        """Whether any of them wants to see the rounds."""
+        return any(_method(each, "round") for _, each in self._all())
+
+    def start(self, run: RunStart) -> None:
+        """Shows all callbacks the beginning of a run."""
+        self._call("start", run)
+
+    def round(self, report: Report) -> bool:
+        """Shows all callbacks a round, and returns whether one of them wants the run to end."""
+        opened = [report.look]
+
+        def look(what: str, *name: str | None) -> Any:
+            return replace(report, look=opened[0])._asked(what, *name)
+
+        try:
+            return any(self._call("round", replace(report, look=look)))
+        finally:
+            opened[0] = None
+
+    def end(self, result: RunResult) -> None:
+        """Shows all callbacks the result of a run."""
+        self._call("end", result)
+
+    def _all(self) -> list[tuple[str | None, Any]]:
+        if self._made is None:
+            key = "run.callbacks"
+            named = [(f"{key}: {_name(entry)}", make(entry, key)) for entry in self._named]
+            others = [(None, each() if isinstance(each, type) else each) for each in self._handed_over]
+            for where, each in (*named, *others):
+                if not any(_method(each, name) for name in ("start", "round", "end")):
+                    raise UserError(
+                        f"{where or 'callbacks='}: {type(each).__name__} has none of the methods start, round and end"
+                    )
+            self._made = [*named, *others]
+        return self._made
+
+    def _call(self, name: str, argument: Any) -> list[bool]:
+        return [
+            _called(where, name, method, argument)
+            for where, each in self._all()
+            if (method := _method(each, name)) is not None
+        ]
+
+
+def _called(where: str | None, name: str, method: Callable[[Any], Any], argument: Any) -> bool:
+    if where is not None:
+        with as_user_error(f"{where} failed in {name}"):
+            return bool(method(argument))
+    with _noted(method, name):
+        return bool(method(argument))
+
+
+@contextlib.contextmanager
+def _noted(method: Callable[[Any], Any], name: str) -> Iterator[None]:
+    """A context in which an exception gets a note of the callback that raised it, where Python has such notes."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "add_note"):
+            error.add_note(f"raised by {getattr(method, '__qualname__', method)}, a callback: {error_line(error)}")
+        raise
+
+
+def _method(callback: Any, name: str) -> Callable[[Any], Any] | None:
+    """Returns the method ``name`` of a callback, or None. A function stands for the method ``round``."""
+    found = getattr(callback, name, None)
+    if callable(found) and getattr(type(callback), name, None) is not getattr(Callback, name):
+        method: Callable[[Any], Any] = found
+        return method
+    has_methods = any(callable(getattr(callback, each, None)) for each in ("start", "round", "end"))
+    return callback if name == "round" and callable(callback) and not has_methods else None
+
+
+def _name(entry: Entry) -> str:
+    return entry if isinstance(entry, str) else str(entry["name"])

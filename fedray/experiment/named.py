@@ -1,0 +1,46 @@
+"""Makes the objects that a config names in the keys ``task.loss``, ``task.metrics`` and ``train.upload``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fedray.algorithms import Algorithm
+from fedray.config import Config
+from fedray.core.task import LOSSES
+from fedray.core.upload import UploadStep
+from fedray.errors import UserError
+from fedray.experiment.custom import CustomObjects
+from fedray.usercode.extensions import Entry, make
+
+
+def with_named(config: Config, custom: CustomObjects) -> CustomObjects:
+    """Returns ``custom`` with the loss and the metrics that the config names. Those from Python take their place."""
+    loss, metrics = custom.loss, dict(custom.metrics)
+    if loss is None and config.task.loss is not None:
+        loss = _callable(config.task.loss, "task.loss")
+    for metric, name in config.task.named_metrics.items():
+        metrics.setdefault(metric, _callable(name, "task.metrics"))
+    return replace(custom, loss=loss, metrics=metrics)
+
+
+def named_uploads(config: Config, algorithm: Algorithm) -> tuple[UploadStep, ...]:
+    """Returns the steps that ``train.upload`` names, in their order.
+
+    Raises :class:`UserError` if one can't be made, or keeps something of clients although the algorithm has phases.
+    """
+    steps = tuple(_callable(entry, "train.upload") for entry in config.train.upload)
+    for step in steps:
+        if getattr(step, "keeps", False) and len(algorithm.phases) > 1:
+            raise UserError(
+                f"train.upload: {type(step).__name__} keeps something of each client, which needs an algorithm of one "
+                f"phase; {config.algorithm.name} has {len(algorithm.phases)}"
+            )
+    return steps
+
+
+def _callable(entry: Entry, key: str) -> Any:
+    found = make(entry, key, {} if key == "train.upload" else LOSSES)
+    if not callable(found):
+        raise UserError(f"{key}: {entry} must be a function or a class of such, not {type(found).__name__}")
+    return found

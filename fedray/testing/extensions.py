@@ -1,0 +1,101 @@
+"""Contract tests of a callback and an upload step. Subclass one in a pytest module, and name yours.
+
+from fedray.testing import UploadContract
+
+class TestClip(UploadContract):
+    step = {"name": "mine.py:Clip", "norm": 0.5}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedray.api import simulate
+from fedray.config import load
+from fedray.core.upload import UploadRows
+from fedray.experiment.custom import CustomObjects
+from fedray.experiment.resolve import resolve
+from fedray.testing.contracts import SETTINGS, assert_same, small_source
+from fedray.tracking.result import RunResult
+from fedray.usercode.extensions import Entry, make
+
+
+def _run(folder: Path, callbacks: Any = (), **changes: Any) -> RunResult:
+    """Returns a run of FedAvg in ``folder``. The names in ``changes`` are keys with ``__`` in place of dots."""
+    settings = {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(folder)}
+    settings |= {key.replace("__", "."): value for key, value in changes.items()}
+    return simulate(settings, data=small_source(), callbacks=callbacks)
+
+
+class CallbackContract:
+    """Tests of what must hold for every callback. Set ``callback`` in a subclass."""
+
+    callback: ClassVar[Entry]
+    """The entry of ``run.callbacks``: file.py:Name or module:Name, or a mapping with ``name`` and options."""
+
+    def test_it_changes_no_bit(self, tmp_path: Path) -> None:
+        """Checks that a run has the same model and tables with the callback and without it."""
+        assert_same(_run(tmp_path / "with", run__callbacks=[self.callback]), _run(tmp_path / "without"))
+
+    def test_a_run_with_it_can_be_resumed(self, tmp_path: Path) -> None:
+        """Checks a run that is stopped and goes on with a new callback."""
+        keys = {"run__callbacks": [self.callback], "run__checkpoint_every": 2}
+        _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
+        assert_same(_run(tmp_path / "parts", **keys), _run(tmp_path / "whole"))
+
+
+class UploadContract:
+    """Tests of what must hold for every step of ``train.upload``. Set ``step`` in a subclass."""
+
+    step: ClassVar[Entry]
+    """The entry of ``train.upload``: file.py:Name or module:Name, or a mapping with ``name`` and options."""
+
+    def sent(self, rows: Tensor, clients: list[int], kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Returns what a new step makes of ``rows``, and what it keeps."""
+        step = make(self.step, "train.upload")
+        upload = UploadRows("y", "train", 3, clients, 0, 0, kept)
+        found: Tensor = step(rows.clone(), upload)
+        return found, upload.kept
+
+    def test_it_treats_each_row_by_itself(self) -> None:
+        """Checks that clients side by side send what each sends alone, to the bit, and the same again."""
+        step, clients = make(self.step, "train.upload"), [4, 7, 9]
+        numbers = np.random.Generator(np.random.Philox(key=1)).normal(size=(2, 3, 50)).astype(np.float32)
+        rows, before = torch.from_numpy(numbers)
+        kept = before if getattr(step, "keeps", False) else None
+        together, kept_together = self.sent(rows, clients, kept)
+        assert together.shape == rows.shape
+        assert together.dtype == rows.dtype
+        assert torch.equal(self.sent(rows, clients, kept)[0], together), "the same rows were sent differently"
+        for row, client in enumerate(clients):
+            part = slice(row, row + 1)
+            alone, kept_alone = self.sent(rows[part], [client], None if kept is None else kept[part])
+            assert torch.equal(alone, together[part]), "a client alone sends something else"
+            if kept is not None:
+                assert kept_alone is not None
+                assert kept_together is not None
+                assert torch.equal(kept_alone, kept_together[part]), "a client alone keeps something else"
+
+    def test_it_is_part_of_the_result(self, tmp_path: Path) -> None:
+        """Checks that a run with the step is another run than one without."""
+        with_step, without = (
+            resolve(load(self._keys(tmp_path, steps)), CustomObjects(small_source()))[0] for steps in (1, 0)
+        )
+        assert set(with_step.inputs) - set(without.inputs) == {"step 1 of train.upload"}
+
+    def test_a_run_has_the_same_bits_in_chunks_and_in_parts(self, tmp_path: Path) -> None:
+        """Checks a run whose clients are sent one by one, and one that is stopped and resumed."""
+        keys = {"train__upload": [self.step], "run__checkpoint_every": 2}
+        whole = _run(tmp_path / "whole", **keys)
+        assert_same(whole, _run(tmp_path / "chunks", engine__chunk=1, **keys))
+        _run(tmp_path / "parts", [lambda report: report.round == 3], **keys)
+        assert_same(whole, _run(tmp_path / "parts", **keys))
+
+    def _keys(self, folder: Path, steps: int) -> dict[str, Any]:
+        upload = {"train.upload": [self.step] * steps}
+        return {**SETTINGS, "algorithm.name": "fedavg", "run.output": str(folder)} | upload

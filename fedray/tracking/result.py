@@ -1,0 +1,106 @@
+"""The result of a run, which is read from its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedray.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run that has ended, whether it was completed, diverged or was interrupted (``status``).
+
+    ``folder`` is the run's folder, from which everything is read. ``module`` is called without arguments, and makes the
+    model with its initial weights. The other results are properties: ``status``, ``summary``, ``metrics``, ``clients``,
+    ``evaluation`` and ``profile``. :meth:`model` returns the model that was trained.
+
+    Example:
+        best = result.metrics["test_accuracy"].max()
+        logits = result.model()(images)
+    """
+
+    folder: Path
+    module: Callable[[], nn.Module]
+
+    @property
+    def status(self) -> str:
+        """How the run ended: ``completed``, ``diverged`` or ``interrupted``. It is ``summary["status"]``."""
+        return str(self.summary["status"])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json, whose keys :data:`fedray.tracking.columns.SUMMARY` explains."""
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """The table metrics.csv, with a row for each round (:data:`fedray.tracking.columns.METRICS`)."""
+        from fedray.tracking.folder import read_metrics
+
+        return read_metrics(self.folder)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """The table clients.parquet, with a row for each round and client of its cohort."""
+        import pandas as pd
+
+        table: pd.DataFrame = pd.read_parquet(self.folder / "clients.parquet")
+        return table.sort_values(["round", "client"], ignore_index=True)
+
+    @property
+    def evaluation(self) -> pd.DataFrame:
+        """The table evaluation.parquet, with a row for each evaluated round and client scored on its own test share.
+
+        Raises :class:`UserError` if ``has_evaluation`` is false.
+        """
+        import pandas as pd
+
+        if not self.has_evaluation:
+            raise UserError(f"{self.folder} has no scores of single clients: run.eval_clients=all asks for them")
+        table: pd.DataFrame = pd.read_parquet(self._evaluation)
+        return table.sort_values(["round", "client"], ignore_index=True)
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether single clients were scored: that needs personal models, ``run.finetune_steps`` or
+        ``run.eval_clients``."""
+        return any(self._evaluation.glob("part-*.parquet"))
+
+    @property
+    def _evaluation(self) -> Path:
+        return self.folder / "evaluation.parquet"
+
+    @property
+    def profile(self) -> pd.DataFrame:
+        """The table profile.csv: the seconds of each round by purpose.
+
+        Only a run with ``engine.profile`` has it; FileNotFoundError is raised for others.
+        """
+        import pandas as pd
+
+        return pd.read_csv(self.folder / "profile.csv")
+
+    def model(self) -> nn.Module:
+        """Returns the final model, in evaluation mode. Raises :class:`UserError` if its file is damaged."""
+        from safetensors.torch import load_file
+
+        from fedray.core.places import Places
+        from fedray.core.torch_state import neutral
+        from fedray.tracking.records import check_file
+
+        check_file(self.folder, "model.safetensors")
+        with neutral():
+            module = self.module()
+            Places(module).load(load_file(self.folder / "model.safetensors"))
+        module.eval()
+        return module

@@ -1,0 +1,62 @@
+"""Finds what a config names where users may add things: what comes with fedray, or an object of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from fedray.errors import UserError, near_miss
+from fedray.usercode.importing import FORMS, as_user_error, check_user_object, import_object, is_user_defined
+
+Entry: TypeAlias = str | dict[str, Any]
+"""A name, or a mapping with the key ``name`` and the options with which the class of that name is made."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def check_entry(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> str:
+    """Returns the name in ``entry``. Nothing is imported.
+
+    Raises :class:`UserError` if there is no such file, the name has another form, or it is not among those ``known``.
+    """
+    name = entry if isinstance(entry, str) else entry.get("name")
+    if not isinstance(name, str):
+        raise UserError(f"{key}: {entry} must have the key name, as in {{name: file.py:Name, option: 1}}")
+    if is_user_defined(name):
+        check_user_object(name, key)
+    elif name not in known:
+        raise UserError(f"{key}: there is no {name!r}{near_miss(name, known)}; your own is given as {FORMS}")
+    return name
+
+
+def find(name: str, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
+    """Returns what ``known`` has under ``name``, or the user's object ``file.py:Name`` or ``module:Name``.
+
+    Args:
+        name: The name in the config.
+        key: The config's key, for messages.
+        known: What comes with fedray, by name.
+
+    Raises:
+        UserError: There is no such object, or its module raises.
+    """
+    check_entry(name, key, known)
+    return import_object(name, key) if is_user_defined(name) else known[name]
+
+
+def make(entry: Entry, key: str, known: Mapping[str, Any] = NOTHING) -> Any:
+    """Returns the object that ``entry`` names: what :func:`find` returns, or an instance of it if it is a class, made
+    with the options of the entry.
+
+    Raises :class:`UserError` as :func:`find` does, and if the class can't be made with these options.
+    """
+    name = check_entry(entry, key, known)
+    found = find(name, key, known)
+    options = {} if isinstance(entry, str) else {option: value for option, value in entry.items() if option != "name"}
+    if not isinstance(found, type):
+        if options:
+            raise UserError(f"{key}={name}: only a class takes options, such as {next(iter(options))}")
+        return found
+    with as_user_error(f"{key}={name} can't be made"):
+        return found(**options)
