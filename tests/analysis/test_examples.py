@@ -1,4 +1,4 @@
-"""The programs in examples/, shortened: the loss falls, and the saved model has the metric that the summary says."""
+"""The programs in analysis/examples/, shortened: the loss falls, and the saved model has the metric that the summary says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from fedray import RunResult
 
-FOLDER = Path(__file__).parents[2] / "examples"
+FOLDER = Path(__file__).parents[2] / "analysis" / "examples"
 
 
 def example(name: str) -> ModuleType:

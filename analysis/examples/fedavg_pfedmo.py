@@ -1,6 +1,6 @@
 """FedAvg against pFedMo on the images that come with fedray: five seeds each, and a page that compares them.
 
-python examples/fedavg_pfedmo.py [key=value ...]
+python analysis/examples/fedavg_pfedmo.py [key=value ...]
 
 Both algorithms get the same data, model, training settings and seeds. 1,000 of the images belong to no client: pFedMo's
 server trains on them, and FedAvg does not use them. A run that is already there is not repeated.

@@ -1,6 +1,6 @@
 """torchvision's ResNet-18 on Tiny-ImageNet, whose images are read, cropped and mirrored when they are used.
 
-python examples/tiny_imagenet.py tiny-imagenet-200
+python analysis/examples/tiny_imagenet.py tiny-imagenet-200
 """
 
 from __future__ import annotations

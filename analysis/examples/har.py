@@ -1,6 +1,6 @@
 """What people are doing, from the sensors of their phones; each person is a client (UCI-HAR, nine raw signals).
 
-python examples/har.py UCI_HAR_Dataset
+python analysis/examples/har.py UCI_HAR_Dataset
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Several labels for each image: what kind of clothes a picture of Fashion-MNIST shows (the sample inside fedray).
 
-python examples/clothes.py
+python analysis/examples/clothes.py
 """
 
 from __future__ import annotations

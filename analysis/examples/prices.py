@@ -1,6 +1,6 @@
 """A regression with a user-defined metric: prices of houses, where each city (a client) has a different market.
 
-python examples/prices.py
+python analysis/examples/prices.py
 """
 
 from __future__ import annotations

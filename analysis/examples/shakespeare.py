@@ -1,6 +1,6 @@
 """Next characters of Shakespeare's plays; each speaker is a client (tinyshakespeare, with `NAME:` before a speech).
 
-python examples/shakespeare.py tinyshakespeare/input.txt lstm
+python analysis/examples/shakespeare.py tinyshakespeare/input.txt lstm
 """
 
 from __future__ import annotations
