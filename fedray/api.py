@@ -119,8 +119,8 @@ class RunResult:
 def _rows_of_clients(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    table: pd.DataFrame = pd.read_parquet(path)
-    return table.sort_values(["round", "client"], ignore_index=True)
+    rows: pd.DataFrame = pd.read_parquet(path).sort_values(["round", "client"], ignore_index=True)
+    return rows
 
 
 def simulate(
