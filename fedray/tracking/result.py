@@ -38,13 +38,13 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json, whose keys :data:`fedray.tracking.columns.SUMMARY` explains."""
+        """The content of summary.json, whose keys are explained in the glossary of ``fedray/tracking/README.md``."""
         found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return found
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """The table metrics.csv, with a row for each round (:data:`fedray.tracking.columns.METRICS`)."""
+        """The table metrics.csv, with a row for each round (see the glossary)."""
         from fedray.tracking.folder import read_metrics
 
         return read_metrics(self.folder)

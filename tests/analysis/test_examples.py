@@ -1,4 +1,4 @@
-"""The programs in analysis/examples/, shortened: the loss falls, and the saved model has the metric that the summary says."""
+"""The programs in analysis/examples, shortened: losses fall, and saved models have the metrics of their summaries."""
 
 from __future__ import annotations
 
