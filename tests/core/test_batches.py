@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedray.client.local_data import LocalData
-from fedray.core.batches import schedule, steps_of
+from fedray.core.batches import aligned, schedule, steps_of
 from fedray.core.local_training import LocalTraining
 from fedray.core.samples import Samples
 from fedray.core.seeds import Purpose, stream
@@ -131,3 +131,10 @@ def test_chunk_mates_change_nothing(training, monkeypatch):
     # nor does it matter how far ahead samples are gathered
     monkeypatch.setattr("fedray.client.local_data.GATHERED_BYTES", {"cpu": 1})
     assert taken(sizes, [0, 1, 2, 3, 4], training) == together
+
+
+def test_samples_lie_where_fresh_memory_would_be():
+    memory = torch.arange(64.0)
+    assert aligned(memory) is memory
+    assert aligned(memory[1:]).data_ptr() % 64 == 0
+    assert torch.equal(aligned(memory[1:]), memory[1:])
