@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -142,7 +142,8 @@ def pickling_workers(workers: int) -> AbstractContextManager[Any]:
 def travelled(value: Any) -> Any:
     """Returns what a client actor of Ray would receive of ``value``: a copy, whose arrays are read-only."""
     buffers: list[pickle.PickleBuffer] = []
-    data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    dumps: Callable[..., bytes] = cloudpickle.dumps
+    data = dumps(value, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
 
 
