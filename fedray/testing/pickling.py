@@ -12,7 +12,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from ray import cloudpickle
 
 from fedray.client.optimizer import LocalOptimizer
 from fedray.core.structure import map_leaves
@@ -141,6 +140,9 @@ def pickling_workers(workers: int) -> AbstractContextManager[Any]:
 
 def travelled(value: Any) -> Any:
     """Returns what a client actor of Ray would receive of ``value``: a copy, whose arrays are read-only."""
+    # here, as what else this module offers needs no Ray
+    from ray import cloudpickle
+
     buffers: list[pickle.PickleBuffer] = []
     data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])

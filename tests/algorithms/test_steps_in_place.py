@@ -47,7 +47,7 @@ def test_only_a_step_that_is_declared_overwrites():
         assert torch.equal(second["y"].row, torch.full((2, 16), -1.0))
         # neither what local training began with, nor what an algorithm put there itself
         assert not start.row.any()
-        assert not second.update(y=start).own
+        assert not second.update(y=start).overwritable
         third = optimizer.descend(second.released(), "y", g)
         assert torch.equal(second["y"].row, torch.full((2, 16), -1.0))
         assert torch.equal(third["y"].row, torch.full((2, 16), -1.5))

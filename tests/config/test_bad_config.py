@@ -194,7 +194,7 @@ def test_helps_and_lists(capsys):
             "mnist",
             "free for research",
             "data.partition.classes_per_client",
-            "data.normalization=ghbm: the dev",
+            "data.normalization=ghbm: the standard dev",
         ],
     }.items():
         assert main([command]) == 0

@@ -101,7 +101,7 @@ def test_the_choice_is_part_of_the_data(tmp_path, monkeypatch):
     keys = {"data.source": "csv", "data.root": "table.csv", "data.clients": 2}
     default, standard = (resolve_data(load({**keys, "data.normalization": each})) for each in ("default", "standard"))
     assert default.digests["normalisation"] != standard.digests["normalisation"]
-    assert default.source.scale is None
+    assert default.data.scale is None
 
 
 @pytest.mark.parametrize(

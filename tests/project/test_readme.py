@@ -34,11 +34,15 @@ def code_of(language: str) -> list[str]:
 
 TRIED = (
     "fedray.simulate(settings", "class Near", "class Mine(Algorithm)", "AlgorithmContract", "from fedray import tune",
-    "np.savez", "def load(root", "SourceContract", "def confidence", '"run.name": "prices"', "change = v2.Compose",
+    "np.savez", "def load(root", "class TestMine(SourceContract", "def confidence", '"run.name": "prices"',
+    "change = v2.Compose",
     "class Heavy", "class Private", "def rings", "def focal", "class Lines", "class Clip", "class Processes(",
     "PoolContract",
 )  # fmt: skip
 """What tells the Python blocks from each other; a test runs each of them."""
+
+
+PYTEST = "import pytest; raise SystemExit(pytest.main(['-q', '-p', 'no:cacheprovider', '.']))"
 
 
 def block(text: str) -> str:
@@ -106,8 +110,8 @@ def test_own_file_of_data(tmp_path: Path) -> None:
 
 def test_source_of_a_user(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(block("def load(root"))
-    (tmp_path / "test_mine.py").write_text(block("SourceContract"))
-    run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
+    (tmp_path / "test_mine.py").write_text(block("class TestMine(SourceContract"))
+    run(tmp_path, "-c", PYTEST)
     (command,) = [words for _, words in commands() if "data.source=mine.py:load" in words]
     assert "3 clients" in run(tmp_path, *command, "engine.kind=local", "run.rounds=1")
 
@@ -152,8 +156,8 @@ def test_heavy(added: Path) -> None:
 
 
 def test_contracts_of_your_own(added: Path) -> None:
-    printed = run(added, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", seconds=300)
-    assert "21 passed" in printed
+    printed = run(added, "-c", PYTEST, seconds=300)
+    assert "23 passed" in printed
 
 
 def spaces() -> list[str]:

@@ -10,7 +10,7 @@ import sys
 
 import ray
 from ray.cluster_utils import Cluster
-from test_faults import slow_rounds
+from slow_runs import slow_rounds
 
 from fedray import simulate
 from fedray.testing.contracts import small_source

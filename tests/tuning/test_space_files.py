@@ -62,7 +62,7 @@ from fedray.tuning.trial import run_trial
         (
             {"spaces": {"wide": {1: {"choice": [1, 2]}}}},
             ("tune.max_concurrent_trials=0",),
-            "tune.max_concurrent_trials must be at least 1, not 0",
+            "tune.max_concurrent_trials must be 'auto' or at least 1, not 0",
         ),
         ({}, ("tune=3",), "tune must be a section, not 3"),
         ({}, ("tune.name=../up",), "must be a folder's name, not '../up'"),
@@ -129,7 +129,7 @@ def test_one_line_for_what_can_not_be_run(overrides, more, message, tmp_path):
         (["tune", "pfedno"], "there is no space file or sweep pfedno (did you mean 'pfedmo'?)"),
         (["tune", "a", "b"], "give one space file"),
         (["tune", "--suite", "smaple"], "there is no suite smaple (did you mean 'sample'?)"),
-        (["tune", "pfedmo", "--suite", "sample"], "--suite has its own space files"),
+        (["tune", "pfedmo", "--suite", "sample"], "--suite names its space files itself"),
         (["tune", "pfedmo", "--report", "tune.name=nowhere"], "there is no study"),
         (["run", "--from-trial", "nowhere"], "there is no run in it"),
         (["run", "--from-trial", ""], "there is no run in it"),

@@ -91,7 +91,10 @@ def test_their_code_is_part_of_the_result(old, changed, mine):
         ({"task__loss": "yours.py:squares"}, "task.loss=yours.py:squares: can't read the file"),
         ({"task__loss": "mine.py:number"}, "task.loss: mine.py:number must be a function or a class of such, not int"),
         ({"task__metrics": ["mine.py:certain", "mine.py:certain"]}, "task.metrics: two have the same name"),
-        ({"task__metrics": {"accuracy": "mine.py:certain"}}, "metric 'accuracy' has the name of a figure of fedray's"),
+        (
+            {"task__metrics": {"accuracy": "mine.py:certain"}},
+            "'accuracy' has the name of one of fedray's metrics",
+        ),
         ({"task__metrics": "mine.py:certain"}, "task.metrics must be "),
     ],
 )
