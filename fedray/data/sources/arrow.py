@@ -1,4 +1,5 @@
-"""Turns columns of Arrow tables into NumPy arrays. Nothing is rounded or filled in: values that do not fit are refused."""
+"""Turns columns of Arrow tables into NumPy arrays. Nothing is rounded or filled in; values that do not fit are
+errors."""
 
 from __future__ import annotations
 

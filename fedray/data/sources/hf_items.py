@@ -135,7 +135,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _files_of(images: pa.ChunkedArray) -> list[str]:
-    """Returns the paths of those images in a column that are stored as files, without reading the bytes of the others."""
+    """Returns the paths of the images in a column that are stored as files. The bytes of the others are not read."""
     is_file = pc.is_null(pc.struct_field(images, "bytes"))
     paths: list[str] = pc.struct_field(images, "path").filter(is_file).drop_null().to_pylist()
     return paths

@@ -166,7 +166,7 @@ def _of_bytes(image: Image.Image, name: str) -> Image.Image:
 
 
 def _has_pages(image: Image.Image) -> bool:
-    """Returns whether a TIFF file has a second image of the first one's size. Smaller images are previews of the first."""
+    """Returns whether a TIFF file has a second image of the same size as the first. Smaller ones are only previews."""
     sizes = []
     for frame in range(getattr(image, "n_frames", 1)):
         image.seek(frame)

@@ -56,7 +56,7 @@ def is_arrays(data: Any) -> bool:
 
 
 def _check(data: Any, name: str, label_column: str) -> None:
-    """Raises :class:`UserError` for a DataLoader, a list of tables, and lists with elements of a wrong or mixed type."""
+    """Raises :class:`UserError` for a DataLoader, a list of tables, and lists of elements of wrong or mixed types."""
     parts = list(data) if _is_list(data) else []
     for shown, each in [(f"{name}=...", data), *((f"{name}[{place}]", each) for place, each in enumerate(parts))]:
         if is_loader(each):

@@ -44,7 +44,7 @@ class SourceEntry:
         return asked or next(iter(self.variants), None)
 
     def check_normalization(self, name: str, asked: str) -> None:
-        """Raises :class:`UserError` if the source ``name`` does not have the value ``asked`` of ``data.normalization``."""
+        """Raises :class:`UserError` if the source ``name`` lacks the value ``asked`` of ``data.normalization``."""
         if asked not in self.normalizations:
             hint = near_miss(asked, self.normalizations)
             raise UserError(f"data.normalization: the source {name} has no {asked!r}{hint}")

@@ -99,20 +99,21 @@ def load_source(
     access: str = AUTO,
     variant: str | None = None,
 ) -> Source:
-    """Loads and checks the source ``name``, whose function is called with those of the other arguments that it names.
+    """Loads and checks the source ``name``. Its function gets those of the other arguments that its signature names.
 
     Args:
-        name: one of :data:`SOURCES`, or a function of the user's as ``file.py:function`` or ``module:function``. It
-            returns a :class:`Source` or a dict of its fields, in which ``name`` and ``classes`` may be missing.
-        root: ``data.root``. A user's function may give this argument any name.
-        normalization: ``data.normalization``. A function that does not take it gets its inputs scaled by fedray.
+        name: one of :data:`SOURCES`, or a user-defined function as ``file.py:function`` or ``module:function``. The
+            function returns a :class:`Source` or a dict of its fields, in which ``name`` and ``classes`` may be
+                missing.
+        root: ``data.root``. In a user-defined function this argument may have any name.
+        normalization: ``data.normalization``. If the function does not take it, fedray scales the inputs.
         kind, ignored: ``task.kind`` and ``task.ignore_index``.
         image_size, access, variant: the keys of these names in the section ``data``.
         columns: the columns that the user named.
 
     Raises:
-        UserError: there is no such source, it can't be imported, it raises, its data are wrong, or something is set
-            that it does not take.
+        UserError: there is no such source, it can't be imported, it raises an error, its data are wrong, or an argument
+            is set that the function does not take.
 
     Example:
         >>> load_source("sample").x_train.shape

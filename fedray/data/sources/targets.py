@@ -87,7 +87,7 @@ def read_targets(
 
 
 def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
-    """Returns the kind of task for some targets, and a line for the user if another kind may have been meant."""
+    """Returns the kind of task for some targets, and a line that tells the user why ("" if the kind is obvious)."""
     y = np.asarray(values)
     if (are_names(values) and y.ndim < 2) or y.dtype.kind not in "biuf" or y.ndim == 0:
         return "classification", ""
@@ -170,7 +170,7 @@ def _listed(labels: Any) -> str:
 
 
 def _numbers(where: str, key: str, values: Any) -> np.ndarray:
-    """Returns ``values`` as float32. Raises :class:`UserError` for NaN, infinities and anything that is not a number."""
+    """Returns ``values`` as float32. Raises :class:`UserError` for NaN, infinities and anything but numbers."""
     y = np.asarray(values)
     if y.dtype.kind == "O":
         try:
