@@ -125,7 +125,7 @@ class FederatedData:
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def client_test(self, i: int) -> np.ndarray:
-        """Returns the sorted indices into x_test of client i's test share (:mod:`fedray.data.partitions.test_shares`)."""
+        """Returns the sorted indices into x_test of client i's test share (:func:`with_test_shares`)."""
         if self.test_indices is None or self.test_offsets is None:
             raise ValueError(
                 "these data have no test shares; call fedray.data.partitions.test_shares.with_test_shares first"
@@ -133,8 +133,7 @@ class FederatedData:
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
     def examples(self, count: int) -> tuple[Any, Tensor]:
-        """Returns ``count`` evenly spaced training samples: their inputs, scaled as a model gets them, and their
-        targets."""
+        """Returns the inputs, scaled for a model, and the targets of ``count`` evenly spaced training samples."""
         return self.stored_examples(count).gather(np.arange(count))
 
     def stored_examples(self, count: int) -> Samples:
@@ -264,8 +263,7 @@ def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray
 
 
 def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
-    """Returns ``data`` with its public samples partitioned among the clients, in addition to the samples that they
-    hold.
+    """Returns ``data`` with its public samples partitioned among the clients, beside the samples that they hold.
 
     An algorithm without a public set then trains on as many labelled samples as one whose server has a public set. The
     public samples go, in random order, to the clients that hold samples. The numbers that two clients get differ by one

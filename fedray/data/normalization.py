@@ -63,8 +63,7 @@ def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
 
 
 def of_bytes(x: Any) -> dict[str, Any]:
-    """Returns the ``scale`` and ``shift`` that divide inputs of type uint8 by 255, or an empty dict if there are no
-    such inputs."""
+    """Returns the ``scale`` and ``shift`` that divide uint8 inputs by 255, or an empty dict if there are none."""
     return _fields(x, _unit)
 
 
@@ -117,7 +116,7 @@ def _standard(x: np.ndarray) -> _Pair:
 
 
 def _mean(x: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Returns the mean over each channel of ``function``, which is applied to parts ``[rows, channels, values]`` in
+    """Returns the mean of ``function`` for each channel. It is applied to parts ``[rows, channels, values]`` in
     float64."""
     total = np.zeros(x.shape[1])
     for start in range(0, len(x), ROWS):

@@ -17,7 +17,7 @@ def class_pools(labels: np.ndarray, classes: int) -> Split:
 
 
 def by_owner(owner: np.ndarray, clients: int) -> Split:
-    """Returns the split in which sample j belongs to client ``owner[j]``, or to no client if ``owner[j]`` is negative."""
+    """Returns the split in which sample j belongs to client ``owner[j]``, or to no client if that is negative."""
     # a stable sort leaves each client's indices in order
     order = np.argsort(owner, kind="stable")
     ends = np.searchsorted(owner, np.arange(clients + 1), sorter=order)

@@ -172,7 +172,7 @@ class LazyItems:
 
 
 def read_item(dataset: Indexed, name: str, i: int) -> tuple[Any, np.ndarray]:
-    """Returns the input and the target of item ``i`` as arrays. Raises :class:`UserError` if it is not a pair (x, y)."""
+    """Returns the input and the target of item ``i`` as arrays. Raises :class:`UserError` if it is not a pair."""
     with as_user_error(f"item {i} of {name} can't be read"):
         item = dataset[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
