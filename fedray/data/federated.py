@@ -263,7 +263,7 @@ def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray
 
 
 def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
-    """Returns ``data`` with its public samples partitioned among the clients, beside the samples that they hold.
+    """Returns ``data`` with its public samples partitioned among the clients, in addition to what they hold.
 
     An algorithm without a public set then trains on as many labelled samples as one whose server has a public set. The
     public samples go, in random order, to the clients that hold samples. The numbers that two clients get differ by one

@@ -202,8 +202,8 @@ def _run(
 ) -> tuple[dict[str, NDArray[np.float64]], tuple[NDArray[np.int64], NDArray[np.int64], int] | None]:
     """Runs the model over n samples, in the same batches and with the same random numbers as at the end of a round.
 
-    Returns two sums for each metric ``[n, 2]``, whose quotient is its value. If there are classes, it also returns the
-    targets, the predicted classes (of all samples, or of all tokens that count) and the number of classes, or else
+    Returns two sums for each metric ``[n, 2]``, from which its value is computed. If there are classes, it also returns
+    the targets, the predicted classes (of all samples, or of all tokens that count) and the number of classes, or else
     None.
     """
     evaluator, task = Evaluator(clients), clients.experiment.task

@@ -21,7 +21,7 @@ from fedray.tracking.progress import number_text
 from fedray.util.files import write_whole
 
 MARK = "evaluation.json"
-"""The file that marks a folder as that of an evaluation."""
+"""The file that marks a folder as the output of an evaluation."""
 
 SHOWN = 30
 """The largest number of classes that the terminal shows. If there are more, it shows the worst ones."""

@@ -54,9 +54,9 @@ def request_of(
 ) -> Request:
     """Returns the evaluation for ``target``: a run folder, whose final model is evaluated, or a file with a model.
 
-    The configuration is the file ``base``, or else that of the run in whose folder the model is. ``overrides`` are
-    ``key=value`` texts that change it. ``objects`` are the names of the custom objects: data, model, loss, metrics.
-    Raises :class:`UserError` if there is no such model, or if the configuration lacks something.
+    The configuration is ``base``, or else the one in the folder of the model's run. ``overrides`` are ``key=value``
+    texts that change it. ``objects`` are the names of the custom objects: data, model, loss, metrics. Raises
+    :class:`UserError` if there is no such model, or if the configuration lacks something.
     """
     path = Path(target)
     if not path.exists():

@@ -59,8 +59,8 @@ def last_scores(folder: Path) -> pd.DataFrame | None:
 def distribution(runs: Sequence[RecordedRun], measure: Measure) -> NDArray[np.float64] | None:
     """Returns the quantiles of the metric over clients at :data:`SHARES`, as a mean over the runs.
 
-    The metric is that of the evaluated model at the last evaluation, on each client's test share. Returns None if no
-    run has scored the clients of ``run.eval_clients``.
+    The metric is computed for the evaluated model at the last evaluation, on each client's test share. Returns None if
+    no run has scored the clients of ``run.eval_clients``.
     """
     column, found = f"global_{measure.metric}", []
     for run in runs:

@@ -59,16 +59,19 @@ def compare(
 
     Args:
         paths: run folders, or folders that contain run folders at any depth.
-        by: dotted keys that distinguish the groups of an environment. By default these are all keys but those of data,
-            task
-            and model (:func:`~fedray.results.grouping.group_runs`).
+        by: dotted keys that distinguish the groups of an environment. By default these are all keys except the ones
+            about
+            data, task and model (:func:`~fedray.results.grouping.group_runs`).
         x: the axis of curves: ``rounds``, ``iterations``, ``bytes``, ``flops``, ``virtual_seconds`` or
             ``wall_seconds``.
-        targets: values of the main metric, such as 0.9. By default they are those of ``run.targets`` that all runs of
+        targets: values of the main metric, such as 0.9. By default they are the values of ``run.targets`` that all runs
+            of
             an environment have, or else the mean that the baseline ends with.
         baseline: the name of a group or an algorithm; FedAvg by default.
         last: the number of rounds over which the column ``last`` is the mean; the last ten evaluations by default.
-        any_version: whether to compare all runs, and not only those of the version of fedray that made most of them.
+        any_version: whether to compare runs of all versions of fedray. By default only the version that made most of
+            the
+            runs is compared.
 
     Raises:
         UserError: a path has no runs, a key, axis or baseline is unknown, or no run is left to compare.
@@ -203,7 +206,7 @@ class _Request:
         return Environment(groups[0].place, ordered, baseline, [rows[each] for each in ordered], to_targets, notes)
 
     def _default_target(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Returns the worst final mean in ``rows``, which are the baseline's row alone, or those of all groups."""
+        """Returns the worst final mean in ``rows``: the row of the baseline, or all rows if there is no baseline."""
         sign = self.measure.sign
         means = [sign * row["final"] for row in rows if not math.isnan(row["final"])]
         return [sign * min(means)] if means else []

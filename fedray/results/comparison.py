@@ -77,7 +77,7 @@ class ComparisonTables:
         """Returns the mean curves of all groups, with the columns of :func:`~fedray.results.curves.mean_curve`.
 
         Args:
-            column: a column of metrics.csv; that of the compared metric by default.
+            column: a column of metrics.csv; by default the one of the compared metric.
         """
         found = [
             mean_curve(group.runs, column or self.measure.column, self.over).assign(

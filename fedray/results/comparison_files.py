@@ -20,7 +20,7 @@ from fedray.results.tables import Table, latex, markdown, plain_markdown, tables
 from fedray.util.files import write_whole
 
 MARK = "comparison.json"
-"""The file that marks a folder as that of a comparison."""
+"""The file that marks a folder as the output of a comparison."""
 
 UNEQUAL = "Keep in mind when comparing these groups:"
 

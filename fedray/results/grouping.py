@@ -137,7 +137,8 @@ def is_ignored(key: str) -> bool:
 
 
 def _independent(keys: Sequence[str], known: Sequence[str], runs: Sequence[RecordedRun]) -> list[str]:
-    """Returns the ``keys`` whose values do not follow from those of the keys ``known`` and of the keys before them."""
+    """Returns the ``keys`` that carry information: their values do not follow from the keys ``known`` and the keys
+    before them."""
     chosen: list[str] = []
     for key in keys:
         if len(_partition(runs, [*known, *chosen, key])) > len(_partition(runs, [*known, *chosen])):

@@ -16,7 +16,7 @@ from fedray.results.panel import Curve, Panel, draw_panels, legend, parts_of
 from fedray.results.style import LABEL_OF_AXIS, MOST_LINES, Line, clean_frame, escaped, figure_of, lines_for, width_of
 
 LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
-"""The columns that are drawn beside the compared metric, with their axis labels."""
+"""The columns that are drawn in addition to the compared metric, with their axis labels."""
 
 
 def figures_of(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:

@@ -85,8 +85,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def median_to_reach(amounts: Sequence[float]) -> float:
-    """Returns the median of the amounts that runs took to reach a target. ``math.inf`` stands for a run that did not
-    reach it.
+    """Returns the median of the amounts that runs took to reach a target. ``math.inf`` means that a run did not reach
+    it.
 
     The median is infinite if too many runs did not reach the target, and NaN if there are no runs.
     """

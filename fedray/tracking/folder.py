@@ -45,7 +45,7 @@ UNRECORDED = MappingProxyType({"engine.compile": False, "engine.channels_last": 
 """The values of keys in runs of older versions of fedray, which did not record them in config.yaml."""
 
 INPUTS = "inputs.json"
-"""The file with the digests of everything that a run depends on beside its configuration
+"""The file with the digests of everything that a run depends on in addition to its configuration
 (:mod:`fedray.experiment.inputs`)."""
 
 Status = Literal["new", "unfinished", "finished"]
@@ -67,8 +67,8 @@ class FoundRun:
 class RunFolder:
     """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``.
 
-    ``inputs`` are the digests, by name, of everything that the run depends on beside ``config``. ``defaults`` are the
-    resolved defaults of keys that are null, by dotted key.
+    ``inputs`` are the digests, by name, of everything else that the run depends on. ``defaults`` are the resolved
+    defaults of keys that are null, by dotted key.
     """
 
     def __init__(
@@ -82,8 +82,9 @@ class RunFolder:
     def look(self) -> FoundRun:
         """Finds out which run is in the folder. Nothing is changed.
 
-        Raises :class:`UserError` if it is a run with another configuration, data, model or code, or if ``run.resume``
-        does not allow what would follow.
+        Raises :class:`UserError` if the folder is not a run folder, or holds a run with another configuration, data,
+        model or code. ``run.resume`` can change that: with ``true`` there must be a run, and with ``false`` the folder
+        counts as new.
         """
         resume = self.config.run.resume
         if resume is False or not (self.path / "config.yaml").exists():

@@ -28,7 +28,7 @@ class Recorder:
     """Writes the folder of a run that continues after round ``after``, which is 0 for a new run.
 
     ``settings`` is the resolved configuration as YAML, and ``machine`` has facts about the nodes. ``extra_columns`` are
-    the columns of metrics.csv after :data:`~fedray.tracking.columns.METRICS`. ``hyper_parameters`` is the run's row in
+    the columns of metrics.csv after :data:`~fedray.tracking.columns.METRICS`. ``hyper_parameters`` are shown in
     TensorBoard's HParams table. ``with_scores`` says whether clients are scored on their own test shares.
     """
 

@@ -27,8 +27,8 @@ def collector_paused() -> Iterator[None]:
 def load_torch() -> None:
     """Imports torch into a process that belongs to fedray alone.
 
-    Python never looks for garbage among its objects again. In a user's process, this would also keep the user's earlier
-    objects from ever being freed.
+    Afterwards, Python's garbage collector ignores all objects that exist at this point. In a user's process, this would
+    also keep the user's objects from ever being freed.
     """
     with collector_paused():
         importlib.import_module("torch")

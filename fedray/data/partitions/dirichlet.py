@@ -130,7 +130,7 @@ def dirichlet_fixed(
     """Draws class shares q_i ~ Dir(alpha * prior) for each client i, and samples according to them, equally many per
     client.
 
-    The method is that of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
+    This is the method of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
     gives Dir(alpha 1_C), as in FedDyn's and Plato's code. The clients take turns in random order, and take one sample
     in each turn. If the class that a client draws has run out, the client draws another class by q_i, or uniformly if
     q_i is 0 for all classes that are left (FedDyn's repository never ends in this case).

@@ -16,7 +16,7 @@ from fedray.config import TARGET_COLUMN, DataConfig
 from fedray.errors import UserError, closest, near_miss
 
 CLIENT = "client"
-"""The column that holds the clients, unless the user names another one."""
+"""The default name of the column with the clients."""
 
 HELD_OUT = 5
 """Where data come without test samples, every fifth sample of each group is one."""
@@ -29,9 +29,17 @@ LISTED = 20
 class Columns:
     """The columns of a table: the one with the targets, the one with the clients, and those with the inputs.
 
-    If ``client`` is None, the clients are in the column :data:`CLIENT`, if the table has it. If ``inputs`` is None, all
-    other columns are inputs. ``target_key``, ``client_key`` and ``inputs_key`` are what messages call these settings:
-    keys of the configuration, or arguments of simulate().
+    Args:
+        target: the column with the targets.
+        client: the column with the clients. If it is None, this is :data:`CLIENT`, if the table has such a column.
+        inputs: the columns with the inputs; None for all other columns.
+        target_key, client_key, inputs_key: what messages call these settings: keys of the configuration, or arguments
+            of
+            simulate().
+
+    Example:
+        >>> Columns(target="price", client="town").find(["rooms", "area", "town", "price"], "visits.csv", needed=True)
+        ('town', ['rooms', 'area'])
     """
 
     target: str = TARGET_COLUMN
@@ -144,7 +152,7 @@ def held_out(count: int, groups: Any = None) -> np.ndarray:
 
 
 def divide(count: int, clients: Any, where: Any, lacks: str) -> tuple[np.ndarray, str]:
-    """Returns which of ``count`` rows are test rows (:func:`held_out`), and a line that tells the user so.
+    """Returns which of ``count`` rows are test rows (:func:`held_out`), and a line about it for the user.
 
     ``clients`` has the client of each row, or is None. In messages ``where`` is the name of the data, and ``lacks`` is
     what they lack, such as a test set. Raises :class:`UserError` if no row is a test row.

@@ -19,7 +19,7 @@ class Layout(NamedTuple):
     """One way in which a data set can be stored on a disk: all ``files`` are in one of ``folders``.
 
     Both are paths below the folder in which the user keeps the data set. Files are patterns such as ``*.txt``, and may
-    have the further ending ``.gz``. Files that match ``related`` show that a different part of the data set is there.
+    also be gzipped (``.gz``). Files that match ``related`` show that a different part of the data set is there.
     """
 
     folders: tuple[str, ...]

@@ -29,7 +29,7 @@ from fedray.errors import UserError, first_sentence, near_miss
 from fedray.util.files import in_home
 
 TRAIN, TESTS = "train", ("test", "validation", "val", "valid")
-"""The name of the training set, and those of the test set. The first one of the latter that exists is the test set."""
+"""The name of the training set, and the possible names of the test set. The first one that exists is the test set."""
 
 ON_HUB = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"
 """The name of a data set on the hub."""
@@ -176,9 +176,9 @@ def _stamps(sets: dict[str, Any]) -> list[Any] | None:
 
 
 def _divided(sets: dict[str, Any], root: str, columns: Columns) -> tuple[dict[str, Any], Sequence[str], str]:
-    """Returns the sets ``train`` and ``test``, lines that tell the user how they were chosen, and a digest.
+    """Returns the sets ``train`` and ``test``, lines about their choice for the user, and a digest.
 
-    If a single set was divided, the digest is that of the choice of test rows; otherwise it is empty.
+    If a single set was divided, the digest covers which rows are test rows; otherwise it is empty.
     """
     if TRAIN not in sets:
         raise UserError(f"{root} has no set {TRAIN!r}{near_miss(TRAIN, sets)}")

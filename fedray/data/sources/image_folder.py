@@ -83,7 +83,7 @@ def fire(root: str | None, image_size: int | None) -> Source:
 
 
 def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
-    """Returns the training and the test images in ``folder``, and lines that tell the user what is not used."""
+    """Returns the training and the test images in ``folder``, and lines for the user about what is not used."""
     train, tests = _part(folder, TRAINS), _part(folder, TESTS)
     parts = [part for part in (train, tests) if part is not None]
     beside = [path for path in _folders(folder) if path not in parts] if parts else []

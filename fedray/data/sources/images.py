@@ -64,7 +64,7 @@ class ImageFiles:
         return sizes.hexdigest(), times.hexdigest()
 
     def notes(self) -> tuple[str, ...]:
-        """Returns lines that tell the user if there are images of 16 bits, and whether they become dark."""
+        """Returns lines for the user about images of 16 bits: whether there are any, and whether they become dark."""
         largest: dict[Path, int] = {}
         for i in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
             path = self.root / str(self.paths[i])

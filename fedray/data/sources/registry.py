@@ -19,9 +19,9 @@ class SourceEntry:
 
     ``loader`` is the function as ``module:function`` or ``file.py:function``, which is imported when it is used.
     ``about`` describes the data: samples, shape, classes and clients. ``tested`` says with which files fedray's tests
-    load them. ``variants`` are the allowed values of ``data.variant``, of which the first is the default, and
-    ``normalizations`` those of ``data.normalization``; each has a line about it. If ``variants`` is empty, the function
-    of a user's source checks ``data.variant`` itself.
+    load them. ``variants`` are the allowed values of ``data.variant``; the first one is the default. ``normalizations``
+    are the allowed values of ``data.normalization``. Each value has a line about it. If ``variants`` is empty, the
+    function of a user's source checks ``data.variant`` itself.
     """
 
     loader: str

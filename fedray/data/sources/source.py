@@ -99,7 +99,7 @@ def load_source(
     access: str = AUTO,
     variant: str | None = None,
 ) -> Source:
-    """Loads and checks the source ``name``. Its function gets those of the other arguments that its signature names.
+    """Loads and checks the source ``name``. The source's function gets only the arguments that are in its signature.
 
     Args:
         name: one of :data:`SOURCES`, or a user-defined function as ``file.py:function`` or ``module:function``. The

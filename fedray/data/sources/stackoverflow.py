@@ -1,8 +1,8 @@
 """Posts of StackOverflow, or of another Stack Exchange site, by user. The task is to predict each next word.
 
-The file is ``Posts.xml`` of a site's dump. Sequences and vocabulary are those of S. J. Reddi et al.: Adaptive Federated
-Optimization, ICLR 2021: sequences of 20 words, and the 10,000 most frequent words beside tokens for padding, unknown
-words, beginning and end.
+The file is ``Posts.xml`` of a site's dump. Sequences and vocabulary are as in S. J. Reddi et al.: Adaptive Federated
+Optimization, ICLR 2021: sequences of 20 words; the 10,000 most frequent words, and tokens for padding, unknown words,
+beginning and end.
 """
 
 from __future__ import annotations

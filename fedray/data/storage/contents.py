@@ -43,8 +43,8 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
 
 
 def content_key(digests: Mapping[str, str], data: FederatedData) -> str:
-    """Returns a digest of the samples in ``data``, under which a copy of them is kept. ``digests`` are those of the
-    source.
+    """Returns a digest of the samples in ``data``, under which a copy of them is kept. ``digests`` are those of its
+    source (:func:`data_digests`).
 
     Raises :class:`UserError` for items that are read one by one, if nothing shows whether they have changed.
     """

@@ -28,7 +28,7 @@ from fedray.errors import UserError
 from fedray.util.files import move_whole, sync, write_whole
 
 CHUNK_BYTES = 4 << 20
-"""The size of a chunk: so many bytes of items are read and written before the journal records them."""
+"""The approximate size of a chunk in bytes. The journal records a chunk when all of its items are on the disk."""
 
 RESERVE = 64 << 20
 """The number of bytes that are left free on the disk to which mapped arrays are written."""
