@@ -37,8 +37,8 @@ class Holdings:
     def write(self, path: Path) -> None:
         """Writes the table ``client, class, samples``, with columns of names if there are names.
 
-        Rows with 0 samples are left out, except for the last client and the last class, so that the numbers of clients
-        and classes can be read from the table.
+        Rows with 0 samples are left out, except the row of the last client and the last class: it shows how many
+        clients and classes there are.
         """
         counts = self.counts
         there = counts > 0

@@ -97,7 +97,6 @@ def _read(path: Path, columns: Columns, has_clients: bool = True) -> pd.DataFram
 
 
 def _header(path: Path) -> list[str]:
-    """Returns the names of a file's columns."""
     # if all rows are longer than the first line, pandas would take their first values for an index
     names, *_ = _parse(path, header=None, nrows=2, dtype=str, keep_default_na=False).to_numpy().tolist()
     for separator in (";", "\t", "|"):

@@ -79,7 +79,6 @@ def hf(
 
 @contextlib.contextmanager
 def _no_progress_bars(datasets: Any) -> Iterator[None]:
-    """Hides the progress bars of ``datasets`` while files are read."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
