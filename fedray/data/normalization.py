@@ -33,7 +33,7 @@ IMAGENET_MEAN, IMAGENET_STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 
 """The mean and standard deviation of ImageNet's pixels/255, in the order red, green, blue, as in torchvision."""
 
 ROWS = 4096
-"""The number of samples that are summed at a time."""
+"""The number of samples that are summed at a time, to limit the memory."""
 
 
 @dataclass(frozen=True)

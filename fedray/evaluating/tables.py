@@ -32,6 +32,10 @@ class Evaluation:
     * ``clients``: a row for each client that has samples: ``client``, ``client_name`` if the data name clients,
       ``samples``, ``loss``, and the metrics. None for the split ``validation``, which belongs to no client.
     * ``features``: the representations of some samples, if they were requested.
+
+    Example:
+        print(found.metrics["accuracy"])
+        worst = found.classes.sort_values("accuracy").head()
     """
 
     file: Path

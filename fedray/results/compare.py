@@ -30,7 +30,12 @@ BASELINE = "fedavg"
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparisonTables):
     """The result of :func:`compare`: pandas tables (``table``, ``targets``, ``curves()``), and Matplotlib figures of
-    them."""
+    them.
+
+    Example:
+        best = found.table["final"].max()
+        for sentence, figure in found.figures(): ...
+    """
 
     def figures(self) -> list[tuple[str, Figure]]:
         """Returns the figures of the report, each after a sentence that says what it shows."""

@@ -16,7 +16,7 @@ from fedray.data.sources.features import form_of
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 BINS = 30
-"""The most bars in the histogram of the clients' sizes."""
+"""The largest number of bars in the histogram of the clients' sizes."""
 
 
 def describe(data: FederatedData, access: str) -> Iterator[str]:

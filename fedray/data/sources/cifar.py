@@ -27,10 +27,10 @@ OF_EITHER = {
 }
 OF_TEN = {"default": (MEAN, np.array([0.2470, 0.2435, 0.2616])), **OF_EITHER}
 OF_HUNDRED = {"default": (np.array([0.5071, 0.4865, 0.4409]), np.array([0.2673, 0.2564, 0.2762])), **OF_EITHER}
-"""Mean and standard deviation of pixels/255 for each value of ``data.normalization``.
+"""The mean and standard deviation of pixels/255 for each value of ``data.normalization``.
 
-The standard deviations of ``ghbm`` are computed as many programs do: each is the mean, over the images, of an image's
-own standard deviation.
+The standard deviations of ``ghbm`` are computed as in many programs: as the mean, over images, of the standard
+deviation within an image.
 """
 
 
@@ -140,9 +140,9 @@ class _Call:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that makes plain values, and a :class:`_Call` for each numpy array.
+    """An unpickler that only makes plain values, and a :class:`_Call` for each numpy array.
 
-    A file that names anything else is refused, because a pickle may name any function to be called.
+    A file that names anything else is refused, because a pickle can call any function that it names.
     """
 
     def find_class(self, module: str, name: str) -> type[_Call]:

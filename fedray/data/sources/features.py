@@ -114,7 +114,7 @@ def count_samples(where: str, name: str, x: Any) -> int:
 
 
 def as_sample(x: Any) -> Any:
-    """Returns one sample's inputs as arrays. A tuple of single numbers is one array."""
+    """Returns one sample's inputs as arrays. A tuple of single numbers becomes one array."""
     if isinstance(x, tuple) and all(np.ndim(part) == 0 for part in x):
         return np.asarray(x)
     return map_leaves(np.asarray, x)

@@ -24,7 +24,7 @@ ENDINGS = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
 """The file name endings that are tried to find the image of an id."""
 
 SCALE, SHIFT = (1 / (255 * np.array([0.229, 0.224, 0.225])), -np.array([0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225])
-"""The normalisation of ImageNet's photographs, which models with pretrained weights expect."""
+"""The scale and shift for ImageNet's mean and standard deviation, which pretrained models expect."""
 
 SPARSE, SPARSE_MORE = 10, 1000
 """A class number is taken for a mistake if it is at least :data:`SPARSE` times the number of classes that occur, and at

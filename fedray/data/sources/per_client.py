@@ -51,7 +51,7 @@ def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
 
 
 def is_arrays(data: Any) -> bool:
-    """Returns whether ``data`` consists of x, y and perhaps clients, and is not a short list of items (x, y)."""
+    """Returns whether ``data`` is (x, y) or (x, y, clients), and not a list of two or three items (x, y)."""
     return isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(map(_is_pair, data))
 
 
