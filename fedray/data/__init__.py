@@ -1,4 +1,4 @@
-"""Data sets, and how they are spread over the clients. Nothing here imports torch or Ray."""
+"""Data sets, and how they are partitioned among clients. Nothing here imports torch or Ray."""
 
 from fedray.data.sources.source import Source
 

@@ -1,4 +1,4 @@
-"""A data set spread over clients, as plain arrays that all processes of a node can share."""
+"""A data set that is partitioned among clients, as plain arrays that all processes of a machine can share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _no_indices() -> np.ndarray:
 
 
 class Labels(NamedTuple):
-    """The class of each training and test sample, int64. Where samples have no class, all have the same."""
+    """The class of each training and test sample, int64. If the task has no classes, all samples are of class 0."""
 
     train: np.ndarray
     test: np.ndarray
@@ -45,17 +45,17 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """All samples, and which client holds which of them. A client takes no more memory than its samples' indices.
+    """All samples, and the client that holds each of them. For a client only the indices of its samples are stored.
 
     * ``x``, ``y``, ``x_test``, ``y_test``, ``scale``, ``shift``, ``classes``, ``task``: as in
-      :class:`~fedray.data.sources.source.Source`, of all training and test samples. A source's public set is at the end
-      of ``x`` and ``y``.
+      :class:`~fedray.data.sources.source.Source`, for all training and test samples. If the source has a public set
+      that is used, its samples are at the end of ``x`` and ``y``.
     * ``indices`` and ``offsets``: client i holds the samples ``indices[offsets[i]:offsets[i + 1]]`` (int64, sorted).
     * ``public``, ``validation``: indices into x of samples that no client holds. ``train_subset``: indices of the
       samples on which train_accuracy is evaluated.
     * ``test_indices``, ``test_offsets``: each client's share of the test set in the same form, None where unknown.
     * ``ids`` int64 [N]: the clients' numbers in the data, 0..N-1 unless the partition is natural.
-    * ``class_names``, ``client_names``: what the data call classes and clients, None where that is just 0, 1, ...
+    * ``class_names``, ``client_names``: the names of classes and clients in the data, None if they have only numbers.
     * ``notes``: lines about the partition that the user should know.
     """
 
@@ -86,12 +86,12 @@ class FederatedData:
 
     @property
     def user_classes(self) -> list[type]:
-        """The classes of data sets that are read item by item, which may be user-defined."""
+        """The Python classes of data sets that are read item by item. They may be user-defined."""
         return [cls for x in (self.x, self.x_test) if isinstance(x, LazyItems) for cls in x.classes]
 
     @property
     def warnings(self) -> list[str]:
-        """Those of the ``notes`` that say what may make results others than the user expects."""
+        """The ``notes`` about something that may make results different from what the user expects."""
         return [note for note in self.notes if note.startswith("warning: ")]
 
     @cached_property
@@ -125,7 +125,7 @@ class FederatedData:
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def client_test(self, i: int) -> np.ndarray:
-        """Returns the sorted indices into x_test of client i's share; see :mod:`fedray.data.partitions.test_shares`."""
+        """Returns the sorted indices into x_test of client i's test share (:func:`with_test_shares`)."""
         if self.test_indices is None or self.test_offsets is None:
             raise ValueError(
                 "these data have no test shares; call fedray.data.partitions.test_shares.with_test_shares first"
@@ -133,11 +133,11 @@ class FederatedData:
         return self.test_indices[self.test_offsets[i] : self.test_offsets[i + 1]]
 
     def examples(self, count: int) -> tuple[Any, Tensor]:
-        """Returns ``count`` training samples, evenly spaced: the inputs that a model gets of them, and the targets."""
+        """Returns the inputs, scaled for a model, and the targets of ``count`` evenly spaced training samples."""
         return self.stored_examples(count).gather(np.arange(count))
 
     def stored_examples(self, count: int) -> Samples:
-        """Returns the samples of :meth:`examples` as they are stored."""
+        """Returns the samples of :meth:`examples` in their stored form."""
         import torch
 
         from fedray.core.samples import Samples
@@ -170,20 +170,20 @@ def array_digest(*arrays: np.ndarray | None) -> str:
 
 
 def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -> FederatedData:
-    """Spreads a source over clients.
+    """Partitions a source among clients.
 
-    The public set and the validation set are i.i.d. draws that are taken out of the training set before it is
-    partitioned. Where the source comes with a public set, that is used instead: all of it if ``data.public_samples`` is
-    ``auto``, else a draw of the size that is asked for.
+    The public set and the validation set are drawn at random from the training set before it is partitioned. If the
+    source comes with a public set, that is used instead: all of it if ``data.public_samples`` is ``auto``, or else a
+    random draw of that many samples.
 
     Args:
         source: the samples.
-        data: the section ``data`` of a configuration, which says how they are spread.
-        seed: what all random draws follow from.
+        data: the section ``data`` of a configuration, which describes the partition.
+        seed: the seed of all random draws.
         public_samples: the size of the public set.
 
     Raises:
-        UserError: the data can't give what ``data`` asks for.
+        UserError: the data can't be partitioned in the way that ``data`` asks for.
 
     Example:
         >>> from fedray.data.sources.source import load_source
@@ -198,7 +198,7 @@ def federate(source: Source, data: DataConfig, seed: int, public_samples: int) -
             f"data.public_samples={taken - data.validation_samples} and data.validation_samples="
             f"{data.validation_samples} leave none of the {total} training samples of {source.name} to the clients"
         )
-    # the two sets are taken from the two ends of one order: each stays the same when the other's size changes
+    # the two sets come from the two ends of one random order, so each stays the same when the other's size changes
     order = stream(seed, Purpose.PUBLIC).permutation(total)
     validation = np.sort(order[total - data.validation_samples :])
     if has_public:
@@ -231,8 +231,8 @@ def _with_natural_clients(
 ) -> FederatedData:
     """Returns ``federated`` with the numbers, names and test samples of the clients that come with the data.
 
-    ``owners`` are the clients of the samples that were partitioned, and ``places`` are the positions among them of the
-    samples that the clients hold.
+    ``owners`` has the client of each sample that was partitioned. ``places`` are the positions, among these samples, of
+    the ones that clients hold.
     """
     assert source.client_train is not None
     ids, names, notes = np.unique(owners[places]), source.client_names, federated.notes
@@ -263,11 +263,11 @@ def _public_of_source(source: Source, data: DataConfig, seed: int) -> np.ndarray
 
 
 def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
-    """Returns ``data`` with its public samples partitioned among the clients.
+    """Returns ``data`` with its public samples partitioned among the clients, in addition to what they hold.
 
-    With them, an algorithm without a public set trains on as many labelled samples as one whose server has a public
-    set. They go in random order to the clients that hold samples, in parts whose sizes differ by one at most,
-    and come on top of what these clients hold.
+    An algorithm without a public set then trains on as many labelled samples as one whose server has a public set. The
+    public samples go, in random order, to the clients that hold samples. The numbers that two clients get differ by one
+    at most.
     """
     holders = np.flatnonzero(data.sizes())
     order = stream(seed, Purpose.PUBLIC, 3).permutation(data.public)
@@ -280,7 +280,7 @@ def with_public_at_clients(data: FederatedData, seed: int) -> FederatedData:
 
 
 def with_train_subset(data: FederatedData, samples: int, seed: int) -> FederatedData:
-    """Returns ``data`` with a uniform draw of ``samples`` of the clients' samples as its ``train_subset``.
+    """Returns ``data`` with ``samples`` of the clients' samples, drawn uniformly, as its ``train_subset``.
 
     Raises :class:`UserError` if the clients have fewer samples.
     """

@@ -1,4 +1,4 @@
-"""Normalisation: what inputs are multiplied by and what is added, ``float32(x) * scale + shift`` along axis 1."""
+"""Normalisation of inputs: ``float32(x) * scale + shift`` along axis 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedray.core.structure import leaves, map_leaves, outline
 from fedray.errors import UserError
 
 DEFAULT = "default"
-"""The value of ``data.normalization`` unless it is set."""
+"""The default of ``data.normalization``."""
 
 OF_TOKENS = {DEFAULT: "tokens stay as they are"}
 
@@ -30,10 +30,10 @@ OF_TABLES = {
 }
 
 IMAGENET_MEAN, IMAGENET_STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-"""Of pixels divided by 255, in the order red, green, blue, as torchvision has them."""
+"""The mean and standard deviation of ImageNet's pixels/255, in the order red, green, blue, as in torchvision."""
 
 ROWS = 4096
-"""The number of samples that are summed at a time."""
+"""The number of samples that are summed at a time, to limit the memory."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class _Pair:
 def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
     """Returns the fields ``scale`` and ``shift`` of a Source as float32, for the inputs ``x``.
 
-    For a tuple or dict of inputs they have the same parts, with None for inputs that stay as they are; if neither is
-    given, its bytes are divided by 255. Returns nothing if there is nothing to do. Raises :class:`UserError`, which
-    begins with ``where``, for whatever is wrong.
+    For a tuple or dict of inputs, they have the same structure, with None for inputs that stay as they are. If neither
+    is given, uint8 inputs in a tuple or dict are divided by 255. Returns an empty dict if there is nothing to scale.
+    Raises :class:`UserError`, whose message begins with ``where``, if something is wrong.
     """
     structured = isinstance(x, (tuple, Mapping))
     if scale is None and shift is None:
@@ -63,15 +63,15 @@ def checked(where: str, x: Any, scale: Any, shift: Any) -> dict[str, Any]:
 
 
 def of_bytes(x: Any) -> dict[str, Any]:
-    """Returns ``scale`` and ``shift`` that divide the inputs of type uint8 by 255; nothing if there are none."""
+    """Returns the ``scale`` and ``shift`` that divide uint8 inputs by 255, or an empty dict if there are none."""
     return _fields(x, _unit)
 
 
 def of_choice(choice: str, where: str, x: Any) -> dict[str, Any]:
     """Returns ``scale`` and ``shift`` for the training inputs ``x`` and the value ``choice`` of ``data.normalization``.
 
-    ``default`` changes nothing. In a tuple or dict of inputs those stay as they are to which the choice does not apply.
-    Raises :class:`UserError`, which begins with ``where``, if it applies to none.
+    ``default`` changes nothing. In a tuple or dict, inputs for which the choice makes no sense stay as they are. Raises
+    :class:`UserError`, whose message begins with ``where``, if this is so for all of them.
     """
     if choice == DEFAULT:
         return {}
@@ -107,7 +107,7 @@ def _checked_pair(where: str, x: np.ndarray, scale: Any, shift: Any) -> _Pair:
 
 
 def _standard(x: np.ndarray) -> _Pair:
-    """Subtracts the mean and divides by the standard deviation; a column that is constant becomes 0."""
+    """Returns the pair that subtracts the mean and divides by the standard deviation. A constant column becomes 0."""
     if x.dtype not in (np.float32, np.uint8):
         return _Pair()
     mean = _mean(x, lambda part: part)
@@ -116,7 +116,8 @@ def _standard(x: np.ndarray) -> _Pair:
 
 
 def _mean(x: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Returns the mean of ``function``, of parts ``[rows, channels, values]`` in float64, for each channel."""
+    """Returns the mean of ``function`` for each channel. It is applied to parts ``[rows, channels, values]`` in
+    float64."""
     total = np.zeros(x.shape[1])
     for start in range(0, len(x), ROWS):
         part = x[start : start + ROWS].astype(np.float64)

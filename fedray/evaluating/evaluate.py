@@ -1,4 +1,4 @@
-"""Runs a saved model over the samples of a data set, and gathers what it finds."""
+"""Runs a saved model over the samples of a data set, and collects the results."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 DATA_INPUTS = ("training data", "test data", "normalisation", "names of classes and clients", "code of the model")
-"""The inputs of a run (:mod:`fedray.experiment.inputs`) on which what a model says of the data depends."""
+"""The inputs of a run (:mod:`fedray.experiment.inputs`) that change the results of an evaluation."""
 
 LISTED = 8
-"""The most classes that a message names."""
+"""The largest number of classes that a message names."""
 
 
 def evaluate(
@@ -62,26 +62,28 @@ def evaluate(
     features: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> Evaluation:
-    """Evaluates a saved model: its loss and metrics, those of each class and each client, and the confusion matrix.
+    """Evaluates a saved model: its loss and metrics, also for each class and each client, and the confusion matrix.
 
-    The model is run as at the end of a round, in the same batches, and gets the same numbers::
+    The model is run as at the end of a round, in the same batches, so that the numbers are the same::
 
         found = fedray.evaluate("runs/fedavg-mnist", split="train")
         print(found.metrics["accuracy"], found.classes, found.confusion_matrix())
 
     Args:
-        target: the folder of a run, whose final model is meant, or a file with a model (safetensors, or a
-            ``state_dict`` in pt). A file in a run's folder is evaluated by the run's configuration, as its folder is.
-        base: of a file from elsewhere, a YAML file that says what the model is and which data are meant.
+        target: a run folder, whose final model is evaluated, or a file with a model (safetensors, or a ``state_dict``
+            in
+            pt). A file in a run folder is evaluated with the configuration of the run.
+        base: a YAML file that describes the model and the data, for a model from elsewhere.
         split: ``test``, ``train`` (the samples that clients hold) or ``validation``.
         data, test, client_column, label_column, model, loss, metrics: as for :func:`fedray.simulate`.
-        overrides: ``key=value`` texts on top of the configuration, such as ``data.source=emnist``. With another
-            source, no ``data.*`` of the run is used but ``data.image_size``.
-        features: of so many samples, drawn by ``run.seed``, the representations are returned as well.
-        say: a function that shows a line. Without it warnings are Python's (:class:`fedray.FedrayWarning`).
+        overrides: ``key=value`` texts that change the configuration, such as ``data.source=emnist``. If this changes
+            the
+            source, no other setting in ``data`` is taken from the run, except ``data.image_size``.
+        features: the number of samples, drawn by ``run.seed``, whose representations are returned as well.
+        say: a function that shows a line. Without it, warnings are Python's (:class:`fedray.FedrayWarning`).
 
     Raises:
-        UserError: if there is no such model, or if it does not fit the data.
+        UserError: there is no such model, or it does not fit the data.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}{near_miss(split, SPLITS)}; there are {', '.join(SPLITS)}")
@@ -143,7 +145,7 @@ def _evaluate(
 
 
 def _load_model(clients: Clients, request: Request, source: str) -> None:
-    """Loads the model of the file into the network. Raises :class:`UserError` if it does not fit."""
+    """Loads the model in the file into the network. Raises :class:`UserError` if it does not fit the data."""
     data = clients.data
     names = data.class_names
     if request.class_names and names and tuple(request.class_names) != names:
@@ -162,7 +164,7 @@ def _load_model(clients: Clients, request: Request, source: str) -> None:
 
 
 def _shapes(shape: Any) -> str:
-    """Returns the shape of one sample's inputs, or those of several inputs, as a text."""
+    """Returns the shape of one sample's inputs, which may be several, as a text."""
     if isinstance(shape, Mapping):
         return ", ".join(f"{_shapes(part)} ({name})" for name, part in shape.items())
     several = isinstance(shape, tuple) and any(isinstance(part, (tuple, Mapping)) for part in shape)
@@ -174,15 +176,17 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _differences(request: Request, inputs: Mapping[str, str]) -> list[str]:
-    """Returns a line that says what the run of the model was made with, and the evaluation is not, if there is
-    anything."""
+    """Returns a warning if the model's run had other data, normalisation or code than the evaluation, or an empty
+    list."""
     parts = [name for name in DATA_INPUTS if request.inputs.get(name) not in (None, inputs.get(name))]
     return [f"warning: not as in the run: {', '.join(parts)}"] if parts else []
 
 
 def _samples_of(split: str, clients: Clients) -> tuple[Samples, NDArray[np.int64], list[NDArray[np.int64]] | None]:
-    """Returns the samples of a split, the indices of those that are evaluated, and the places among these of each
-    client's samples."""
+    """Returns the samples that contain a split, the indices of the split's samples, and the samples of each client.
+
+    The latter are positions among the indices. They are None for the validation set, which belongs to no client.
+    """
     data = clients.data
     if split == "validation":
         return clients.train, data.validation, None
@@ -196,10 +200,11 @@ def _samples_of(split: str, clients: Clients) -> tuple[Samples, NDArray[np.int64
 def _run(
     clients: Clients, samples: Samples, indices: NDArray[np.int64]
 ) -> tuple[dict[str, NDArray[np.float64]], tuple[NDArray[np.int64], NDArray[np.int64], int] | None]:
-    """Runs the model over n samples, in the batches and with the random numbers of an evaluation at a round's end.
+    """Runs the model over n samples, in the same batches and with the same random numbers as at the end of a round.
 
-    Returns the two sums of each metric ``[n, 2]``, and the target and the predicted class of all samples, or tokens
-    that count, with the number of classes; None where there are no classes.
+    Returns two sums for each metric ``[n, 2]``, from which its value is computed. If there are classes, it also returns
+    the targets, the predicted classes (of all samples, or of all tokens that count) and the number of classes, or else
+    None.
     """
     evaluator, task = Evaluator(clients), clients.experiment.task
     sums = {name: np.ones((len(indices), 2)) for name in ("loss", *task.metrics)}
@@ -227,7 +232,7 @@ def _run(
 def _table_of_clients(
     task: Task, data: FederatedData, sums: Mapping[str, NDArray[np.float64]], shares: list[NDArray[np.int64]]
 ) -> pd.DataFrame:
-    """Returns the table of the clients whose ``shares``, places among the samples, are not empty."""
+    """Returns the table of the clients with samples. ``shares`` are the positions of each client's samples."""
     ids = [client for client, share in enumerate(shares) if len(share)]
     columns: dict[str, Any] = {"client": ids, **data.names_of(ids), "samples": [len(shares[client]) for client in ids]}
     for name, each in sums.items():

@@ -1,4 +1,4 @@
-"""Shows an evaluation as lines, and writes it as files: tables, and a picture of the confusion matrix."""
+"""Shows an evaluation as lines, and writes it to files: tables, and a picture of the confusion matrix."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from fedray.tracking.progress import number_text
 from fedray.util.files import write_whole
 
 MARK = "evaluation.json"
-"""The file by which a folder of an evaluation is known."""
+"""The file that marks a folder as the output of an evaluation."""
 
 SHOWN = 30
-"""The most classes that are shown on the terminal. Of more, the worst are shown."""
+"""The largest number of classes that the terminal shows. If there are more, it shows the worst ones."""
 
 WORST = 10
 
 MATRIX = 1000
-"""The most classes of a confusion matrix. With more, the pairs that occur are listed instead, and not drawn."""
+"""The largest number of classes in a confusion matrix. If there are more, the pairs that occur are listed and not
+drawn."""
 
 NAMED, NUMBERED = 100, 12
-"""The most classes whose names stand beside the picture, and whose shares stand in its fields."""
+"""The largest numbers of classes for which the picture shows names beside the matrix, and shares in its fields."""
 
 LONGEST = 16
 """The number of characters after which a name in the picture is cut off."""
@@ -74,7 +75,7 @@ def _line_about_clients(found: Evaluation) -> str:
 
 
 def output_of(found: Evaluation) -> Result:
-    """Returns what is written of an evaluation, by which its folder is known."""
+    """Returns the description of an evaluation's output, by which its folder is recognised."""
     identity = {
         "model_sha256": found.model_sha256,
         "source": found.source,
@@ -85,7 +86,7 @@ def output_of(found: Evaluation) -> Result:
 
 
 def default_folder(found: Evaluation) -> Path:
-    """Returns a folder beside the model in which there is nothing yet, or an older result of the same evaluation."""
+    """Returns a folder beside the model that does not exist yet, or holds an older result of the same evaluation."""
     return output_of(found).folder_for(found.folder / plain(f"{found.source}-{found.split}"))
 
 
@@ -136,7 +137,7 @@ def _write_files(found: Evaluation, folder: Path) -> Iterator[Path]:
 
 
 def _draw_confusion(found: Evaluation, path: Path) -> Path:
-    """Draws the confusion matrix: in each row the shares of the classes for which samples of one class are taken."""
+    """Draws the confusion matrix. A row shows, for the samples of one class, the shares of the predicted classes."""
     matrix = found.confusion_matrix()
     counts = matrix.to_numpy()
     classes = len(counts)
@@ -160,6 +161,6 @@ def _draw_confusion(found: Evaluation, path: Path) -> Path:
 
 
 def _short(name: str) -> str:
-    """Returns a name that is short enough and visible, and in which matplotlib finds no mathematics."""
+    """Returns a name that is short enough and visible, and that matplotlib does not read as mathematics."""
     name = name if name.strip() else repr(name)
     return (name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…").replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""The representations that a model makes of samples, and a picture of them in two dimensions (t-SNE)."""
+"""The representations of samples in a model, and a picture of them in two dimensions (t-SNE)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fedray.results.style import BESIDE, escaped, figure_of, save_png
 from fedray.util.files import replacement_of
 
 MOST_CLASSES = 20
-"""The most classes that the picture tells apart by colours and markers."""
+"""The largest number of classes that the picture shows in different colours and markers."""
 
 LEAST = 10
-"""The fewest samples of which a picture is drawn."""
+"""The smallest number of samples for which a picture is drawn."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """The representations ``values`` float32 [n, d] of n samples: what goes into the model's last Linear layer.
+    """The representations of n samples, ``values`` float32 [n, d]: the inputs of the model's last Linear layer.
 
-    ``samples`` are the numbers of the samples in their split, and ``targets`` their classes, None if they have none.
+    ``samples`` are the indices of the samples in their split. ``targets`` are their classes, or None if they have none.
     """
 
     samples: NDArray[np.int64]
@@ -39,7 +39,7 @@ class Features:
     targets: NDArray[np.int64] | None
 
     def write(self, path: Path) -> Path:
-        """Writes them as a NumPy file with the arrays ``samples``, ``features`` and ``targets``."""
+        """Writes the representations to a NumPy file with the arrays ``samples``, ``features`` and ``targets``."""
         arrays: dict[str, Any] = {"samples": self.samples, "features": self.values}
         arrays |= {} if self.targets is None else {"targets": self.targets}
         with replacement_of(path) as staging, staging.open("wb") as file:
@@ -49,7 +49,7 @@ class Features:
 
 @torch.no_grad()
 def features_of(clients: Clients, samples: Samples, indices: NDArray[np.int64], number: int) -> Features:
-    """Returns the representations of ``number`` of the samples ``indices``, which are drawn by ``run.seed``.
+    """Returns the representations of ``number`` samples, drawn from ``indices`` by ``run.seed``.
 
     Raises :class:`UserError` if the model has no Linear layer, or its representation is not a vector for each sample.
     """
@@ -71,9 +71,9 @@ def features_of(clients: Clients, samples: Samples, indices: NDArray[np.int64], 
 
 
 def write_tsne(found: Features, names: tuple[str, ...] | None, path: Path) -> Path | None:
-    """Draws the representations in two dimensions by t-SNE into ``path``, each class in a colour and marker of its own.
+    """Draws the representations in two dimensions by t-SNE into ``path``, with a colour and marker for each class.
 
-    Returns None if scikit-learn is not installed, which is the extra ``tsne``, or if there are too few samples.
+    Returns None if scikit-learn (the extra ``tsne``) is not installed, or if there are too few samples.
     """
     try:
         from sklearn.manifold import TSNE

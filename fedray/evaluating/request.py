@@ -1,4 +1,4 @@
-"""Finds out what is to be evaluated: the model's file, and the configuration of the model and the data."""
+"""Finds out what to evaluate: the model's file, and the configuration of the model and the data."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ KEYS = (
     "data.", "task.", "model.", "train.precision", "run.seed",
     "engine.device", "engine.threads", "engine.portable_bits", "engine.channels_last",
 )  # fmt: skip
-"""The keys on which an evaluation depends, or the sections that hold them; by ``run.seed`` clients get their shares of
-the test set."""
+"""The keys on which an evaluation depends, or the sections that hold them. ``run.seed`` is one of them because it
+determines the clients' test shares."""
 
 KEYS_IN_WORDS = (
     "data.*, task.*, model.*, train.precision, run.seed, and engine.device, threads, portable_bits and channels_last"
 )
 
 WEIGHTS = ("model.weights", "model.init")
-"""The keys about the weights with which training begins; they say nothing about those in the file."""
+"""The keys about initial weights, which do not matter for the weights in the file."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be evaluated: the model in ``file`` by the configuration ``config``. ``notes`` are lines for the user.
+    """An evaluation to make: the model in ``file``, with the configuration ``config``. ``notes`` are lines for the
+    user.
 
-    ``inputs`` are the digests of what the file's run was made of (:mod:`fedray.experiment.inputs`), and ``class_names``
-    what its data call the classes, as far as that is known and the source is the same.
+    ``inputs`` are the digests of the inputs of the file's run (:mod:`fedray.experiment.inputs`), or empty if they are
+    unknown or if the data come from another source. ``class_names`` are the names of the classes in that run, as far as
+    known.
     """
 
     file: Path
@@ -43,18 +45,18 @@ class Request:
     class_names: Sequence[str]
 
     def effective(self, resolved: Config) -> dict[str, Any]:
-        """Returns the settings on which the result depends, by dotted key, of the ``resolved`` configuration."""
+        """Returns the settings in the configuration ``resolved`` on which the result depends, by dotted key."""
         return {key: x for key, x in flat(resolved.model_dump(mode="json")).items() if key.startswith(KEYS)}
 
 
 def request_of(
     target: str | Path, base: str | Path | None, overrides: Iterable[str], objects: Sequence[str], split: str
 ) -> Request:
-    """Returns what ``target`` asks for: a run's folder, whose final model is meant, or a file with a model.
+    """Returns the evaluation for ``target``: a run folder, whose final model is evaluated, or a file with a model.
 
-    The configuration is that of the file's run, if it lies in a run's folder; or it is the file ``base``. ``overrides``
-    are ``key=value`` texts on top of it. ``objects`` names what was handed over from Python: data, model, loss,
-    metrics. Raises :class:`UserError` if there is no such model, or the configuration says too little.
+    The configuration is ``base``, or else the one in the folder of the model's run. ``overrides`` are ``key=value``
+    texts that change it. ``objects`` are the names of the custom objects: data, model, loss, metrics. Raises
+    :class:`UserError` if there is no such model, or if the configuration lacks something.
     """
     path = Path(target)
     if not path.exists():
@@ -88,7 +90,8 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _inputs_and_classes(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Returns the inputs of the run in ``folder``, and the names of its classes; nothing if it is no run's folder."""
+    """Returns the digests of the inputs of the run in ``folder``, and the names of its classes. Both are empty if there
+    is no run."""
     found = []
     for path in (folder / INPUTS, folder / "summary.json"):
         if not path.exists():
@@ -105,7 +108,8 @@ def _settings(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of the evaluation by dotted key, and lines for the user.
 
-    ``values`` are the recorded configuration, ``asked`` what the user sets instead, and ``objects`` as above.
+    ``values`` is the recorded configuration, ``asked`` has the settings that the user changes, and ``objects`` are the
+    names of the custom objects.
     """
     notes = []
     kept = {key: value for key, value in values.items() if key.startswith(KEYS) and key not in WEIGHTS}
@@ -114,7 +118,7 @@ def _settings(
     source = "from Python" if "data" in objects else asked.get("data.source")
     if source not in (None, "from Python" if "data" in recorded else values.get("data.source")):
         missing -= {"data"}
-        # the model depends on how large images are
+        # the model depends on the size of images
         of_data = {key for key in kept if key.startswith("data.") and key != "data.image_size"}
         kept = {key: value for key, value in kept.items() if key not in of_data}
         if of_data:
@@ -134,7 +138,8 @@ def _settings(
 
 
 def _asked(overrides: Iterable[str], objects: Sequence[str]) -> dict[str, Any]:
-    """Returns what ``overrides`` set, by dotted key. Raises :class:`UserError` for keys that mean nothing here."""
+    """Returns the settings in ``overrides`` by dotted key. Raises :class:`UserError` for keys that don't affect an
+    evaluation."""
     asked: dict[str, Any] = {}
     for override in overrides:
         assign(asked, override)
@@ -150,7 +155,7 @@ def _asked(overrides: Iterable[str], objects: Sequence[str]) -> dict[str, Any]:
 
 
 def _load(settings: dict[str, Any], split: str) -> Config:
-    """Returns the configuration with these settings, and with nothing that a training needs."""
+    """Returns a configuration with these settings, in which everything that only training needs has a fixed value."""
     fixed = {"algorithm.name": "fedavg", "engine.kind": "local", "engine.vectorize": False}
     fixed |= {"train.upload": [], "run.callbacks": []}
     fixed |= {"run.eval_clients": "all"} if split == "test" else {}

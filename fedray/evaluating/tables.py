@@ -1,4 +1,4 @@
-"""What an evaluation finds: numbers of the model, of each class, and of each client."""
+"""The results of an evaluation: numbers about the model, each class, and each client."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ from fedray.evaluating.features import Features
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of a model on the samples of a ``split``: test, train or validation.
+    """The results of a model on the samples of a ``split``: test, train or validation.
 
     * ``file``: the model's file, and ``model_sha256`` its digest; ``source``: the data.
     * ``settings``: the configuration of data, task and model, by dotted key.
     * ``metrics``: the loss and the task's metrics, by name.
     * ``classes``: a row for each class: ``class``, ``name``, ``samples`` (tokens, for the task ``tokens``),
-      ``predicted``, ``correct``, ``accuracy`` (the share of its samples that are found, also called recall),
-      ``precision`` (the share right of what is taken for it) and ``f1``. None if samples have no classes.
-    * ``confusion``: how many samples of the class ``target`` are taken for the class ``predicted``, without pairs that
-      never occur. None if samples have no classes.
+      ``predicted``, ``correct``, ``accuracy`` (the share of its samples that are predicted correctly, also called
+      recall), ``precision`` (the share of correct ones among the samples that are predicted to be in it) and ``f1``.
+      None if samples have no classes.
+    * ``confusion``: the number of samples for each pair of a class ``target`` and a class ``predicted`` that occurs.
+      None if samples have no classes.
     * ``clients``: a row for each client that has samples: ``client``, ``client_name`` if the data name clients,
       ``samples``, ``loss``, and the metrics. None for the split ``validation``, which belongs to no client.
-    * ``features``: the representations of some samples, if they were asked for.
+    * ``features``: the representations of some samples, if they were requested.
+
+    Example:
+        print(found.metrics["accuracy"])
+        worst = found.classes.sort_values("accuracy").head()
     """
 
     file: Path
@@ -49,11 +54,11 @@ class Evaluation:
 
     @property
     def folder(self) -> Path:
-        """The folder in which ``fedray evaluate`` makes one for the results, beside the model's file."""
+        """The folder beside the model's file in which ``fedray evaluate`` creates the folder for its results."""
         return self.file.parent / ("evaluations" if self.file.stem == "model" else f"{self.file.stem}-evaluations")
 
     def confusion_matrix(self) -> pd.DataFrame:
-        """Returns the confusion matrix: a row for each class of the targets, a column for each predicted one."""
+        """Returns the confusion matrix, with a row for each target class and a column for each predicted class."""
         assert self.classes is not None
         assert self.confusion is not None
         names = self.classes["name"]
@@ -63,13 +68,13 @@ class Evaluation:
 
 
 def confusion_of(targets: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> pd.DataFrame:
-    """Returns how often each pair of classes occurs in ``targets [n]`` and ``predicted [n]``."""
+    """Returns the number of times that each pair of classes occurs in ``targets [n]`` and ``predicted [n]``."""
     codes, counts = np.unique(targets * classes + predicted, return_counts=True)
     return pd.DataFrame({"target": codes // classes, "predicted": codes % classes, "count": counts})
 
 
 def table_of_classes(confusion: pd.DataFrame, classes: int, names: Sequence[str] | None) -> pd.DataFrame:
-    """Returns the table :attr:`Evaluation.classes`. What divides by nothing is NaN."""
+    """Returns the table :attr:`Evaluation.classes`. Quotients with a denominator of 0 are NaN."""
     samples, predicted = (
         np.bincount(confusion[column], confusion["count"], minlength=classes).astype(np.int64)
         for column in ("target", "predicted")
@@ -88,5 +93,5 @@ def table_of_classes(confusion: pd.DataFrame, classes: int, names: Sequence[str]
 
 
 def value_over(task: Task, name: str, sums: NDArray[np.float64]) -> float:
-    """Returns the metric ``name`` over some samples, from the two ``sums [n, 2]`` of each."""
+    """Returns the metric ``name`` over n samples, from its two sums for each of them, ``sums [n, 2]``."""
     return task.value(name, math.fsum(sums[:, 0]), math.fsum(sums[:, 1]))

@@ -1,4 +1,5 @@
-"""The page about one run: its curves, who holds what, how good it is for single clients, and where the time went."""
+"""The page about one run: its curves, its partition, how good the models are for single clients, and the times of
+rounds."""
 
 from __future__ import annotations
 
@@ -48,17 +49,18 @@ DRIFT = {
     "cosine": ["alignment"],
     "distance from all clients' mean, over its length": ["cohort_error", "momentum_error"],
 }
-"""The columns that run.diagnostics adds to metrics.csv, by the label of their axis."""
+"""The columns that run.diagnostics adds to metrics.csv, grouped by the labels of their axes."""
 
 LAYERS = 9
-"""The most layers that are drawn. Of more, those that changed most."""
+"""The largest number of layers that are drawn. If there are more, those that changed most are drawn."""
 
 Figures = Iterator[tuple[str, Figure]]
-"""Figures, each with a sentence that says what it shows."""
+"""Figures, each after a sentence that says what it shows."""
 
 
 def run_page(folder: Path) -> Page:
-    """Returns the page about the run in ``folder``. Raises :class:`UserError` if it has not ended, or is damaged."""
+    """Returns the page about the run in ``folder``. Raises :class:`UserError` if it has not ended, or the folder is
+    damaged."""
     run = read_run(folder)
     if isinstance(run, LeftOut):
         raise UserError(f"there is nothing to report of {folder}: {run.reason}")
@@ -83,7 +85,7 @@ def run_page(folder: Path) -> Page:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """A context in which a damaged file or folder is the user's error."""
+    """Turns errors from reading a damaged file or folder into :class:`UserError`."""
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
@@ -131,7 +133,7 @@ def _curves(run: RecordedRun) -> Figures:
 
 
 def _filled(rows: pd.DataFrame, columns: list[str]) -> list[str]:
-    """Returns those of the columns that have any values."""
+    """Returns the columns that are not empty."""
     return [name for name in columns if name in rows and rows[name].notna().any()]
 
 
@@ -145,7 +147,8 @@ def _holdings(run: RecordedRun) -> Figures:
 
 
 def _clients(run: RecordedRun) -> Figures:
-    """Yields the distribution of each scored model over the clients of the last evaluation, and who took part."""
+    """Yields the distribution of each scored model over the clients of the last evaluation, and how often clients took
+    part."""
     measure = run.measure
     with _reading(run.folder / "evaluation.parquet"):
         rows = last_scores(run.folder)
@@ -173,7 +176,7 @@ def _clients(run: RecordedRun) -> Figures:
 
 
 def _read_parts(folder: Path) -> pd.DataFrame | None:
-    """Reads a table that is a folder of Parquet files; returns None if it has none."""
+    """Reads a table from a folder of Parquet files. Returns None if there are no files."""
     if not any(folder.glob("part-*.parquet")):
         return None
     with _reading(folder):
@@ -182,7 +185,7 @@ def _read_parts(folder: Path) -> pd.DataFrame | None:
 
 
 def _drift(run: RecordedRun) -> Figures:
-    """Yields how far clients' models drift apart, and how much each layer changes, if that was measured."""
+    """Yields figures of the drift between clients' models, and of the change of each layer, if these were measured."""
     if not {"drift", "spread", "alignment", "update_norm"} <= {*run.rows}:
         return
     by_round = run.rows.set_index("round")
@@ -200,7 +203,7 @@ def _drift(run: RecordedRun) -> Figures:
 
 
 def _draw_lines(columns: pd.DataFrame, ylabel: str) -> Figure:
-    """Returns a figure with a line for each of the columns, whose index is the rounds."""
+    """Returns a figure with a line for each column, over the rounds in the index."""
     names = list(map(str, columns))
     figure, (axes,) = figure_of(1, legend_width=width_of(names))
     for name, line in lines_for(names).items():

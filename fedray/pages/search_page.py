@@ -1,4 +1,4 @@
-"""The pages about a sweep and about a suite: their tables, and the pictures that Optuna and fedray draw of them."""
+"""The pages about a sweep and about a suite: their tables, and the figures that Optuna and fedray draw of them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CAPTIONS = {
     "curves": "the objective while trials run; the darker a line, the better the trial",
     "pareto": "the trials of which no other is better in all objectives",
 }
-"""What the pictures in a sweep's report show, by the beginning of their names."""
+"""Captions of the pictures in a sweep's report, by the beginning of their file names."""
 
 UNITS_OF = {"bytes": "B", "flops": "FLOP"}
 """The units of columns."""
 
 MOST_TRIALS = 50
-"""The most trials that the page lists; trials.csv has all."""
+"""The largest number of trials that the page lists. All trials are in trials.csv."""
 
 
 def sweep_page(spec: SweepSpec) -> Page:
@@ -70,8 +70,8 @@ def _of_sweep(spec: SweepSpec) -> Section:
 
 
 def _texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table as texts: four digits of each number or all before the point, bytes and FLOPs in their units, and
-    empty cells where there is no value."""
+    """Returns a table as texts: numbers with four digits, or all digits before the point, bytes and FLOPs with units,
+    and empty cells for missing values."""
 
     def text(value: object, unit: str) -> str:
         return in_units(value, unit) if isinstance(value, float) else "" if value is None else str(value)

@@ -1,4 +1,5 @@
-"""Tells how the evaluated model does for single clients: mean, worst tenth and spread, and their distribution."""
+"""Computes how good the evaluated model is for single clients: mean, worst tenth, standard deviation, and
+distribution."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from fedray.results.runs import RecordedRun
 from fedray.results.statistics import mean_and_margin
 
 SHARES = np.linspace(0, 1, 101)
-"""The shares of the clients at which a distribution is given."""
+"""The fractions of clients at which a distribution is given."""
 
 OF_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of the clients", "std": "standard deviation"}
-"""What metrics.csv has about single clients in columns such as ``clients_accuracy_mean``, in words."""
+"""The statistics over single clients in metrics.csv, such as ``clients_accuracy_mean``, each with its name in texts."""
 
 
 def finals_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str, list[float]]:
-    """Returns the last value of what :data:`OF_CLIENTS` names, in each run that did not diverge and has it."""
+    """Returns the last value of each statistic in :data:`OF_CLIENTS`, for each run that did not diverge and has it."""
     found: dict[str, list[float]] = {}
     for what in OF_CLIENTS:
         column = f"clients_{measure.metric}_{what}"
@@ -33,8 +34,11 @@ def finals_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str
 
 def outcome_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[str, float]:
     """Returns ``clients_mean``, ``clients_worst_tenth`` and ``clients_std``, as means over the runs that did not
-    diverge, and ``clients_mean_margin`` and so on: half the widths of their 95 % intervals. They are NaN if the runs
-    did not score single clients."""
+    diverge.
+
+    ``clients_mean_margin`` and so on are half the widths of their 95 % intervals. All are NaN if no single clients were
+    scored.
+    """
     found: dict[str, float] = {}
     for what, values in finals_of_clients(runs, measure).items():
         found[f"clients_{what}"], found[f"clients_{what}_margin"] = mean_and_margin(values)
@@ -42,8 +46,8 @@ def outcome_of_clients(runs: Sequence[RecordedRun], measure: Measure) -> dict[st
 
 
 def last_scores(folder: Path) -> pd.DataFrame | None:
-    """Returns the rows of evaluation.parquet of the last round that has some; None if no clients were scored."""
-    # only the last file has the last round
+    """Returns the rows of evaluation.parquet of the last round in which clients were scored; None if there is none."""
+    # the last file holds the last round
     last = max((folder / "evaluation.parquet").glob("part-*.parquet"), default=None)
     if last is None:
         return None
@@ -53,10 +57,10 @@ def last_scores(folder: Path) -> pd.DataFrame | None:
 
 
 def distribution(runs: Sequence[RecordedRun], measure: Measure) -> NDArray[np.float64] | None:
-    """Returns the metric's value at each of :data:`SHARES` of the clients, sorted by it: a mean over the runs.
+    """Returns the quantiles of the metric over clients at :data:`SHARES`, as a mean over the runs.
 
-    It is that of the evaluated model at the last evaluation, on each client's test share. Returns None if no run has
-    scored the clients of ``run.eval_clients``.
+    The metric is computed for the evaluated model at the last evaluation, on each client's test share. Returns None if
+    no run has scored the clients of ``run.eval_clients``.
     """
     column, found = f"global_{measure.metric}", []
     for run in runs:

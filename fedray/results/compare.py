@@ -1,4 +1,4 @@
-"""Compares runs that have ended (``fedray compare``): groups them, and puts what they reached side by side."""
+"""Compares runs that have ended (``fedray compare``): groups them, and puts their results side by side."""
 
 from __future__ import annotations
 
@@ -24,15 +24,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BASELINE = "fedavg"
-"""The algorithm that is the baseline unless another is named."""
+"""The default baseline."""
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparisonTables):
-    """What :func:`compare` returns: tables of pandas (``table``, ``targets``, ``curves()``), and figures of them."""
+    """The result of :func:`compare`: pandas tables (``table``, ``targets``, ``curves()``), and Matplotlib figures of
+    them.
+
+    Example:
+        best = found.table["final"].max()
+        for sentence, figure in found.figures(): ...
+    """
 
     def figures(self) -> list[tuple[str, Figure]]:
-        """Returns the pictures of the page, each with a sentence that says what it shows."""
+        """Returns the figures of the report, each after a sentence that says what it shows."""
         # Matplotlib is loaded only if something is drawn
         from fedray.results.pictures import figures_of
 
@@ -48,28 +54,32 @@ def compare(
     last: int | None = None,
     any_version: bool = False,
 ) -> Comparison:
-    """Compares runs that have ended: what they reached, what that took, and how sure that is.
+    """Compares runs that have ended: what they reached, what that cost, and how certain it is.
 
-    Runs that differ in their seeds alone are one group. Groups are compared within an environment: those on the same
-    data and model::
+    Runs that differ only in their seeds are one group. Groups are compared within an environment, which has the same
+    data and the same model::
 
         found = fedray.compare("runs/", targets=[0.9])
         print(found.table[["group", "final", "final_margin"]], found.environments[0].notes)
 
     Args:
-        paths: folders of runs, or folders with such below them.
-        by: dotted keys in which the groups of an environment differ, instead of all keys that are not about data and
-            model (:func:`~fedray.results.grouping.group_runs`).
-        x: what curves are drawn over: ``rounds``, ``iterations``, ``bytes``, ``flops``, ``virtual_seconds`` or
+        paths: run folders, or folders that contain run folders at any depth.
+        by: dotted keys that distinguish the groups of an environment. By default these are all keys except the ones
+            about
+            data, task and model (:func:`~fedray.results.grouping.group_runs`).
+        x: the axis of curves: ``rounds``, ``iterations``, ``bytes``, ``flops``, ``virtual_seconds`` or
             ``wall_seconds``.
-        targets: values of the main metric, such as 0.9. By default they are those of ``run.targets`` that all runs of
+        targets: values of the main metric, such as 0.9. By default they are the values of ``run.targets`` that all runs
+            of
             an environment have, or else the mean that the baseline ends with.
         baseline: the name of a group or an algorithm; FedAvg by default.
         last: the number of rounds over which the column ``last`` is the mean; the last ten evaluations by default.
-        any_version: whether runs of other versions of fedray than that of most runs are compared, too.
+        any_version: whether to compare runs of all versions of fedray. By default only the version that made most of
+            the
+            runs is compared.
 
     Raises:
-        UserError: for a path without runs, an unknown key, axis or baseline, and if no run is left.
+        UserError: a path has no runs, a key, axis or baseline is unknown, or no run is left to compare.
     """
     if x not in AXES:
         raise UserError(f"--x: there is no {x!r}{near_miss(x, AXES)}")
@@ -104,11 +114,11 @@ def compare(
 
 
 def _comparable(runs: Sequence[RecordedRun], any_version: bool) -> tuple[list[RecordedRun], list[LeftOut]]:
-    """Returns the runs that have a value to compare, and those that are left out."""
+    """Returns the runs that can be compared, and those that are left out."""
     kept: dict[str, RecordedRun] = {}
     left_out = []
     counts = Counter(map(_version, runs))
-    # the newest of those that most runs have
+    # the version that most runs have; in a tie the newest
     version = max(counts, key=lambda each: (counts[each], each), default=())
     for run in runs:
         reason = None
@@ -129,13 +139,13 @@ def _comparable(runs: Sequence[RecordedRun], any_version: bool) -> tuple[list[Re
 
 
 def _repetition(run: RecordedRun) -> str:
-    """Returns what two runs have in common that are the same run, made twice."""
+    """Returns a text that is the same for two runs only if one is the other, made a second time."""
     settings = {key: value for key, value in run.settings.items() if not is_ignored(key)}
     return json.dumps([settings, run.seeds, dict(run.inputs)], sort_keys=True, default=str)
 
 
 def _version(run: RecordedRun) -> tuple[tuple[int, str], ...]:
-    """Returns the version of fedray that made a run, as numbers can be compared."""
+    """Returns the version of fedray that made a run, in a form that can be compared."""
     text = str(run.versions.get("fedray", ""))
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in text.split("."))
 
@@ -149,7 +159,7 @@ def _measure_of(runs: Sequence[RecordedRun]) -> Measure:
 
 
 def _check(request: _Request, baseline: str | None, groups: Sequence[Group]) -> None:
-    """Raises :class:`UserError` for a baseline that no group is, or a target that can't be reached."""
+    """Raises :class:`UserError` if no group matches the baseline, or if a target can't be reached."""
     known = {name for group in groups for name in (group.label, group.algorithm)}
     if baseline is not None and baseline not in known:
         raise UserError(f"--baseline: there is no group {baseline!r}{near_miss(baseline, known)}")
@@ -160,14 +170,14 @@ def _check(request: _Request, baseline: str | None, groups: Sequence[Group]) -> 
 
 
 def _finals_by_pair(group: Group, measure: Measure) -> dict[Hashable, float]:
-    """Returns the final values of a group's runs. Those of two groups are a pair if they have the same seeds, and
-    clients hold the same samples."""
+    """Returns the final values of a group's runs. Two runs of different groups are a pair if their keys are equal: they
+    have the same seeds, and the clients hold the same samples."""
     return {(*run.seeds, run.summary.get("partition_hash")): run.final(measure) for run in group.ended}
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What a comparison says about the groups of each environment; the fields are parameters of :func:`compare`."""
+    """The parameters of :func:`compare` by which the groups of each environment are compared."""
 
     measure: Measure
     over: str
@@ -176,7 +186,7 @@ class _Request:
     last: int | None
 
     def environment(self, groups: Sequence[Group]) -> Environment:
-        """Returns an environment with what its groups reached."""
+        """Returns an environment with the results of its groups."""
         rows = {}
         for group in groups:
             rows[group] = _keys(group) | outcome(group.runs, self.measure, self.last)
@@ -201,13 +211,14 @@ class _Request:
         return Environment(groups[0].place, ordered, baseline, [rows[each] for each in ordered], to_targets, notes)
 
     def _default_target(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Returns the worst mean of ``rows``, which are the baseline's alone or those of all groups."""
+        """Returns the worst final mean in ``rows``: the row of the baseline, or all rows if there is no baseline."""
         sign = self.measure.sign
         means = [sign * row["final"] for row in rows if not math.isnan(row["final"])]
         return [sign * min(means)] if means else []
 
     def _to_target(self, target: float, groups: Sequence[Group], baseline: Group | None) -> Iterator[dict[str, Any]]:
-        """Yields what each group took to reach ``target``, and how many times as much the baseline took."""
+        """Yields what it took each group to reach ``target``, and its speed-up: the baseline's amount divided by the
+        group's."""
         found = {group: reaching(group.runs, self.measure, target) for group in groups}
         for group, row in found.items():
             speedups = {}
@@ -221,7 +232,8 @@ class _Request:
     def _about_baseline(
         self, groups: Sequence[Group], named: Sequence[Group], to_targets: Sequence[Mapping[str, Any]], is_default: bool
     ) -> Iterator[str]:
-        """Yields lines about a baseline that is not there, is one of several, or does not reach a target itself."""
+        """Yields lines that say if there is no baseline, if several groups match it, or if it does not reach a target
+        itself."""
         if len(groups) == 1:
             return
         if not named:
@@ -247,7 +259,7 @@ class _Request:
             yield "there is no target, because none of the runs has ended that would give it (--target sets one)"
 
     def _about_curves(self, groups: Sequence[Group]) -> Iterator[str]:
-        """Yields a line for each group whose curve can't be drawn, or only in a part of its rounds."""
+        """Yields a line for each group whose curve can't be drawn, or is drawn for some of its rounds only."""
         for group in groups:
             if any(run.rows[AXES[self.over]].isna().all() for run in group.ended):
                 yield f"{group.label} has runs without {self.over}, so that there is no curve of it"

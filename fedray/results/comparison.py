@@ -1,4 +1,4 @@
-"""What a comparison of runs found: environments with their groups, as tables of pandas."""
+"""The result of a comparison: environments with their groups, as pandas tables."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fedray.results.runs import LeftOut, RecordedRun
 class Environment:
     """Groups that were run on the same data with the same model, the best first.
 
-    ``name`` says in what it differs from other environments; it is empty if there is only one. ``rows`` has what each
-    group reached, ``targets`` what it took to reach each target, and ``notes`` what makes the comparison unequal.
+    ``name`` has the settings that distinguish it from other environments; it is empty if there is only one environment.
+    ``rows`` has the results of each group, ``targets`` what it took each group to reach each target, and ``notes`` the
+    lines about what makes the comparison unequal.
     """
 
     name: str
@@ -32,12 +33,12 @@ class Environment:
 
 @dataclass(frozen=True, eq=False)
 class ComparisonTables:
-    """What a comparison found, as tables.
+    """The result of a comparison, as tables.
 
-    ``over`` is what curves are drawn over. ``last`` is the number of rounds of which the column ``last`` is the mean;
-    None stands for the last ten evaluations. ``left_out`` are the run folders that could not be compared, and ``asked``
-    is what :func:`~fedray.results.compare.compare` was called with. ``notes`` are the settings in which environments
-    differ though their names do not say so.
+    ``over`` is the axis of curves. ``last`` is the number of rounds over which the column ``last`` is the mean; None
+    means the last ten evaluations. ``left_out`` are the run folders that could not be compared, and ``asked`` holds the
+    arguments of :func:`~fedray.results.compare.compare`. ``notes`` are lines about settings that differ between
+    environments although the environments' names do not show it.
     """
 
     environments: Sequence[Environment]
@@ -60,23 +61,23 @@ class ComparisonTables:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each group, with the keys in which groups differ, and the columns of
+        """The results of each group: the keys in which groups differ, and the columns of
         :func:`~fedray.results.outcomes.outcome`, :func:`~fedray.results.clients.outcome_of_clients` and
         :func:`~fedray.results.outcomes.difference`."""
         return _frame([row for each in self.environments for row in each.rows])
 
     @property
     def targets(self) -> pd.DataFrame:
-        """A row for each group and target, with the columns of :func:`~fedray.results.outcomes.reaching`, and
-        ``rounds_speedup``, ``bytes_speedup``, ``flops_speedup`` and ``seconds_speedup``: how many times as much the
-        baseline took."""
+        """The cost of each target for each group: the columns of :func:`~fedray.results.outcomes.reaching`, and
+        ``rounds_speedup``, ``bytes_speedup``, ``flops_speedup`` and ``seconds_speedup``, which are the baseline's
+        amounts divided by the group's."""
         return _frame([row for each in self.environments for row in each.targets])
 
     def curves(self, column: str | None = None) -> pd.DataFrame:
         """Returns the mean curves of all groups, with the columns of :func:`~fedray.results.curves.mean_curve`.
 
         Args:
-            column: a column of metrics.csv; that of the compared metric by default.
+            column: a column of metrics.csv; by default the one of the compared metric.
         """
         found = [
             mean_curve(group.runs, column or self.measure.column, self.over).assign(
@@ -88,7 +89,7 @@ class ComparisonTables:
 
 
 def _frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Returns rows as a table, in which a tuple of numbers is one cell of text."""
+    """Returns rows as a table, in which a tuple of numbers becomes a text."""
     return pd.DataFrame(
         [{key: " ".join(map(str, x)) if isinstance(x, tuple) else x for key, x in row.items()} for row in rows]
     )

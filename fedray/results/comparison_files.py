@@ -20,7 +20,7 @@ from fedray.results.tables import Table, latex, markdown, plain_markdown, tables
 from fedray.util.files import write_whole
 
 MARK = "comparison.json"
-"""The file by which a folder of a comparison is known."""
+"""The file that marks a folder as the output of a comparison."""
 
 UNEQUAL = "Keep in mind when comparing these groups:"
 
@@ -37,17 +37,17 @@ NOTES = (
     "runs that did not reach it diverged. The number in brackets says how many times as much the baseline took.",
     "Curves have a point for each round in which all runs of the group were evaluated that did not diverge.",
 )
-"""What the tables' words mean."""
+"""Explanations of the words in the tables."""
 
 COMMON = (
     "data.source", "data.clients", "data.partition.kind", "data.partition.alpha", "model.name", "train.cohort_size",
     "train.local_steps", "train.local_epochs", "train.batch_size", "train.lr", "run.rounds",
 )  # fmt: skip
-"""Keys that say what runs are; their values are shown where they are the same in all."""
+"""Keys that describe the runs. The page shows their values if they are the same in all runs."""
 
 
 def output_of(comparison: ComparisonTables) -> Result:
-    """Returns what is written of a comparison, by which its folder is known."""
+    """Returns the description of a comparison's output, by which its folder is recognised."""
     return Result("comparison", MARK, {"asked": comparison.asked})
 
 
@@ -89,7 +89,7 @@ def write(comparison: ComparisonTables, folder: Path) -> list[Path]:
 
 
 def lines(comparison: ComparisonTables) -> Iterator[str]:
-    """Yields the lines that the command shows: the first tables of each environment, and what makes it unequal."""
+    """Yields the lines that the command prints: the first tables of each environment, and what makes it unequal."""
     for environment in comparison.environments:
         if environment.name:
             yield environment.name
@@ -109,7 +109,7 @@ def lines(comparison: ComparisonTables) -> Iterator[str]:
 
 
 def _aligned(table: Table) -> Iterator[str]:
-    """Yields the lines of a table in a type of one width; the names of its rows are aligned at the left."""
+    """Yields the lines of a table for a monospaced font. The names of the rows are aligned at the left."""
     names = table.cells.iloc[:, 0]
     width = max(map(len, names))
     cells = table.cells.assign(**{str(names.name): names.str.ljust(width)})
@@ -121,7 +121,7 @@ def _markdown(table: Table) -> str:
 
 
 def _lines_below(comparison: ComparisonTables) -> Iterator[str]:
-    """Yields the lines under the tables: what makes them unequal, what is left out, and what the words mean."""
+    """Yields the lines below the tables: what makes them unequal, which runs are left out, and what the words mean."""
     unequal = [(f"{each.name}: {UNEQUAL}" if each.name else UNEQUAL, each.notes) for each in comparison.environments]
     for title, notes in [*unequal, (BETWEEN, comparison.notes), ("Left out:", _left_out(comparison))]:
         if notes:
@@ -163,7 +163,7 @@ def page_of(comparison: ComparisonTables) -> Page:
 
 
 def _common_settings(comparison: ComparisonTables) -> str:
-    """Returns the settings that say what runs are, as far as all runs have the same."""
+    """Returns the values of the settings that describe the runs, as far as they are the same in all runs."""
     same = {}
     for key in COMMON:
         values = [run.settings.get(key) for run in comparison.runs]

@@ -1,4 +1,4 @@
-"""Averages the curves of runs that differ in their seeds alone: a mean curve with an interval."""
+"""Averages the curves of runs that differ only in their seeds: a mean curve with an interval."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedray.results.statistics import LEAST_RUNS, margin_of
 def mean_curve(runs: Sequence[RecordedRun], column: str, over: str = "rounds") -> pd.DataFrame:
     """Returns the mean curve of a group's runs: a row for each round in which all of them were evaluated.
 
-    Its columns are ``round``; ``x``, the amount of ``over`` (a key of :data:`~fedray.results.measure.AXES`) up to
-    this round, as a mean over the runs; ``mean`` of the metric ``column``; ``low`` and ``high``, the ends of the 95 %
-    interval of the mean (Student's t), or the lowest and the highest value of fewer than three runs; and ``runs``, how
-    many there are. Runs that diverged are left out.
+    Its columns are ``round``; ``x``, the amount of ``over`` (a key of :data:`~fedray.results.measure.AXES`) up to this
+    round, as a mean over the runs; ``mean`` of the metric ``column``; ``low`` and ``high``, the ends of the 95 %
+    interval of the mean (Student's t), or the lowest and the highest value if there are fewer than three runs; and
+    ``runs``, the number of runs. Runs that diverged are left out.
     """
     ended = [run.rows.set_index("round") for run in runs if not run.diverged and column in run.rows]
     names = ["round", "x", "mean", "low", "high", "runs"]
@@ -26,7 +26,7 @@ def mean_curve(runs: Sequence[RecordedRun], column: str, over: str = "rounds") -
         return pd.DataFrame(columns=names, dtype=float)
     values = pd.concat([rows[column] for rows in ended], axis=1).dropna()
     rounds = values.index
-    # the round is the index here
+    # the index of the rows is the round
     amounts = [rows[AXES[over]] if over != "rounds" else pd.Series(rows.index, rows.index) for rows in ended]
     x = pd.concat(amounts, axis=1).loc[rounds].mean(axis=1, skipna=False)
     numbers = values.to_numpy(float)

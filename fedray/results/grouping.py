@@ -1,7 +1,7 @@
-"""Groups runs by what differs in their configurations.
+"""Groups runs by the differences in their configurations.
 
-Runs that differ in their seeds alone are repetitions: together they are one *group*, a line of a picture and a row of a
-table. Groups that were run on the same data with the same model stand in the same *environment*: a panel of a picture,
+Runs that differ only in their seeds are repetitions. Together they are one *group*: a line of a picture and a row of a
+table. Groups that were run on the same data with the same model are in the same *environment*: a panel of a picture,
 and a section of a table.
 """
 
@@ -24,27 +24,27 @@ NO_PART_OF_A_RESULT = (
     "run.finetune_steps", "run.targets", "run.last_rounds", "run.save_best", "run.diagnostics", "data.root",
     "data.access", "data.least_test_samples",
 )  # fmt: skip
-"""Keys in which runs of one group may differ, as in any key of ``engine``."""
+"""Keys that may differ between the runs of one group. All keys of ``engine`` may differ as well."""
 
 CHOSEN_FOR_AN_ALGORITHM = ("model.head", "model.proj_dim", "data.public_samples", "data.public_to")
-"""Keys that an algorithm chooses for itself unless they are set, so that they do not make another environment."""
+"""Keys whose defaults depend on the algorithm. A difference in them does not make another environment."""
 
 OF_AN_ENVIRONMENT = ("data.", "task.", "model.")
 
 FIRST = (ALGORITHM, "algorithm.", "data.source", "model.name", "data.", "task.", "model.", "train.", "")
-"""The beginnings of keys, in the order in which names of groups and environments have them."""
+"""The beginnings of keys, in the order in which the names of groups and environments list them."""
 
 KNOWN_BY_THEIR_VALUES = (ALGORITHM, "model.name", "data.source", "data.partition.kind")
-"""Keys whose values say in a name what they are."""
+"""Keys that a name leaves out, because their values are clear without them, such as ``fedprox``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ in their seeds alone.
+    """Runs that differ only in their seeds.
 
-    ``values`` are those in which the group differs from others of its environment, by dotted key, and ``environment``
-    those in which its environment differs from others. ``further`` are further values in which groups differ; they
-    follow from the others.
+    ``values`` are the settings that distinguish the group from others in its environment, by dotted key, and
+    ``environment`` those that distinguish its environment from others. ``further`` are other settings in which groups
+    differ; their values follow from the first two.
     """
 
     values: Mapping[str, Any]
@@ -54,17 +54,17 @@ class Group:
 
     @property
     def algorithm(self) -> str:
-        """The name of its algorithm."""
+        """The name of the algorithm."""
         return str(self.runs[0].settings.get(ALGORITHM))
 
     @property
     def label(self) -> str:
-        """The name of the group within its environment, as ``fedprox, mu=0.1``."""
+        """The name of the group within its environment, such as ``fedprox, mu=0.1``."""
         return name_of_values(self.values) or self.algorithm
 
     @property
     def place(self) -> str:
-        """The name of the environment, as ``alpha=0.1``; empty if there is only one."""
+        """The name of the environment, such as ``alpha=0.1``; empty if there is only one."""
         return name_of_values(self.environment)
 
     @property
@@ -74,7 +74,7 @@ class Group:
 
 
 def name_of_values(values: Mapping[str, Any]) -> str:
-    """Returns values by dotted key as a short name: ``fedprox, mu=0.1``."""
+    """Returns a short name for settings, such as ``fedprox, mu=0.1``."""
     names = [key.rpartition(".")[2] for key in values]
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):
@@ -84,16 +84,17 @@ def name_of_values(values: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """Returns a number in few digits, but never as another one."""
+    """Returns a number in as few digits as show its exact value."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def group_runs(runs: Sequence[RecordedRun], by: Sequence[str] = ()) -> list[Group]:
     """Returns the groups of ``runs``, in the order of their environments and names.
 
-    The groups of an environment differ in the keys ``by``, and environments in all others. Without ``by``, environments
-    differ in keys of the data, the task and the model, and groups in all others. A key that follows from those before
-    it, because all runs with the same values of these have one value of it, is no part of a name.
+    The keys ``by`` distinguish the groups of an environment, and all other keys distinguish environments. Without
+    ``by``, keys of the data, the task and the model distinguish environments, and all others distinguish groups. A key
+    is left out of the names if its value follows from the keys before it, because runs that agree in these also agree
+    in it.
 
     Raises :class:`UserError` if ``by`` has a key in which no runs differ.
     """
@@ -121,7 +122,7 @@ def _select(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _keys_that_differ(runs: Iterable[RecordedRun]) -> list[str]:
-    """Returns the keys whose values differ between any two runs that have them, in the order of :data:`FIRST`."""
+    """Returns the keys that differ between any two of the runs that have them, in the order of :data:`FIRST`."""
     values: dict[str, set[str]] = {}
     for run in runs:
         for key, value in run.identity.items():
@@ -131,12 +132,13 @@ def _keys_that_differ(runs: Iterable[RecordedRun]) -> list[str]:
 
 
 def is_ignored(key: str) -> bool:
-    """Returns whether runs that differ in ``key`` alone are repetitions of each other."""
+    """Returns whether runs that differ only in ``key`` are repetitions of each other."""
     return key in NO_PART_OF_A_RESULT or key.startswith("engine.")
 
 
 def _independent(keys: Sequence[str], known: Sequence[str], runs: Sequence[RecordedRun]) -> list[str]:
-    """Returns those of ``keys`` that do not follow from the keys ``known`` and those before them."""
+    """Returns the ``keys`` that carry information: their values do not follow from the keys ``known`` and the keys
+    before them."""
     chosen: list[str] = []
     for key in keys:
         if len(_partition(runs, [*known, *chosen, key])) > len(_partition(runs, [*known, *chosen])):
@@ -145,7 +147,7 @@ def _independent(keys: Sequence[str], known: Sequence[str], runs: Sequence[Recor
 
 
 def _partition(runs: Iterable[RecordedRun], keys: Sequence[str]) -> list[list[RecordedRun]]:
-    """Returns the runs in lists, each with those that have the same values of ``keys``."""
+    """Returns lists of runs; the runs in a list have the same values of ``keys``."""
     found: dict[tuple[str, ...], list[RecordedRun]] = {}
     for run in runs:
         identity = run.identity
@@ -171,7 +173,7 @@ def _check(by: Sequence[str], differ: Sequence[str], runs: Sequence[RecordedRun]
 
 
 def _order(values: Mapping[str, Any]) -> Iterator[tuple[int, float, str]]:
-    """Yields what values are sorted by: numbers by size, and before texts."""
+    """Yields the sort keys of values: numbers come before texts, and are sorted by size."""
     for value in values.values():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         yield (0, float(value), "") if is_number else (1, 0.0, str(value))

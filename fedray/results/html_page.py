@@ -1,4 +1,4 @@
-"""Makes a page in HTML from sections with tables and pictures. It is one file, which needs no other and no network."""
+"""Makes an HTML page from sections with tables and pictures. It is a single file, which needs no network."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from fedray.results.style import svg_of
 from fedray.results.tables import Table
 
 PIXELS_PER_INCH = 96
-"""In HTML an inch has so many pixels."""
+"""The number of pixels in an inch, in HTML."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as the page holds it: its ``data`` as an address, its size in pixels, and what it shows in a
-    sentence."""
+    """A figure in a page: its ``data`` as an address, its size in pixels, and a sentence about what it shows."""
 
     caption: str
     data: str
@@ -46,7 +45,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page. ``warnings_title`` is a sentence before the ``warnings``."""
+    """A section of a page. ``warnings_title`` is a sentence above the ``warnings``."""
 
     title: str
     tables: Sequence[Table] = ()
@@ -58,7 +57,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its title, the paragraphs at its beginning, its sections, and a line at its end."""
+    """A page: its title, the paragraphs at the top, its sections, and a line at the bottom."""
 
     title: str
     lead: Sequence[str]
@@ -66,7 +65,7 @@ class Page:
     foot: str = "Made by fedray. This page is one file and needs no network."
 
     def html(self) -> str:
-        """Returns the page as the text of a file."""
+        """Returns the page as HTML."""
         loader = jinja2.PackageLoader("fedray.results", ".")
         environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
         return environment.get_template("page.html.jinja").render(page=self)

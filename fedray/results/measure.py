@@ -1,4 +1,5 @@
-"""What runs are compared by, and over what: which columns of metrics.csv these are, and how they are shown."""
+"""The metric by which runs are compared, and the axes of curves: their columns in metrics.csv, and how they are
+shown."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ AXES = {
     "virtual_seconds": "virtual_seconds",
     "wall_seconds": "wall_seconds",
 }
-"""What curves can be drawn over, and the column of each."""
+"""The axes of curves, each with its column in metrics.csv."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric by which runs are compared. ``mode`` says whether more (max) or less (min) of it is better.
+    """A metric by which runs are compared. ``mode`` says whether larger (max) or smaller (min) values are better.
 
-    ``of`` says of which model and on which data: ``test`` is the evaluated model on the test set.
+    ``of`` names the model and the data: ``test`` is the evaluated model on the test set.
     """
 
     metric: str = "accuracy"
@@ -28,34 +29,34 @@ class Measure:
 
     @property
     def column(self) -> str:
-        """The column of metrics.csv."""
+        """The metric's column in metrics.csv."""
         return f"{self.of}_{self.metric}"
 
     @property
     def sign(self) -> int:
-        """1 if more is better, else -1."""
+        """1 if larger values are better, else -1."""
         return -1 if self.mode == "min" else 1
 
     @property
     def percent(self) -> bool:
-        """Whether it is a fraction of 1 that is shown in percent."""
+        """Whether the metric is a fraction of 1, which is shown as a percentage."""
         return self.metric in ("accuracy", "f1")
 
     @property
     def scale(self) -> float:
-        """What its values are multiplied by where they are shown."""
+        """The factor by which values are multiplied when they are shown."""
         return 100 if self.percent else 1
 
     @property
     def unit(self) -> str:
-        """What stands behind its name in the head of a table, or at an axis."""
+        """The unit that follows the metric's name in the head of a table, or at an axis."""
         return ", %" if self.percent else ""
 
     def shown(self, value: float) -> str:
-        """Returns a value as a text has it."""
+        """Returns a value of the metric as text."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
     @property
     def words(self) -> str:
-        """Its name in a text."""
+        """The metric's name in texts."""
         return {"f1": "F1"}.get(self.metric, self.metric.replace("_", " "))

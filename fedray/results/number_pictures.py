@@ -1,4 +1,4 @@
-"""Draws what groups reached over a number in which they differ, such as the number of clients."""
+"""Draws the results of groups over a number in which they differ, such as the number of clients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from fedray.results.style import BESIDE, MOST_LINES, clean_frame, escaped, figur
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """What is drawn over the numbers: a ``table`` with a row for each group.
+    """A quantity to draw: a ``table`` with a row for each group.
 
-    Its column ``value`` has what is drawn, ``margin`` half the width of its interval, both as numbers to be shown, and
-    ``lost`` whether some runs diverged, or there is no value; ``lost_means`` says which of these it is.
+    The column ``value`` has the values, and ``margin`` half the widths of their intervals, both in the units of the
+    picture. ``lost`` marks rows that get a cross, and ``lost_means`` says why: some runs diverged, or there is no
+    value.
     """
 
     label: str
@@ -28,8 +29,8 @@ class Quantity:
 
 
 def number_figures(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:
-    """Yields figures for each key of which groups have several numbers, such as ``data.clients``, with a line for each
-    choice of all other keys. A sentence beside each figure says what it shows."""
+    """Yields figures for each key that is a number and differs between groups, such as ``data.clients``. Each comes
+    after a sentence that says what it shows, and has a line for each choice of all other keys."""
     keys = list(dict.fromkeys(key for group in comparison.groups for key in (*group.environment, *group.values)))
     for key in keys:
         others = [other for other in keys if other != key]
@@ -61,10 +62,13 @@ def _quantities(comparison: ComparisonTables) -> Iterator[Quantity]:
 
 
 def _lines_over(key: str, others: Sequence[str], table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Returns for each choice of the keys ``others``, by its name, the rows with at least two numbers of ``key``."""
+    """Returns the rows of each line, by the line's name.
+
+    There is a line for each choice of the keys ``others`` for which there are at least two numbers of ``key``.
+    """
     values = table[key].map(lambda value: None if isinstance(value, bool) else value)
     rows = table.assign(number=pd.to_numeric(values, errors="coerce")).dropna(subset="number")
-    # a key that a group does not have is NaN
+    # NaN marks a key that a group does not have
     names = [name_of_values({k: row[k] for k in others if row[k] == row[k]}) for _, row in rows.iterrows()]
     lines = {str(name): line.sort_values("number") for name, line in rows.groupby(np.array(names, str), sort=False)}
     return {n: line for n, line in lines.items() if line["number"].nunique() > 1 and line["value"].notna().any()}
@@ -76,7 +80,7 @@ def _draw(key: str, lines: Mapping[str, pd.DataFrame], ylabel: str) -> Figure:
         rows, options = lines[name], line.options(len(lines[name])) | {"markevery": 1}
         axes.errorbar(rows["number"], rows["value"], yerr=rows["margin"], capsize=3, label=escaped(name), **options)
         lost = rows["number"][rows["lost"]]
-        # each line has its crosses at a height of its own, so that none hides another
+        # the crosses of each line are at a different height, so that none hides another
         height = np.full(len(lost), 0.03 * (1 + line.place))
         axes.plot(lost, height, "x", color=line.colour, transform=axes.get_xaxis_transform())
     numbers = pd.concat([rows["number"] for rows in lines.values()])

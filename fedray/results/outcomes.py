@@ -1,4 +1,4 @@
-"""Computes what groups of runs reached: means over seeds, what targets took, and differences to a baseline."""
+"""Computes the results of groups of runs: means over seeds, costs of targets, and differences to a baseline."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedray.results.statistics import holm, mean_and_margin, median_to_reach, pa
 T = TypeVar("T", bound=Hashable)
 
 AMOUNTS = {"rounds": "round", "bytes": "bytes", "flops": "flops", "seconds": "wall_seconds"}
-"""What runs are counted in, and the column of metrics.csv that has it."""
+"""The units in which the costs of runs are counted, each with its column in metrics.csv."""
 
 
 def outcome(runs: Sequence[RecordedRun], measure: Measure, last: int | None = None) -> dict[str, Any]:
-    """Returns what the runs of a group reached, and what they took.
+    """Returns the results of a group's runs, and their costs.
 
-    - ``runs``: how many there are; ``diverged``: how many of them diverged. These are in none of the following.
+    - ``runs``: the number of runs; ``diverged``: how many of them diverged. These are left out of everything below.
     - ``finals``: the metric at the last evaluation of each run; ``final``, ``final_margin``: their mean and half the
       width of its 95 % interval (:func:`~fedray.results.statistics.mean_and_margin`).
-    - ``bests``, ``best``, ``best_margin``: the same of the best evaluation of each run; ``lasts``, ``last``,
-      ``last_margin``: of the mean over its last evaluations (:meth:`~fedray.results.runs.RecordedRun.last`).
-    - ``rounds``, ``bytes``, ``flops``, ``seconds``: what a whole run took, as means.
+    - ``bests``, ``best``, ``best_margin``: the same for the best evaluation of each run; ``lasts``, ``last``,
+      ``last_margin``: for the mean over its last evaluations (:meth:`~fedray.results.runs.RecordedRun.last`).
+    - ``rounds``, ``bytes``, ``flops``, ``seconds``: the costs of a whole run, as means.
     """
     ended = [run for run in runs if not run.diverged]
     found: dict[str, Any] = {"runs": len(runs), "diverged": len(runs) - len(ended)}
@@ -44,9 +44,9 @@ def outcome(runs: Sequence[RecordedRun], measure: Measure, last: int | None = No
 
 
 def reaching(runs: Sequence[RecordedRun], measure: Measure, target: float) -> dict[str, Any]:
-    """Returns what it took the runs of a group to reach ``target``.
+    """Returns what it took a group's runs to reach ``target``.
 
-    - ``runs``: how many there are; ``reached``: how many of them did; ``diverged``: how many of them diverged.
+    - ``runs``: the number of runs; ``reached``: how many reached the target; ``diverged``: how many diverged.
     - ``rounds_to``, ``bytes_to``, ``flops_to``, ``seconds_to``, and ``rounds_bound`` and so on: see :func:`to_reach`.
     """
     firsts = [run.first_to_reach(target, measure) for run in runs]
@@ -62,12 +62,12 @@ def reaching(runs: Sequence[RecordedRun], measure: Measure, target: float) -> di
 
 
 def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None], column: str) -> tuple[float, float]:
-    """Returns how much of a ``column`` of metrics.csv it took the runs of a group to reach a target, and a bound.
+    """Returns how much of a ``column`` of metrics.csv it took a group's runs to reach a target, and a lower bound.
 
     ``firsts`` are the rows in which they reached it (:meth:`~fedray.results.runs.RecordedRun.first_to_reach`). The
-    amount is the median over all runs, of which those that diverged or did not reach it count as infinite. If it is
-    infinite, it is above the bound: the least amount with which a run ended that neither diverged nor reached the
-    target. The bound is NaN if there is no such run.
+    amount is the median over all runs; runs that diverged or did not reach the target count as infinite. If the median
+    is infinite, the bound says what it exceeds: the smallest final amount of a run that neither diverged nor reached
+    the target. The bound is NaN if there is no such run.
     """
     amounts = [math.inf if first is None else float(first[column]) for first in firsts]
     missed = [run for run, first in zip(runs, firsts, strict=True) if first is None and not run.diverged]
@@ -76,11 +76,12 @@ def to_reach(runs: Sequence[RecordedRun], firsts: Sequence[pd.Series[Any] | None
 
 
 def difference(finals: Mapping[T, float], baseline: Mapping[T, float]) -> dict[str, Any]:
-    """Returns the differences of paired runs to the baseline: nothing if there is no pair.
+    """Returns the differences between a group's runs and the baseline's, in pairs. Returns an empty dict if there is no
+    pair.
 
-    Both arguments are the final values of runs that ended, by what makes two runs a pair, such as their seeds.
-    ``differences`` has one for each pair; ``difference`` and ``difference_margin`` are their mean and half the width of
-    its 95 % interval, and ``p`` is the p-value of the paired t-test.
+    Both arguments map the key of a pair, such as the seeds, to the final value of a run that ended. ``differences`` has
+    a value for each pair; ``difference`` and ``difference_margin`` are their mean and half the width of its 95 %
+    interval, and ``p`` is the p-value of the paired t-test.
     """
     pairs = [pair for pair in finals if pair in baseline]
     if not pairs:
@@ -97,16 +98,17 @@ def difference(finals: Mapping[T, float], baseline: Mapping[T, float]) -> dict[s
 
 
 def correct(rows: Sequence[dict[str, Any]]) -> None:
-    """Adds ``p_holm`` to the rows that have a p-value: corrected by Holm's rule for as many tests as there are."""
+    """Adds ``p_holm`` to the rows that have a p-value: the p-value after Holm's correction for the number of these
+    rows."""
     tested = [row for row in rows if not math.isnan(row.get("p", math.nan))]
     for row, corrected in zip(tested, holm([row["p"] for row in tested]), strict=True):
         row["p_holm"] = corrected
 
 
 def order_of(row: Mapping[str, Any], measure: Measure) -> tuple[bool, float, int]:
-    """Returns what rows are sorted by: the mean of the final values, the best first, rounded as it is shown.
+    """Returns the sort key of a row: the mean of the final values, the best first, rounded as it is shown.
 
-    Of two rows with the same mean the one with fewer diverged runs comes first; rows of which no run has ended come
+    Of two rows with the same mean the one with fewer diverged runs comes first. Rows without a run that ended come
     last.
     """
     value = row.get("final", math.nan)

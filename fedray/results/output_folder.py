@@ -1,4 +1,4 @@
-"""Chooses a folder for what a command writes, such that nothing but an older result of the same is overwritten."""
+"""Chooses a folder for the output of a command. Only an older result of the same kind and content is overwritten."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from fedray.errors import UserError
 
 @dataclass(frozen=True)
 class Result:
-    """What is written into a folder: its ``kind`` in a word, such as comparison, and the JSON file ``mark`` that says
-    what it is by the keys and values of ``identity``."""
+    """The output of a command: its ``kind`` in a word, such as comparison, and the keys and values of ``identity``,
+    which the JSON file ``mark`` in its folder holds."""
 
     kind: str
     mark: str
     identity: Mapping[str, Any]
 
     def folder_for(self, wanted: Path) -> Path:
-        """Returns ``wanted``, or the first of wanted-2, wanted-3, ... that is not there yet, or holds the same."""
+        """Returns the first of ``wanted``, wanted-2, wanted-3, ... that does not exist, or holds an older result of the
+        same."""
         numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
         return next(each for each in itertools.chain([wanted], numbered) if not each.exists() or self._lies_in(each))
 

@@ -22,8 +22,8 @@ BAND = "line: mean over the runs that did not diverge; band: its 95 % interval (
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve of a panel: its name in the legend, how it looks, and its points as
-    :func:`fedray.results.curves.fold` returns them."""
+    """One curve of a panel: its name in the legend, its style, and its points as
+    :func:`fedray.results.curves.mean_curve` returns them."""
 
     name: str
     line: Line
@@ -32,9 +32,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel with some curves over rounds or another axis (``over``).
+    """A panel with curves over rounds or another axis (``over``).
 
-    The curves' values are multiplied by ``scale`` where they are drawn, and no value can be above ``ceiling``.
+    The curves' values are multiplied by ``scale`` before they are drawn. ``ceiling`` is the largest possible value.
     """
 
     title: str
@@ -46,14 +46,14 @@ class Panel:
 
 
 def bands_caption(seeds: int) -> str:
-    """Returns what the bands around the curves of so many runs are."""
+    """Returns a sentence that says what the bands around the curves of this many runs are."""
     if seeds < 2:
         return "one seed"
     return "bands: from one of 2 seeds to the other" if seeds == 2 else f"bands: 95 % intervals over {seeds} seeds"
 
 
 def parts_of(items: Sequence[T], first: T | None = None) -> Iterator[Sequence[T]]:
-    """Yields ``items`` in parts, each with as many as a panel has lines. If there are several parts, all of them have
+    """Yields ``items`` in parts that are small enough for a panel. If there are several parts, each of them contains
     ``first``, which is one of the items."""
     if len(items) <= MOST_LINES:
         yield items
@@ -87,7 +87,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     values = values[np.isfinite(values)]
     if len(values):
         axes.set_xlim(left=0)
-        # wide intervals do not press the curves together: the axis ends a little beyond the means
+        # the axis ends a little beyond the means, so that wide intervals do not press the curves together
         least, most = values.min(), values.max()
         if np.isinf(panel.ceiling) and least > 0 and most > 100 * least:
             axes.set_yscale("log")
@@ -98,11 +98,11 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: float) -> tuple[float, float]:
-    """Returns the ends of an axis that lie a little beyond the means.
+    """Returns the ends of an axis, which lie a little beyond the means.
 
     Args:
         values: the means, of which there is at least one.
-        drawn: the ends that the axis needs for all that is drawn, beyond which it does not go.
+        drawn: the ends of everything that is drawn; the axis does not go beyond them.
         ceiling: the largest value that a mean can have.
     """
     least, most = float(values.min()), float(values.max())
@@ -113,7 +113,7 @@ def ends_of(values: NDArray[np.float64], drawn: tuple[float, float], ceiling: fl
 
 
 def legend(axes: Axes) -> None:
-    """Puts the names of the lines beside a panel, in the order in which the lines end."""
+    """Puts a legend beside a panel, with the names in the order in which the lines end."""
 
     def end(line: Line2D) -> float:
         values = np.asarray(line.get_ydata(), np.float64)

@@ -1,4 +1,4 @@
-"""Draws the pictures of a comparison: curves with their intervals, and how a metric is spread over clients."""
+"""Draws the pictures of a comparison: curves with their intervals, and distributions of a metric over clients."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fedray.results.panel import Curve, Panel, draw_panels, legend, parts_of
 from fedray.results.style import LABEL_OF_AXIS, MOST_LINES, Line, clean_frame, escaped, figure_of, lines_for, width_of
 
 LOSSES = {"test_loss": "test loss", "train_loss": "loss on the clients' batches"}
-"""The columns that are drawn beside the compared metric, with the labels of their axes."""
+"""The columns that are drawn in addition to the compared metric, with their axis labels."""
 
 
 def figures_of(comparison: ComparisonTables) -> Iterator[tuple[str, Figure]]:
-    """Yields all figures of a comparison, with a sentence about each."""
+    """Yields all figures of a comparison, each after a sentence about it."""
     for environment in comparison.environments:
         yield from environment_figures(comparison, environment)
     yield from number_figures(comparison)
 
 
 def environment_figures(comparison: ComparisonTables, environment: Environment) -> Iterator[tuple[str, Figure]]:
-    """Yields the figures of an environment, with a sentence about each."""
+    """Yields the figures of an environment, each after a sentence about it."""
     for panel in panels_of(comparison, environment, [comparison.measure.column, *LOSSES]):
         names = ", ".join(curve.name for curve in panel.curves)
         where = f"{panel.title}: " if panel.title else ""
@@ -36,15 +36,16 @@ def environment_figures(comparison: ComparisonTables, environment: Environment) 
 
 
 def curves_figure(comparison: ComparisonTables) -> Figure:
-    """Returns one figure with the panels of the compared metric and of the test loss, of all environments."""
+    """Returns one figure with the compared metric and the test loss of all environments."""
     columns = [comparison.measure.column, "test_loss"]
     return draw_panels([panel for each in comparison.environments for panel in panels_of(comparison, each, columns)])
 
 
 def panels_of(comparison: ComparisonTables, environment: Environment, columns: Sequence[str]) -> Iterator[Panel]:
-    """Yields the panels of an environment with the mean curves of the columns of metrics.csv, with at most nine lines.
+    """Yields the panels of an environment: mean curves of columns of metrics.csv, at most nine in a panel.
 
-    If there are more groups, each panel has the baseline and eight others, the best first.
+    If there are more groups, there are several panels for a column. Each has the baseline and eight other groups, the
+    best first.
     """
     measure = comparison.measure
     parts = list(parts_of(environment.groups, environment.baseline))
@@ -69,9 +70,9 @@ def panels_of(comparison: ComparisonTables, environment: Environment, columns: S
 
 
 def _lines(groups: Sequence[Group], comparison: ComparisonTables) -> dict[str, Line]:
-    """Returns the line of each group's name.
+    """Returns the line style for the name of each group.
 
-    A name has the same line in all pictures, if there are no more names than lines.
+    A name has the same style in all pictures, if there are not more names than styles.
     """
     baselines = [each.baseline.label for each in comparison.environments if each.baseline is not None]
     names = [*baselines, *(group.label for group in comparison.groups)]
@@ -84,7 +85,7 @@ def _name(group: Group) -> str:
 
 
 def _clients_figures(comparison: ComparisonTables, environment: Environment) -> Iterator[tuple[str, Figure]]:
-    """Yields the distribution of the metric over clients, if they were scored, with a sentence about it."""
+    """Yields figures of the metric's distribution over clients, if they were scored, each after a sentence about it."""
     measure = comparison.measure
     for groups in parts_of(environment.groups, environment.baseline):
         found = {group: distribution(group.runs, measure) for group in groups}

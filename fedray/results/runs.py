@@ -1,4 +1,4 @@
-"""Finds run folders and reads them: what each run was, and what it reached in each round."""
+"""Finds run folders and reads them: the settings of each run, and its results in each round."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ SECTIONS = ("run", "algorithm", "data", "model", "train", "engine")
 """The sections that every config.yaml has, in the order of the file."""
 
 LAST_KEY = "portable_bits"
-"""A key at the end of the last section, as long as there has been one."""
+"""A key at the end of the last section, in all versions of fedray. A config.yaml without it was cut off."""
 
 FILES = {"config.yaml", INPUTS, "metrics.csv", "summary.json"}
-"""A folder with two of these files is a run folder, so that one is found, and named, if another one is gone."""
+"""The main files of a run folder. A folder with two of them is a run folder; a missing one is then reported."""
 
 REMAINS = {"metrics.csv", "summary.json", INPUTS, "clients.parquet", "partition.parquet"}
-"""A folder with one of these is what is left of a run folder. A config.yaml alone may be anything."""
+"""Files that only runs write. A folder with one of them is the rest of a run folder. A config.yaml alone may be
+anything."""
 
 CODE = {"algorithm.code": "code of the algorithm", "model.code": "code of the model"}
-"""The further keys of :attr:`RecordedRun.identity`, and the names in inputs.json of the digests that they hold."""
+"""The additional keys of :attr:`RecordedRun.identity`, each with the name of its digest in inputs.json."""
 
 NEEDED = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up", "flops", "round_seconds", "wall_seconds")
 """Columns that every metrics.csv has."""
 
 SET_ASIDE = ".bak-"
-"""What the name of a folder contains that ``run.resume=false`` has renamed."""
+"""A part of the names of folders that ``run.resume=false`` has renamed."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """A run that has ended, as its folder records it.
+    """A run that has ended, as recorded in its folder.
 
-    ``settings`` are its configuration by dotted key, ``summary`` and ``inputs`` what the files of these names hold, and
-    ``rows`` is metrics.csv with a further column ``bytes``: those of both directions.
+    ``settings`` is its configuration by dotted key. ``summary`` and ``inputs`` are the contents of the files of these
+    names. ``rows`` is metrics.csv with an additional column ``bytes``, the sum of both directions.
     """
 
     folder: Path
@@ -60,23 +61,26 @@ class RecordedRun:
 
     @property
     def measure(self) -> Measure:
-        """The main metric of its task, on the test set."""
+        """The main metric of the run's task, on the test set."""
         return Measure(self.summary.get("metric", "accuracy"), self.summary.get("mode", "max"))
 
     @property
     def diverged(self) -> bool:
-        """Whether its loss or its model was not finite any more."""
+        """Whether the run was ended by a loss or a model that was not finite."""
         return bool(self.summary["status"] == "diverged")
 
     @property
     def versions(self) -> dict[str, Any]:
-        """The versions of fedray and of libraries that made it, by name."""
+        """The versions of fedray and of the libraries with which the run was made, by name."""
         return dict(self.summary.get("versions") or {})
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings, and beside them the beginning of the digests of the algorithm's and the model's code, so that
-        runs of an algorithm that was changed since are not taken for others of its seeds."""
+        """The settings, and the first digits of the digests of the algorithm's and the model's code.
+
+        Because of the digests, runs are not taken for repetitions of each other if an algorithm was changed between
+        them.
+        """
         return {**self.settings, **{key: self.inputs[name][:8] for key, name in CODE.items() if name in self.inputs}}
 
     @property
@@ -85,7 +89,7 @@ class RecordedRun:
         return tuple(self.settings.get(key) for key in SEEDS)
 
     def evaluations(self, measure: Measure) -> pd.DataFrame:
-        """Returns the rows of the evaluated rounds, with the metric in a further column ``value``."""
+        """Returns the rows of the evaluated rounds, with the metric in an additional column ``value``."""
         return self.rows.assign(value=self.rows.get(measure.column, np.nan)).dropna(subset="value")
 
     def final(self, measure: Measure) -> float:
@@ -99,18 +103,19 @@ class RecordedRun:
         return float(measure.sign * values.max())
 
     def last(self, measure: Measure, rounds: int | None = None) -> float:
-        """Returns the mean of the evaluations in the last ``rounds`` rounds, or by default of the last ten."""
+        """Returns the mean over the evaluations in the last ``rounds`` rounds, or by default over the last ten
+        evaluations."""
         rows = self.evaluations(measure)
         rows = rows.iloc[-10:] if rounds is None else rows[rows["round"] > self.rows["round"].max() - rounds]
         return float(rows["value"].mean())
 
     def first_to_reach(self, target: float, measure: Measure) -> pd.Series[Any] | None:
-        """Returns the row of the first evaluation that was ``target`` or better; None if there is none.
+        """Returns the row of the first evaluation that was ``target`` or better, or None.
 
         A run that diverged later has not reached it, because its model is lost.
         """
         rows = self.evaluations(measure)
-        # by rounding, a target that is the mean of equal accuracies may be a little larger than these
+        # because of rounding, a target that is the mean of equal accuracies may be slightly larger than they are
         reached = rows[measure.sign * rows["value"] >= measure.sign * target - 1e-9]
         return None if self.diverged or not len(reached) else reached.iloc[0]
 
@@ -124,9 +129,9 @@ class LeftOut:
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[RecordedRun], list[LeftOut]]:
-    """Returns the runs that have ended in the folders ``paths`` and below them, and the folders that are left out.
+    """Returns the runs that have ended, in the folders ``paths`` and below them, and the run folders that are left out.
 
-    Raises :class:`UserError` for a path that does not exist, or below which there is no run folder.
+    Raises :class:`UserError` for a path that does not exist, or that contains no run folder.
     """
     folders: dict[Path, Path] = {}
     for path in paths:
@@ -143,11 +148,11 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[RecordedRun], list[LeftOut]]:
 
 
 def _run_folders(path: Path) -> Iterator[Path]:
-    """Yields the run folders in ``path`` and below it, behind links too, and what is left of such, in the order of
-    their names. Hidden folders are skipped."""
+    """Yields the run folders in ``path`` and below it, and remains of run folders, sorted by name. Links are followed;
+    hidden folders are skipped."""
     seen = set()
     for place, folders, files in os.walk(path, followlinks=True):
-        # a link may lead back
+        # a link may lead in a circle
         if (real := os.path.realpath(place)) in seen:
             folders.clear()
             continue
@@ -157,12 +162,13 @@ def _run_folders(path: Path) -> Iterator[Path]:
         if is_run or REMAINS.intersection((*files, *folders)):
             yield Path(place)
         if is_run:
-            # a run folder has no other below it
+            # there is no other run folder below a run folder
             folders.clear()
 
 
 def read_run(folder: Path) -> RecordedRun | LeftOut:
-    """Reads a run folder. It is left out if it is damaged, if the run has not ended, or if it was set aside."""
+    """Reads a run folder. The run is left out if the folder is damaged or was set aside, or if the run has not
+    ended."""
     if SET_ASIDE in folder.name:
         return LeftOut(folder, "it was set aside by run.resume=false")
     try:
@@ -183,7 +189,8 @@ def read_run(folder: Path) -> RecordedRun | LeftOut:
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
-    """Reads config.yaml, and returns the settings by dotted key. Raises :class:`UserError` if a part of it is gone."""
+    """Reads config.yaml, and returns the settings by dotted key. Raises :class:`UserError` if the file is
+    incomplete."""
     recorded = read_file(folder / "config.yaml")
     lacking = [name for name in SECTIONS if not isinstance(recorded.get(name), Mapping)]
     if lacking:
@@ -194,7 +201,8 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
-    """Reads a JSON file that holds an object with keys of these types. Raises :class:`UserError` if it does not."""
+    """Reads a JSON file with an object. Raises :class:`UserError` if it does not have the keys and types in
+    ``types``."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -208,7 +216,7 @@ def _read_object(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
 
 
 def _read_rows(folder: Path, rounds: int) -> pd.DataFrame:
-    """Reads metrics.csv, with a further column ``bytes``. Raises :class:`UserError` if it lacks columns or rounds."""
+    """Reads metrics.csv, and adds the column ``bytes``. Raises :class:`UserError` if columns or rounds are missing."""
     try:
         rows = read_metrics(folder)
     except OSError as error:

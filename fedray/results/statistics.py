@@ -1,7 +1,7 @@
-"""Statistics of runs that differ only in their seed: intervals, paired tests, medians with targets not reached.
+"""Statistics of runs that differ only in their seeds: intervals, paired tests, and medians with targets not reached.
 
 Everywhere in fedray ``mean ± margin`` is the 95 % confidence interval of the mean by Student's t. It assumes that the
-runs are independent and that their results are about normally distributed.
+runs are independent and that their results are approximately normally distributed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from scipy.stats import t, ttest_rel
 
 LEAST_RUNS = 3
-"""The number of runs below which no interval is shown. The interval of two runs is 12.7 times as wide as the distance
-between them, so that the two values say more."""
+"""The smallest number of runs for which an interval is shown. The interval of two runs is 12.7 times as wide as their
+distance, so the two values say more."""
 
 
 def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
     """Returns the mean of independent runs, and half the width of its confidence interval (Student's t).
 
-    The margin is NaN for fewer than three values (:data:`LEAST_RUNS`), because the interval of two is too wide to say
-    anything. Without any values the mean is NaN too. ``level`` is the confidence, from 0 to 1.
+    The margin is NaN for fewer than three values (:data:`LEAST_RUNS`), because the interval of two values is too wide
+    to be useful. Without any values the mean is NaN, too. ``level`` is the confidence level, from 0 to 1.
     """
     n = len(values)
     if not n:
@@ -35,16 +35,16 @@ def mean_and_margin(values: Sequence[float], level: float = 0.95) -> tuple[float
 
 
 def margin_of(std: float, n: int, level: float = 0.95) -> float:
-    """Returns half the width of the confidence interval of the mean of ``n`` values, whose sample standard deviation
-    (with n - 1) is ``std``."""
+    """Returns half the width of the confidence interval of the mean of ``n`` values with the sample standard deviation
+    ``std`` (with n - 1)."""
     return float(t.ppf((1 + level) / 2, n - 1)) * std / math.sqrt(n)
 
 
 def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    """Returns the cell of a table for some values: ``mean ± margin``, or the values if they are fewer than
+    """Returns values as a cell of a table: ``mean ± margin``, or the values themselves if there are fewer than
     :data:`LEAST_RUNS`.
 
-    The cell is empty if there are none. With "+" as ``sign``, positive numbers are shown with their sign too.
+    The cell is empty if there are no values. With "+" as ``sign``, positive numbers get a sign, too.
     """
     shown = f"{sign}.{digits}f"
     mean, margin = mean_and_margin(values)
@@ -56,7 +56,8 @@ def with_interval(values: Sequence[float], digits: int = 2, sign: str = "") -> s
 def paired_p_value(values: Sequence[float], baseline: Sequence[float]) -> float:
     """Returns the two-sided p-value of the paired t-test; NaN for fewer than :data:`LEAST_RUNS` pairs.
 
-    It is 1 if no pair differs, since then there is no evidence of a difference; the statistic of the test would be 0/0.
+    If no pair differs, the test statistic would be 0/0. The p-value is then 1, because there is no evidence of a
+    difference.
     """
     if len(values) < LEAST_RUNS:
         return math.nan
@@ -69,7 +70,8 @@ def paired_p_value(values: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrects p-values of several tests such that the chance of any false alarm among them stays below the level.
+    """Corrects the p-values of several tests, so that the chance of any false positive among them stays below the
+    level.
 
     Holm's step-down rule (S. Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6, 1979):
     the i-th smallest of m p-values is multiplied by m - i + 1; then each is raised to the one before it if that is
@@ -83,8 +85,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def median_to_reach(amounts: Sequence[float]) -> float:
-    """Returns the median, over all runs, of what each took to reach a target; ``math.inf`` is a run that never did.
+    """Returns the median of the amounts that runs took to reach a target. ``math.inf`` means that a run did not reach
+    it.
 
-    The median is infinite if so many runs did not reach the target that it lies among them. It is NaN without runs.
+    The median is infinite if too many runs did not reach the target, and NaN if there are no runs.
     """
     return float(np.median(amounts)) if len(amounts) else math.nan

@@ -1,4 +1,5 @@
-"""How pictures look and are written: colours that colour-blind people can tell apart, and sizes that suit print."""
+"""The style of pictures, and how they are saved: colours that colour-blind people can tell apart, and sizes for
+print."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from fedray.util.files import replacement_of
 
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
-"""Black, Okabe and Ito's colours without their yellow, which is pale on white, a brown and a grey."""
+"""Black, the colours of Okabe and Ito without yellow, which is pale on white, a brown and a grey."""
 
 MARKERS = "os^Dv<>PX"
 
 MOST_LINES = len(COLOURS)
-"""The most lines of a panel."""
+"""The largest number of lines in a panel."""
 
 PANEL = (5.6, 3.6)
-"""Width and height of a panel, in inches."""
+"""The width and height of a panel, in inches."""
 
 BESIDE: dict[str, Any] = {
     "loc": "upper left", "bbox_to_anchor": (1.01, 1), "frameon": False, "fontsize": 9, "borderaxespad": 0,
@@ -35,7 +36,7 @@ BESIDE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Line:
-    """The colour and the marker of one group, the same in all pictures, and its ``place`` among so many ``lines``."""
+    """The style of one group's line: its colour, its marker, and its ``place`` among the ``lines`` of the picture."""
 
     colour: str
     marker: str
@@ -43,10 +44,10 @@ class Line:
     lines: int
 
     def options(self, points: int) -> dict[str, Any]:
-        """Returns Matplotlib's options for a line of so many points; at most about eight of them have a marker.
+        """Returns Matplotlib's options for a line of this many points, of which about eight have a marker.
 
-        Lines have their markers at different points, as far as there are enough, so that one that lies under another is
-        seen by its markers.
+        Where there are enough points, different lines have markers at different points. So a line that is hidden under
+        another one can be seen by its markers.
         """
         every = max(1, points // 8, min(self.lines, points))
         return {
@@ -56,7 +57,7 @@ class Line:
 
 
 def lines_for(labels: Sequence[str]) -> dict[str, Line]:
-    """Returns a line for each label. No two of nine labels that follow each other are alike."""
+    """Returns a line style for each label. Of nine successive labels, no two have the same style."""
     distinct = list(dict.fromkeys(labels))
     lines = min(len(distinct), MOST_LINES)
     return {
@@ -68,7 +69,8 @@ def lines_for(labels: Sequence[str]) -> dict[str, Line]:
 def figure_of(
     panels: int, columns: int = 2, legend_width: float = 0, panel: tuple[float, float] = PANEL
 ) -> tuple[Figure, list[Axes]]:
-    """Returns a figure with so many panels of a width and height in inches, in rows of at most ``columns``."""
+    """Returns a figure with this many panels, each of the given width and height in inches, in rows of at most
+    ``columns``."""
     columns = min(columns, panels)
     rows = -(-panels // columns)
     size = (panel[0] * columns + legend_width, panel[1] * rows)
@@ -105,12 +107,12 @@ def width_of(names: Sequence[str]) -> float:
 
 
 def escaped(name: str) -> str:
-    """Returns a name in which Matplotlib finds no mathematics, and which it does not leave out of a legend."""
+    """Returns a name that Matplotlib does not read as mathematics, and does not leave out of a legend."""
     return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
 
 
 def clean_frame(axes: Axes) -> None:
-    """Takes away what tells nothing: the frame's upper and right side; and adds a faint grid."""
+    """Removes the frame's upper and right side, which carry no information, and adds a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -136,7 +138,7 @@ def save_png(figure: Figure, path: Path, **options: Any) -> Path:
 
 
 def svg_of(figure: Figure) -> bytes:
-    """Returns a figure as SVG; the same figure gives the same bytes."""
+    """Returns a figure as SVG. The same figure always gives the same bytes."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "fedray"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})

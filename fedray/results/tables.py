@@ -1,4 +1,4 @@
-"""Makes the tables of a comparison as people read them, in Markdown and in LaTeX."""
+"""Makes the tables of a comparison for readers, in Markdown and in LaTeX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedray.results.statistics import with_interval
 UNITS = ("", "k", "M", "G", "T", "P", "E")
 
 AMOUNTS = {"rounds": ("rounds", ""), "bytes": ("bytes", "B"), "FLOPs": ("flops", "FLOP"), "seconds": ("seconds", "")}
-"""The columns about what runs took, each with the name of the number that it shows, and its unit."""
+"""The columns about costs, each with the key of its number and its unit."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Table:
 
 
 def tables_of(comparison: ComparisonTables, environment: Environment) -> Iterator[Table]:
-    """Yields the tables of an environment: what its groups reached, and what that took."""
+    """Yields the tables of an environment: the results of its groups, and the costs of the targets."""
     yield Table(f"test {comparison.measure.words}", _reached(comparison, environment))
     for target in dict.fromkeys(row["target"] for row in environment.targets):
         rows = [row for row in environment.targets if row["target"] == target]
@@ -99,8 +99,8 @@ def _values(values: Sequence[float], measure: Measure, sign: str = "") -> str:
 
 
 def digits_of(values: Sequence[float], measure: Measure) -> int:
-    """Returns how many digits after the point are shown: two of a percentage; of another metric as many as make four
-    digits of the largest value."""
+    """Returns the number of digits after the point: two for a percentage; for another metric as many as give the
+    largest value four digits."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if measure.percent or not largest:
         return 2
@@ -118,16 +118,16 @@ def _difference(row: Mapping[str, Any], baseline: str, measure: Measure) -> str:
 
 
 def p_value(p: float) -> str:
-    """Returns a p-value as a table shows it; empty if it is NaN."""
+    """Returns a p-value as a cell of a table, which is empty for NaN."""
     return "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def amount(median: float, bound: float, unit: str = "") -> str:
-    """Returns the cell that says what it took to reach a target.
+    """Returns the cell that says how much it took to reach a target.
 
-    ``median`` is the median over the runs, and is infinite if too few of them reached the target. The cell then says
-    that it is above ``bound``, as in ``> 40``; or ``diverged`` if that is NaN, because all runs that did not reach it
-    diverged. If ``median`` is NaN, because there are no runs, the cell is empty.
+    ``median`` is the median over the runs, which is infinite if too few of them reached the target. The cell then says
+    that it is above ``bound``, such as ``> 40``. If ``bound`` is NaN, because all runs that did not reach the target
+    diverged, the cell is ``diverged``. If ``median`` is NaN, because there are no runs, the cell is empty.
     """
     if math.isnan(median):
         return ""
@@ -137,8 +137,8 @@ def amount(median: float, bound: float, unit: str = "") -> str:
 
 
 def in_units(value: float, unit: str = "") -> str:
-    """Returns a number with four digits, or all before the point, with a prefix for its thousands if it has a ``unit``:
-    ``191.5 MB``."""
+    """Returns a number with four digits, or with all digits before the point. With a ``unit`` it gets a metric prefix,
+    as in ``191.5 MB``."""
     if math.isnan(value):
         return ""
     if not unit:
@@ -148,7 +148,7 @@ def in_units(value: float, unit: str = "") -> str:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Returns a table in Markdown, with four digits of each number; missing values are empty cells."""
+    """Returns a table in Markdown. Numbers have four digits, and missing values are empty cells."""
 
     def shown(value: Any) -> str:
         if isinstance(value, float):
@@ -161,7 +161,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """Returns a text of which Markdown takes no character for markup, as in ``a_b<script>.py:X``."""
+    """Returns a text in which Markdown reads no character as markup, such as ``a_b<script>.py:X``."""
     return re.sub(r"[\\`*|<\[\]]|(?<!\w)_|_(?!\w)", lambda found: f"\\{found[0]}", text)
 
 
@@ -169,7 +169,7 @@ def latex(table: Table) -> str:
     """Returns a table in LaTeX, with the rules of the package booktabs."""
     style = table.cells.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
     columns = "l" + "r" * (table.cells.shape[1] - 1)
-    # pandas escapes cells, but not the caption, which is made a cell here
+    # pandas escapes cells, but not the caption, so the caption is escaped as a cell here
     cell = pd.DataFrame([[table.title]]).style.format(escape="latex").hide(axis="index").hide(axis="columns")
     caption = str(cell.to_latex()).splitlines()[1].removesuffix(r" \\")
     text = str(style.to_latex(hrules=True, caption=caption, column_format=columns))

@@ -1,4 +1,4 @@
-"""Finds what makes a comparison unequal: groups that differ in more than what their names say."""
+"""Finds what makes a comparison unequal: differences between groups that their names do not show."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from fedray.results.grouping import Group
 from fedray.results.runs import RecordedRun
 
 LISTED = 6
-"""The most groups that a line names."""
+"""The largest number of groups that a line names."""
 
 
 def public_samples(run: RecordedRun) -> int | None:
-    """Returns on how many labelled public samples the server trained, or the clients that got them.
+    """Returns how many labelled public samples were used for training, by the server or by clients that got them.
 
-    It is 0 if they were only held out, and None if the algorithm, which says whether it needs them, is not there.
+    It is 0 if public samples were only held out. It is None if the algorithm can't be found, because then it is unknown
+    whether it uses them.
     """
     settings = run.settings
     try:
         needs_them = find_algorithm(str(settings["algorithm.name"])).needs_public
     except UserError:
-        # an algorithm of the user's whose file is not there any more
+        # a user-defined algorithm whose file no longer exists
         return None
     used = settings["data.public_to"] == "clients" or needs_them
     return int(settings["data.public_samples"] or 0) if used else 0
@@ -32,10 +33,10 @@ def public_samples(run: RecordedRun) -> int | None:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that groups should have in common.
+    """A fact in which groups should agree.
 
-    ``title`` is the beginning of the line that says that they have not, ``value`` returns it for a run, and ``keys``
-    are those that say it where they are part of a group's name.
+    ``title`` is the beginning of the line about groups that do not agree, and ``value`` returns the fact for a run. If
+    one of ``keys`` is part of the groups' names, there is no such line, because the names already show the difference.
     """
 
     title: str
@@ -89,14 +90,15 @@ def _processes(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 MODEL_CODE = "model.code"
-"""A key of which no line is needed, because models are known by their names."""
+"""A key that gets no line, because users know models by their names."""
 
 
 def what_is_unequal(groups: Sequence[Group]) -> list[str]:
-    """Returns a line for each fact in which groups of one environment differ, and their names do not say so."""
+    """Returns a line for each fact that differs between groups of one environment, although their names do not show
+    it."""
     lines = []
     for fact in FACTS:
-        # a run that diverged has ended early, and is in no mean
+        # a run that diverged ended early, and is in no mean
         found = {
             group.label: sorted({_text(fact.value(run)) for run in group.ended}) for group in groups if group.ended
         }
@@ -109,8 +111,8 @@ def what_is_unequal(groups: Sequence[Group]) -> list[str]:
 
 
 def _settings(groups: Sequence[Group]) -> Iterator[str]:
-    """Yields lines about further settings in which groups differ, as another learning rate of each algorithm. Settings
-    of an algorithm are compared between groups of this algorithm."""
+    """Yields lines about other settings that differ between groups, such as the learning rate of each algorithm.
+    Settings of an algorithm are only compared between groups of this algorithm."""
     in_facts = {MODEL_CODE, *(key for fact in FACTS for key in fact.keys)}
     for key in _further_keys(groups):
         if key in in_facts:
@@ -130,8 +132,11 @@ def _further_keys(groups: Sequence[Group]) -> list[str]:
 
 
 def what_differs_between_environments(groups: Sequence[Group]) -> list[str]:
-    """Returns a line for each setting that is the same within each environment, and differs between environments whose
-    names do not say so: pictures over a number show them side by side."""
+    """Returns a line for each setting that differs between environments but not within one, if their names do not show
+    it.
+
+    Pictures over a number show such environments side by side.
+    """
     lines = []
     for key in _further_keys(groups):
         values: dict[str, set[str]] = {}
@@ -152,7 +157,7 @@ def _text(value: Any) -> str:
 
 
 def _by_value(values: Mapping[str, str]) -> str:
-    """Returns the groups of each value, as ``uniform in scaffold; samples in all others``."""
+    """Returns the groups with each value as text, such as ``uniform in scaffold; samples in all others``."""
     groups: dict[str, list[str]] = {}
     for label, value in values.items():
         groups.setdefault(value, []).append(label)
@@ -162,14 +167,14 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """Returns names of groups as a text. Names have commas of their own."""
+    """Returns a list of groups' names as text, joined by "and" because the names contain commas."""
     rest = len(labels) - LISTED
     return " and ".join([*labels[:LISTED], *([f"{rest} more"] if rest > 0 else [])])
 
 
 def _partitions(groups: Sequence[Group]) -> Iterator[str]:
-    """Yields a line if clients hold other samples in one group than in another with the same seeds, though the names of
-    both have the same settings of the data."""
+    """Yields a line if clients hold different samples in two runs with the same seeds and the same settings of the
+    data."""
     found: dict[tuple[Any, ...], set[Any]] = {}
     for group in groups:
         of_data = str({key: value for key, value in group.values.items() if key.startswith("data.")})

@@ -1,1 +1,1 @@
-"""Records of a run: its folder, TensorBoard events, costs, and the progress that is shown."""
+"""The records of a run: its folder, TensorBoard events, costs, and the display of progress."""

@@ -1,4 +1,4 @@
-"""Names what a run records, in the order in which its files have it; the glossary in README.md says what each means."""
+"""The names of everything that a run records, in the order of its files. The glossary in README.md explains them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ METRICS = (
     "validation_accuracy", "personalized_accuracy", "representation_accuracy", "bytes_down", "bytes_up", "flops",
     "virtual_seconds", "round_seconds", "wall_seconds",
 )  # fmt: skip
-"""The columns of every metrics.csv. The algorithm and the configuration may add others behind them."""
+"""The columns of every metrics.csv. The algorithm and the configuration may add others after them."""
 
 CLIENT_FACTS = ("round", "client", "client_name", "samples", "steps")
-"""The columns of clients.parquet that say which client it is, and what it trained on; TensorBoard shows all others."""
+"""The columns of clients.parquet that identify the client, and say what it trained on. TensorBoard shows all others."""
 
 DIAGNOSTICS = ("drift", "spread", "alignment")
-"""The columns of clients.parquet whose means over the cohort are in metrics.csv, with run.diagnostics."""
+"""With run.diagnostics, the columns of clients.parquet whose means over the cohort are in metrics.csv."""
 
 SERVER_DIAGNOSTICS = ("update_norm", "cohort_error", "momentum_error", "virtual_distance")
-"""The other columns of metrics.csv with run.diagnostics; the last three with all_clients or virtual alone."""
+"""The other columns that run.diagnostics adds to metrics.csv. The last three need ``all_clients`` or ``virtual``."""
 
 PURPOSES = {
     "data": "batches gathered and normalised",
@@ -29,7 +29,8 @@ PURPOSES = {
     "server": "the server's rule, broadcasts and records, while actors have nothing to do",
     "checkpoint": "checkpoints",
 }
-"""The columns of profile.csv after ``round``: the seconds of a round that went into each; they add up to its time."""
+"""The columns of profile.csv after ``round``: the seconds that a round spent on each purpose. They add up to its
+time."""
 
 TAGS = {
     "train_loss": "loss/train",
@@ -46,7 +47,8 @@ TAGS = {
     "round_seconds": "time/round_seconds",
     "wall_seconds": "time/wall_seconds",
 }
-"""The TensorBoard tags of columns of METRICS: each scalar is the column's number, its step the round."""
+"""The TensorBoard tags of columns in METRICS. A scalar's value is the number in the column, and its step is the
+round."""
 
 
 def tag(column: str) -> str:

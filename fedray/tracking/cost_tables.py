@@ -18,14 +18,15 @@ from fedray.tracking import costs
 from fedray.tracking.costs import Load
 
 WIDEST = 1000
-"""The number of characters that a line of a table may have."""
+"""The largest number of characters in a line of a table."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """An algorithm in the comparison.
 
-    It has the model that it trains, the name of that model's head, and the server's FLOPs of a round.
+    ``facts`` describe the model that it trains, ``head`` is the name of that model's head, and ``server_flops`` are the
+    server's FLOPs in a round.
     """
 
     name: str
@@ -37,10 +38,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What all candidates have in common.
+    """The setting that all candidates share.
 
-    ``load`` is that of the mean client, and ``cohort`` the number of clients in a round. ``plain`` is the model without
-    a head that only some algorithms need; ``build_plain`` makes it, and ``example`` are inputs for it ``[b, ...]``.
+    ``load`` is the load of the mean client, and ``cohort`` the number of clients in a round. ``plain`` describes the
+    model without a head that only some algorithms need; ``build_plain`` makes this model, and ``example`` are inputs
+    for it, ``[b, ...]``.
     """
 
     load: Load
@@ -53,14 +55,15 @@ class Scenario:
 
 @dataclass(frozen=True)
 class CostTable:
-    """A table. ``columns`` are the headings, each with the format of its numbers; ``notes`` are lines below."""
+    """A table of costs. ``columns`` are the headings, each with the format of its numbers. ``notes`` are lines below
+    the table."""
 
     columns: Mapping[str, str]
     rows: Sequence[Sequence[Any]]
     notes: Sequence[str]
 
     def show(self) -> None:
-        """Prints the table. Lines are not folded, however wide they are, and a pipe gets plain text."""
+        """Prints the table. Long lines are not wrapped, and a pipe gets plain text."""
         table = Table(box=None, pad_edge=False)
         for heading, form in self.columns.items():
             lines = "\n".join(["", *heading.split(" ", 1)][-2:])
@@ -114,10 +117,8 @@ def load_text(load: Load) -> str:
 
 
 def extra_work(work: Work, head: str = "none") -> str:
-    """Returns an algorithm's extra work as a text.
-
-    Examples are ``4 J|w|`` and ``1 full-batch gradient + 1 fwd/bwd per step``.
-    """
+    """Returns an algorithm's extra work as a text, such as ``4 J|w|`` or ``1 full-batch gradient + 1 fwd/bwd per
+    step``."""
     both = min(work.forwards, work.backwards)
     parts = {
         f"{head} head": head != "none",

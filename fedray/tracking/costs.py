@@ -1,4 +1,5 @@
-"""Counts what a round costs the simulated clients in bytes and FLOPs, but not what the simulator itself moves."""
+"""Counts the bytes and FLOPs that a round would cost the clients. The traffic of the simulator itself is not
+counted."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ BYTES_PER_NUMBER = 4
 
 @dataclass(frozen=True)
 class Load:
-    """The amount of local training in a round, summed over ``clients``.
+    """The amount of local training in a round, summed over ``clients`` clients.
 
-    ``samples`` are the n_i that they hold, ``steps`` their J_i local steps, and ``seen`` the samples in all their
-    mini-batches. The numbers of a mean client need not be whole.
+    ``samples`` are the samples that they hold (n_i), ``steps`` their local steps (J_i), and ``seen`` the samples in all
+    their mini-batches. For a mean client, the numbers need not be whole.
     """
 
     samples: float
@@ -29,7 +30,7 @@ class Load:
 
 
 def load_of(samples: int, training: LocalTraining) -> Load:
-    """Returns the load of one client that holds so many samples."""
+    """Returns the load of one client that holds this many samples."""
     steps = steps_of(samples, training.batch_size, training.local_steps, training.local_epochs)
     if training.local_steps is None:
         return Load(samples, steps, (training.local_epochs or 0) * samples)
@@ -37,7 +38,7 @@ def load_of(samples: int, training: LocalTraining) -> Load:
 
 
 def mean_load(sizes: Iterable[int], training: LocalTraining) -> Load:
-    """Returns the load of the mean client, over all clients that hold samples, because the others never take part."""
+    """Returns the load of the mean client over all clients that hold samples. The others never take part."""
     loads = [load_of(int(size), training) for size in sizes if size]
     samples, steps, seen = (
         sum(numbers) / len(loads)
@@ -53,9 +54,9 @@ def overhead(traffic: Traffic) -> float:
 
 
 def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
-    """Returns the bytes that one client receives and sends in one round.
+    """Returns the bytes that one client receives and the bytes that it sends in one round.
 
-    Models count with their buffers; state vectors have none.
+    Models count with their buffers. Vectors have no buffers.
     """
     model = BYTES_PER_NUMBER * (facts.parameters + facts.buffers)
     vector = BYTES_PER_NUMBER * facts.parameters
@@ -67,8 +68,8 @@ def bytes_per_client(traffic: Traffic, facts: ModelFacts) -> tuple[int, int]:
 def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
     """Returns the FLOPs of the clients in a round.
 
-    They are those of the forward and backward passes (3 forwards) of all mini-batches, and of the algorithm's extra
-    work.
+    These are the forward and backward passes of all mini-batches, which count as 3 forward passes, and the algorithm's
+    extra work.
     """
     passes = (3 + work.forwards + 2 * work.backwards) * load.seen + 3 * work.full_gradients * load.samples
     predictions = 3 * work.predictions * load.seen
@@ -76,7 +77,7 @@ def client_flops(work: Work, facts: ModelFacts, load: Load) -> float:
 
 
 def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts, samples: float) -> float:
-    """Returns the FLOPs of a round: those of its clients and those of the server.
+    """Returns the FLOPs of the clients and of the server in a round.
 
     ``samples`` is the number of samples in all mini-batches of the clients.
     """
@@ -86,16 +87,16 @@ def flops_of_round(algorithm: Algorithm, server: ServerState, facts: ModelFacts,
 
 
 def arithmetic(work: Work, load: Load) -> float:
-    """Returns the operations of an algorithm for each parameter, beside the passes."""
+    """Returns the operations of an algorithm for each parameter, apart from forward and backward passes."""
     return work.per_step * load.steps + work.once * load.clients
 
 
 def server_of_mean_clients(
     training: LocalTraining, sizes: Iterable[int], cohort: int, public_samples: int, test_samples: int
 ) -> ServerState:
-    """Returns a server in a round in which each of the ``cohort`` clients is the mean client.
+    """Returns a server whose round has a cohort of ``cohort`` mean clients.
 
-    It has no data, so that its work can only be counted.
+    It has no data: it can only be used to count the server's work.
     """
     sizes = list(map(int, sizes))
     load = mean_load(sizes, training)

@@ -1,4 +1,5 @@
-"""How far clients drift apart: an algorithm that also measures its clients' local updates (``run.diagnostics``)."""
+"""Measures how far clients drift apart: an algorithm that also measures its clients' local updates
+(``run.diagnostics``)."""
 
 from __future__ import annotations
 
@@ -17,22 +18,23 @@ from fedray.core.vectors import Model
 from fedray.errors import UserError
 
 UPDATE = "local update"
-"""The name of what the added phase needs, which no algorithm uses for anything else."""
+"""The name of the local updates among an algorithm's uploads and kept values. No algorithm uses it for anything
+else."""
 
 
 class Measured(Algorithm):
-    """The part of an algorithm that measures; :func:`measured` puts it before the algorithm's own class.
+    """A mixin that measures local updates. :func:`measured` puts it before the algorithm's own class.
 
-    y_i is the client's model when its local steps are over, and x^r the model that the server sent: the first one of
-    its broadcast. The mean of the updates is known only when all clients have trained. So the algorithm gets a last
-    phase, ``measure``, in which each client compares its own update, which it has kept, with the mean. No rule sees any
-    of this, so that no bit of the result changes.
+    y_i is the client's model after its local steps, and x^r the model that the server sent, which is the first one in
+    its broadcast. The mean of the updates is only known when all clients have trained. So the algorithm gets another
+    phase, ``measure``, in which each client compares the update that it has kept with the mean. The algorithm's rules
+    see nothing of this, so the results are the same to the bit.
     """
 
     sent: Model
-    """x^r of the round in progress, which the server's rule will replace."""
+    """x^r of the current round, which the server's rule will replace."""
     mean: Tensor
-    """The mean update of its cohort, by their aggregation weights, ``[width]``."""
+    """The cohort's mean update by aggregation weights, ``[width]``."""
 
     def broadcast(self, server: ServerState, phase: str) -> Broadcast:
         if phase == self.phases[0]:
@@ -51,10 +53,10 @@ class Measured(Algorithm):
         return result
 
     def measure(self, client: ClientPhase) -> Result:
-        """Measures each client, in Euclidean lengths over the trainable parameters.
+        """Measures each client. All lengths are Euclidean, over the trainable parameters.
 
-        ``drift`` is the length of its update, y_i - x^r, ``spread`` the distance of its model from the mean of the
-        cohort's models, and ``alignment`` the cosine of its update and the cohort's mean update.
+        ``drift`` is the length of the client's update y_i - x^r, ``spread`` the distance of its model from the mean of
+        the cohort's models, and ``alignment`` the cosine of its update and the cohort's mean update.
         """
         update, mean = client.kept[UPDATE], client.shared["mean"]
         return Result(
@@ -77,11 +79,11 @@ class Measured(Algorithm):
 
 
 def measured(algorithm: Algorithm, against: str = "") -> Measured:
-    """Returns the algorithm with the same rules and hyper-parameters, which also measures its clients' updates.
+    """Returns an algorithm with the same rules and hyper-parameters that also measures its clients' updates.
 
-    ``against`` names what the cohort is to be compared with, ``all_clients`` or ``virtual``, if anything. Raises
-    :class:`UserError` if it does not train its clients by local steps, in its phase ``train``, which has to be the
-    first one for a comparison; and if clients keep states, which a virtual model has not.
+    ``against`` is what the cohort is compared with: ``all_clients``, ``virtual``, or "" for nothing. Raises
+    :class:`UserError` if the algorithm has no phase ``train`` with local steps; if there is a comparison and this is
+    not the first phase; or if ``against`` is ``virtual`` and clients keep states, because a virtual model has none.
     """
     if "train" not in algorithm.phases or type(algorithm).train is not Algorithm.train:
         raise UserError(

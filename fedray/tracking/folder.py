@@ -1,4 +1,4 @@
-"""Keeps the folder of a run: its files, and whether a run may start in it, continue in it, or has ended in it."""
+"""Manages the folder of a run: its files, and whether a run may start in it, continue in it, or has ended in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PART_ROUNDS, PART_ROWS = 500, 200_000
-"""A part of a parquet folder is written at the latest when it has so many rounds or so many rows."""
+"""The number of rounds, or of rows, after which a file of a Parquet folder is written."""
 
 WHOLE = ("round", "iterations", "cohort_size", "bytes_down", "bytes_up")
 
@@ -37,24 +37,26 @@ RESULT_KEYS_OF_ENGINE = (
 )  # fmt: skip
 IGNORED = (
     "run.output", "run.checkpoint_every", "run.keep_checkpoints", "run.resume", "run.rounds", "run.callbacks",
-    # the data, model and weights that these lead to are compared themselves
+    # the data, model and weights behind these keys are compared directly
     "run.given", "data.root", "data.access", "model.weights",
 )  # fmt: skip
 
 UNRECORDED = MappingProxyType({"engine.compile": False, "engine.channels_last": False})
-"""What an older fedray did that did not record these keys in config.yaml."""
+"""The values of keys in runs of older versions of fedray, which did not record them in config.yaml."""
 
 INPUTS = "inputs.json"
-"""The file with the digests of what a run depends on beside its configuration (see :mod:`fedray.experiment.inputs`)."""
+"""The file with the digests of everything that a run depends on in addition to its configuration
+(:mod:`fedray.experiment.inputs`)."""
 
 Status = Literal["new", "unfinished", "finished"]
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """The run that lies in a folder.
+    """The run that was found in a folder.
 
-    ``rounds`` is the number of rounds that it was configured for, and ``summary`` what summary.json says if it ended.
+    ``rounds`` is the number of rounds in its configuration. ``summary`` is the content of summary.json, or None if the
+    run has not ended.
     """
 
     status: Status
@@ -65,8 +67,8 @@ class FoundRun:
 class RunFolder:
     """The folder ``run.output/run.name`` of a run with the resolved configuration ``config``.
 
-    ``inputs`` are the digests, by name, of what the run depends on beside ``config``. ``defaults`` is what null stands
-    for in the configuration, by dotted key.
+    ``inputs`` are the digests, by name, of everything else that the run depends on. ``defaults`` are the resolved
+    defaults of keys that are null, by dotted key.
     """
 
     def __init__(
@@ -78,10 +80,11 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
 
     def look(self) -> FoundRun:
-        """Finds out which run is in the folder, and changes nothing.
+        """Finds out which run is in the folder. Nothing is changed.
 
-        Raises :class:`UserError` if it is a run of another configuration, data, model or code, or if ``run.resume``
-        says otherwise.
+        Raises :class:`UserError` if the folder is not a run folder, or holds a run with another configuration, data,
+        model or code. ``run.resume`` can change that: with ``true`` there must be a run, and with ``false`` the folder
+        counts as new.
         """
         resume = self.config.run.resume
         if resume is False or not (self.path / "config.yaml").exists():
@@ -116,7 +119,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-        """A context in which other processes are kept out of the folder (:func:`~fedray.tracking.lock.folder_lock`)."""
+        """Keeps other processes out of the folder in a ``with`` statement
+        (:func:`~fedray.tracking.lock.folder_lock`)."""
         with contextlib.ExitStack() as stack:
             try:
                 busy = "is being written by another run; choose another run.name"
@@ -126,7 +130,7 @@ class RunFolder:
             yield
 
     def prepare(self) -> None:
-        """Makes the folder. With ``run.resume: false``, an old folder is first renamed to NAME.bak-K."""
+        """Creates the folder. With ``run.resume: false``, an old folder is first renamed to NAME.bak-K."""
         try:
             if self.config.run.resume is False and self.path.exists():
                 names = (self.path.with_name(f"{self.path.name}.bak-{number}") for number in itertools.count(1))
@@ -140,16 +144,16 @@ class RunFolder:
 
 
 def names_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns the names under which two mappings have different values, or one of them has no value."""
+    """Returns the names that have different values in two mappings, or that only one of them has."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 def keys_that_differ(
     old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
-    """Returns the dotted keys whose values differ in two configurations, of those keys that can change a result.
+    """Returns the dotted keys that differ between two configurations and can change a result.
 
-    ``defaults`` says what null stands for.
+    ``defaults`` are the resolved defaults of keys that are null.
     """
     a, b = _comparable(old, defaults), _comparable(new, defaults)
     vectorized = b.get("engine.vectorize") is True
@@ -164,16 +168,16 @@ def keys_that_differ(
 
 
 def _comparable(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings by dotted key, with what null stands for. ``engine.server_gpus`` is whether the server computes
-    on a GPU, because a result depends on that alone."""
+    """Returns settings by dotted key, with null replaced by resolved defaults. ``engine.server_gpus`` becomes whether
+    the server computes on a GPU, because the result depends on nothing else in it."""
     found = {key: defaults.get(key) if value is None else value for key, value in with_unrecorded(config).items()}
     on_gpu = found["engine.device"] == "cuda" and bool(found["engine.server_gpus"])
     return dict(sorted(found.items())) | {"engine.server_gpus": on_gpu}
 
 
 def with_unrecorded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run by dotted key, from what config.yaml holds. Keys that it lacks are what they were
-    when it was written: their defaults, or :data:`UNRECORDED`."""
+    """Returns the settings of a run by dotted key, from the content of config.yaml. Keys that it lacks get the values
+    that they had when it was written: :data:`UNRECORDED`, or else their defaults."""
     return {key: default for key, default, *_ in documented_keys()} | UNRECORDED | flat(config)
 
 
@@ -184,21 +188,21 @@ def device_of(folder: Path) -> Literal["cpu", "cuda"] | None:
 
 
 def decided_in(folder: Path) -> dict[str, bool]:
-    """Returns what was decided for the run in ``folder`` when it began: ``compile`` and ``channels_last``, the keys of
-    section ``engine``; nothing if there is no run, or its configuration is damaged."""
+    """Returns the values of ``compile`` and ``channels_last`` in section ``engine`` that were decided when the run in
+    ``folder`` began. Returns an empty dict if there is no run, or its configuration is damaged."""
     recorded = _recorded_engine(folder)
     found = {name.removeprefix("engine."): value for name, value in UNRECORDED.items() if recorded} | dict(recorded)
     return {name: found[name] for name in ("compile", "channels_last") if isinstance(found.get(name), bool)}
 
 
 def _recorded_engine(folder: Path) -> Mapping[str, Any]:
-    """Returns the section ``engine`` of the run in ``folder``; nothing if it can't be read."""
+    """Returns the section ``engine`` of the run in ``folder``, or an empty mapping if it can't be read."""
     found = _read_config(folder).get("engine")
     return found if isinstance(found, Mapping) else {}
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
-    """Returns what the config.yaml of a folder holds; nothing if it can't be read."""
+    """Returns the content of the config.yaml in a folder, or an empty mapping if it can't be read."""
     try:
         found = parse_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -207,9 +211,9 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 
 
 def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:
-    """Returns the object with these keys that a JSON file of a run holds; None if there is no such file.
+    """Returns the object in a JSON file of a run, or None if the file does not exist.
 
-    Raises :class:`UserError` if it holds anything else.
+    Raises :class:`UserError` if the file does not hold an object with these keys.
     """
     if not path.exists():
         return None
@@ -223,11 +227,11 @@ def _read_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:
 class RoundsFile:
     """A CSV file to which each round appends a row.
 
-    ``lost`` is the number of rows of earlier rounds that should be there and are not, and ``digest`` that of all rows.
+    ``lost`` is the number of missing rows of earlier rounds, and ``digest`` the digest of all rows.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], after: int) -> None:
-        """Opens the file; rows of rounds after ``after`` are removed."""
+        """Opens the file, and removes the rows of rounds after ``after``."""
         self.path, self.columns = path, columns
         kept = _rows_until(path, after)
         self.lost, self.digest = after - len(kept), RowsDigest(kept)
@@ -254,7 +258,7 @@ class RoundsFile:
 
 
 def _rows_until(path: Path, after: int) -> list[dict[str, Any]]:
-    """Returns the rows of a CSV file that are of rounds up to ``after``."""
+    """Returns the rows of a CSV file for rounds up to ``after``."""
     if not after or not path.exists():
         return []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -263,8 +267,10 @@ def _rows_until(path: Path, after: int) -> list[dict[str, Any]]:
 
 
 def check_numbers(path: Path, after: int) -> None:
-    """Raises :class:`UserError` if something in the rows of a CSV file that are of rounds up to ``after`` is no number,
-    so that nothing can go on with them."""
+    """Raises :class:`UserError` if a CSV file has a cell that is not a number in its rows for rounds up to ``after``.
+
+    A run could not be resumed with such rows.
+    """
     for row in _rows_until(path, after):
         for name, cell in row.items():
             try:
@@ -277,13 +283,13 @@ def check_numbers(path: Path, after: int) -> None:
 
 
 class ParquetRows:
-    """A folder of parquet files, to which each round appends several rows, such as clients.parquet.
+    """A folder of Parquet files, such as clients.parquet, to which each round appends several rows.
 
-    Each file holds the rows of some consecutive rounds. ``digest`` is that of all files.
+    Each file holds the rows of successive rounds. ``digest`` is the digest of all files.
     """
 
     def __init__(self, path: Path, after: int) -> None:
-        """Opens the folder; rows of rounds after ``after`` are removed."""
+        """Opens the folder, and removes the rows of rounds after ``after``."""
         self.path, self._rows, self._held = path, list[dict[str, Any]](), 0
         path.mkdir(exist_ok=True)
         for part in path.glob("part-*-*.parquet"):
@@ -300,7 +306,7 @@ class ParquetRows:
     def append(self, rows: Mapping[str, Any]) -> None:
         """Appends the rows of one round.
 
-        ``rows`` has for each column a list, all of the same length, and ``round`` as one number.
+        ``rows`` has a list for each column, all of the same length, except that ``round`` is a single number.
         """
         self._rows.append(dict(rows))
         self._held += _length(rows)
@@ -308,7 +314,7 @@ class ParquetRows:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the rows that were appended since the last time, as a file of its own."""
+        """Writes the rows that were appended since the last call into a new file."""
         if not self._rows:
             return
         tables = [
@@ -331,7 +337,7 @@ def _length(rows: Mapping[str, Any]) -> int:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """Reads the table metrics.csv of a run folder. Numbers are read back to the bit; empty cells are NaN."""
+    """Reads metrics.csv from a run folder. Numbers are exact to the bit, and empty cells are NaN."""
     with (path / "metrics.csv").open(encoding="utf-8") as file:
         names = next(csv.reader(file), [])
     kinds = {name: pa.int64() if name in WHOLE else pa.float64() for name in names}

@@ -1,4 +1,4 @@
-"""Keeps a folder to one process at a time."""
+"""Makes sure that only one process at a time uses a folder."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from fedray.errors import UserError
 
 PATIENCE = 20.0
-"""The seconds to wait for whoever holds the folder: the processes of a killed run may need a moment to end."""
+"""How many seconds to wait for a lock, because the processes of a killed run may need a moment to end."""
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, busy: str, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[None]:
-    """A context in which other processes are kept out of ``folder``, which need not exist yet.
+    """Keeps other processes out of ``folder``, which need not exist yet, in a ``with`` statement.
 
-    The lock ends with this process at the latest, even if it is killed. If another process holds it, ``say`` is called
-    with a line about that at once. Raises :class:`UserError` with the text ``busy`` if that process still holds it
-    after ``patience`` seconds, and OSError if the folder can't be written to.
+    The lock ends with this process at the latest, even if it is killed. If another process holds the lock, ``say`` is
+    called with a line about that immediately. Raises :class:`UserError` with the text ``busy`` if that process still
+    holds it after ``patience`` seconds, and OSError if the folder can't be written to.
     """
     from filelock import FileLock, Timeout
 

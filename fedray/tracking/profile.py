@@ -1,4 +1,4 @@
-"""The table that says where the time of a run's rounds went."""
+"""The table that shows how the time of a run's rounds was spent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _left_out(profile: pd.DataFrame) -> str | None:
-    """Returns a line about the round that the table leaves out."""
+    """Returns a line about the first round, which the table leaves out, or None."""
     if len(profile) < 2:
         return None
     first = profile.iloc[0]
@@ -23,9 +23,9 @@ def _left_out(profile: pd.DataFrame) -> str | None:
 
 
 def profile_table(profile: pd.DataFrame) -> Table:
-    """Returns a table of the mean seconds that a round takes for each purpose, from the rows of profile.csv.
+    """Returns a table of the mean seconds of a round for each purpose, from the rows of profile.csv.
 
-    The first round is left out, because it also holds what happens only once.
+    The first round is left out, because it includes things that happen only once.
     """
     rows = profile.iloc[1:] if len(profile) > 1 else profile
     means = rows[list(PURPOSES)].mean()

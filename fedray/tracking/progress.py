@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 PLAIN_SECONDS = 2.0
-"""The shortest time between two plain lines, apart from those of the first and the last round."""
+"""The shortest time between two plain lines, in seconds. The lines about the first and the last round are always
+shown."""
 
 
 class Display:
-    """A display of a run's progress on ``console``, with lines above it.
+    """Shows a run's progress on ``console``, with messages above it.
 
-    With ``quiet`` it shows nothing, and gives the lines to ``warn``.
+    With ``quiet`` it shows nothing, and passes the messages to ``warn``.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Display:
             console.print(printable(line, console), markup=False)
 
     def start(self, rounds: int, done: int, metric: str = "accuracy") -> None:
-        """Says that the rounds begin, of which ``done`` were made before. ``metric`` is the task's main metric."""
+        """Starts the display of rounds, of which ``done`` were made before. ``metric`` is the task's main metric."""
         self._metric, self._rounds, self._first, self._began = metric, rounds, done, time.monotonic()
         if done:
             self.say(f"round {done} reached before; going on from its checkpoint")
@@ -55,7 +56,7 @@ class Display:
         self._task = self._bar.add_task("", total=total, completed=done, status="")
 
     def round(self, metrics: Mapping[str, Any]) -> None:
-        """Says that a round is done, with its row of metrics.csv."""
+        """Shows that a round is done. ``metrics`` is its row of metrics.csv."""
         number, now = int(metrics["round"]), time.monotonic()
         self._clients += int(metrics["cohort_size"])
         speed = self._clients / max(now - self._began, 1e-9)
@@ -69,8 +70,8 @@ class Display:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[..., dict[str, Any]]]:
-        """A context with a function that maps samples from files (:func:`fedray.data.storage.mapping.map_arrays`) and
-        shows how many are read."""
+        """Provides, in a ``with`` statement, a function that maps samples from files
+        (:func:`fedray.data.storage.mapping.map_arrays`) and shows how many of them are read."""
         from fedray.data.storage.mapping import map_arrays
 
         try:
@@ -79,7 +80,7 @@ class Display:
             self.stop()
 
     def read(self, done: int, total: int) -> None:
-        """Says how many of all samples were read from their files."""
+        """Shows how many of all samples have been read from their files."""
         if self.quiet:
             return
         now = time.monotonic()
@@ -99,7 +100,7 @@ class Display:
 
 
 def _status(metrics: Mapping[str, Any], metric: str) -> str:
-    """Returns what is shown of a round: its loss, and the main metric of whatever was evaluated."""
+    """Returns the text about a round: its loss, and the main metric of all models that were evaluated."""
     shown = {
         "train_loss": "loss",
         f"test_{metric}": metric.replace("_", " "),
@@ -115,17 +116,18 @@ def _status(metrics: Mapping[str, Any], metric: str) -> str:
 
 
 def printable(line: str, console: Console) -> str:
-    """Returns a line with escapes in the place of letters that the console's encoding does not have."""
+    """Returns a line in which characters that the console's encoding lacks are replaced by escapes."""
     return line.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
 def number_text(value: float) -> str:
-    """Returns a loss or metric as text, with four digits after the point, or three digits if it is smaller."""
+    """Returns a loss or metric as text, with four digits after the point, or three significant digits if it is
+    small."""
     return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
 
 
 def clock(seconds: float) -> str:
-    """Returns a number of seconds as 1:02:03."""
+    """Returns a number of seconds in the form 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

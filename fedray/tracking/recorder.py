@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Writes the folder of a run that has made the rounds up to ``after`` before.
+    """Writes the folder of a run that continues after round ``after``, which is 0 for a new run.
 
-    ``settings`` is the resolved configuration as YAML, and ``machine`` facts about the nodes. ``extra_columns`` are
-    those of metrics.csv beyond :data:`~fedray.tracking.columns.METRICS`. ``hyper_parameters`` are the run's columns of
-    TensorBoard's HParams table. ``with_scores`` says that clients are scored on their own test shares.
+    ``settings`` is the resolved configuration as YAML, and ``machine`` has facts about the nodes. ``extra_columns`` are
+    the columns of metrics.csv after :data:`~fedray.tracking.columns.METRICS`. ``hyper_parameters`` are shown in
+    TensorBoard's HParams table. ``with_scores`` says whether clients are scored on their own test shares.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Recorder:
 
     @property
     def rows_lost(self) -> int:
-        """The number of rows of earlier rounds that metrics.csv should have and does not have."""
+        """The number of rows of earlier rounds that are missing from metrics.csv."""
         return self._metrics.lost
 
     def digests(self) -> dict[str, str]:
-        """Returns the digests of the tables, by the file's name. What was recorded last may not be in them before
-        :meth:`sync`."""
+        """Returns the digests of the tables by file name. They may lack the latest records until :meth:`sync` is
+        called."""
         tables = (self._metrics, self._profile, self._clients, self._scores, self._layers)
         return {table.path.name: table.digest.value for table in tables if table is not None}
 
@@ -81,7 +81,7 @@ class Recorder:
         return room_for(self.folder.path / "events.out.tfevents")
 
     def withdraw_promise(self, operations: Sequence[str]) -> None:
-        """Records that ``operations`` may have other bits another time, so that the summary does not promise equal
+        """Records that ``operations`` may give different bits in another run. The summary then does not promise equal
         bits."""
         for operation in operations:
             known = self.machine.get("nondeterministic", [])
@@ -90,7 +90,8 @@ class Recorder:
                 self.note(f"warning: bits are not promised: {operation}")
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
-        """Records a finished round: its row of metrics.csv, and its clients' rows as a list for each column."""
+        """Records a finished round. ``row`` is its row of metrics.csv, and ``clients`` has its clients' rows, a list
+        per column."""
         self._metrics.append(row)
         if self._clients:
             self._clients.append(clients)
@@ -99,19 +100,20 @@ class Recorder:
             self._events.round(row, scores, histograms="test_loss" in row)
 
     def scores(self, rows: Mapping[str, Any]) -> None:
-        """Records the rows of evaluation.parquet, as a list for each column. Does nothing if clients are not scored."""
+        """Records rows of evaluation.parquet, given as a list for each column. Does nothing if clients are not
+        scored."""
         if self._scores:
             self._scores.append(rows)
 
     def layers(self, rows: Mapping[str, Any]) -> None:
-        """Records the rows of layers.parquet, as a list for each column."""
+        """Records rows of layers.parquet, given as a list for each column."""
         assert self._layers is not None
         self._layers.append(rows)
 
     def profile(self, round: int, seconds: Mapping[str, float]) -> None:
-        """Records the seconds by purpose in profile.csv, if the run has a profile.
+        """Records the seconds of a round by purpose in profile.csv, if the run has a profile.
 
-        They are counted from the end of the round before to the end of this one.
+        They are counted from the end of the previous round to the end of this one.
         """
         if self._profile:
             self._profile.append({"round": round, **seconds})
@@ -119,7 +121,7 @@ class Recorder:
                 self._events.profile(round, seconds)
 
     def sync(self) -> None:
-        """Waits until everything that was recorded so far is on the disk."""
+        """Waits until everything that has been recorded is on the disk."""
         self._metrics.sync()
         for table in (self._clients, self._scores, self._layers):
             if table:
@@ -128,7 +130,7 @@ class Recorder:
             self._events.flush()
 
     def finish(self, status: str, **facts: Any) -> None:
-        """Writes summary.json, which is the last thing that a run does. ``facts`` are further keys of the file."""
+        """Writes summary.json, the last file that a run writes. ``facts`` are additional keys of the file."""
         self.sync()
         config, path = self.folder.config, self.folder.path
         summary = summarize(read_metrics(path), status, config.run, config.task.metric or "accuracy", config.task.mode)
@@ -142,7 +144,7 @@ class Recorder:
 
     def close(self) -> None:
         for each in (self._metrics, self._profile, self._events, self._log):
-            # what must be on the disk has been waited for; the error that ended the run is the one to show
+            # everything that must be on the disk is there; the error to show is the one that ended the run
             with contextlib.suppress(OSError):
                 if each is not None:
                     each.close()
@@ -151,9 +153,9 @@ class Recorder:
 def summarize(
     metrics: pd.DataFrame, status: str, run: RunConfig, metric: str = "accuracy", mode: str = "max"
 ) -> dict[str, Any]:
-    """Returns the keys of summary.json that follow from metrics.csv.
+    """Returns the keys of summary.json that are computed from metrics.csv.
 
-    ``metric`` is the main metric, and ``mode`` says whether more or less of it is better: max or min.
+    ``metric`` is the main metric. ``mode`` says whether larger (max) or smaller (min) values of it are better.
     """
     values = metrics[f"test_{metric}"]
     reached: dict[str, Any] = {}
@@ -190,7 +192,7 @@ def summarize(
 
 
 def _figures(column: pd.Series[float], mode: str) -> dict[str, float | None]:
-    """Returns the last, the best and the mean of the last ten values of a column; None where there are none."""
+    """Returns the last value of a column, the best, and the mean of the last ten; None where there are no values."""
     values = column.dropna()
     best = values.min() if mode == "min" else values.max()
     last = values.iloc[-1] if len(values) else math.nan

@@ -1,6 +1,6 @@
-"""Digests of what a run has recorded, by which it is noticed that a file was damaged or changed since.
+"""Digests of a run's records. They show whether a file was damaged or changed later.
 
-A checkpoint holds those of the tables up to its round, and summary.json those of the whole run.
+A checkpoint holds the digests of the tables up to its round, and summary.json those of the whole run.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from fedray.errors import UserError
 from fedray.util.files import sha256_of_file
 
 KEY = "records"
-"""The key of a checkpoint's record, and of summary.json, under which the digests are, by the file's name."""
+"""The key of the digests in a checkpoint's record and in summary.json. They are listed by file name."""
 
 FILES = ("partition.parquet", "model.safetensors", "model-best.safetensors")
-"""The files that a run writes as a whole."""
+"""The files that a run writes in one piece."""
 
 
 class RowsDigest:
-    """The digest of rows of a CSV file, which grows with them.
+    """A digest of the rows of a CSV file, which is updated with each new row.
 
-    Empty cells do not count, nor does the order of columns, so that a column may be added to the file.
+    Empty cells and the order of columns make no difference, so that a column may be added to the file.
     """
 
     def __init__(self, rows: Iterable[Mapping[Any, Any]] = ()) -> None:
@@ -34,7 +34,7 @@ class RowsDigest:
             self.add(row)
 
     def add(self, row: Mapping[Any, Any]) -> None:
-        """Adds a row: its cells as texts, by column."""
+        """Adds a row. ``row`` has the texts of its cells by column."""
         cells = sorted(f"{name}={value}" for name, value in row.items() if value not in ("", None))
         self._sha256.update("\0".join([*cells, "\n"]).encode(errors="replace"))
 
@@ -44,7 +44,7 @@ class RowsDigest:
 
 
 class PartsDigest:
-    """The digest of a folder of files, each with the rows of some rounds, which grows with them."""
+    """A digest of a folder of files, each with the rows of some rounds. It is updated with each new file."""
 
     def __init__(self, folder: Path) -> None:
         self._sha256 = hashlib.sha256()
@@ -52,7 +52,7 @@ class PartsDigest:
             self.add(path)
 
     def add(self, path: Path) -> None:
-        """Adds the file of the rounds that come next."""
+        """Adds the file with the next rounds."""
         self._sha256.update(f"{path.name} {sha256_of_file(path)}\n".encode())
 
     @property
@@ -61,9 +61,9 @@ class PartsDigest:
 
 
 def changed(folder: Path, recorded: Any, names: Iterable[str]) -> Iterator[str]:
-    """Yields those of the files ``names`` in a run's folder that are not as they were ``recorded``.
+    """Yields the files among ``names`` in a run's folder whose digests differ from those in ``recorded``.
 
-    Files without a digest, which older versions of fedray have written, are left out.
+    Files without a recorded digest, as in runs of older versions of fedray, are not yielded.
     """
     for name in names:
         known = recorded.get(name) if isinstance(recorded, Mapping) else None
@@ -72,9 +72,9 @@ def changed(folder: Path, recorded: Any, names: Iterable[str]) -> Iterator[str]:
 
 
 def check_file(folder: Path, name: str) -> None:
-    """Raises :class:`UserError` if a file of the run in ``folder`` is not what the run recorded, by its summary.json.
+    """Raises :class:`UserError` if a file in ``folder`` differs from the digest in the run's summary.json.
 
-    Nothing is known of it if there is no summary.json that can be read.
+    Nothing is checked if there is no readable summary.json.
     """
     try:
         summary = json.loads((folder / "summary.json").read_text())
@@ -85,7 +85,7 @@ def check_file(folder: Path, name: str) -> None:
 
 
 def digest_of(path: Path) -> str | None:
-    """Returns the digest of a file or a folder of a run's, or None if it is not there."""
+    """Returns the digest of a file or folder in a run's folder, or None if it does not exist."""
     if not path.exists():
         return None
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""The result of a run, which is read from its folder."""
+"""The result of a run, read from its folder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class RunResult:
     """The result of a run that has ended, whether it was completed, diverged or was interrupted (``status``).
 
-    ``folder`` is the run's folder, from which everything is read. ``module`` is called without arguments, and makes the
-    model with its initial weights. The other results are properties: ``status``, ``summary``, ``metrics``, ``clients``,
-    ``evaluation`` and ``profile``. :meth:`model` returns the model that was trained.
+    ``folder`` is the run's folder, from which everything is read. ``module`` is a function without arguments that makes
+    the model with its initial weights. The results are the properties ``status``, ``summary``, ``metrics``,
+    ``clients``, ``evaluation`` and ``profile``. :meth:`model` returns the trained model.
 
     Example:
         best = result.metrics["test_accuracy"].max()
@@ -38,13 +38,14 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json, whose keys are explained in the glossary of ``fedray/tracking/README.md``."""
+        """The content of summary.json. The glossary in ``fedray/tracking/README.md`` explains its keys."""
         found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return found
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """The table metrics.csv, with a row for each round (see the glossary)."""
+        """The table metrics.csv, with a row for each round. The glossary in ``fedray/tracking/README.md`` explains its
+        columns."""
         from fedray.tracking.folder import read_metrics
 
         return read_metrics(self.folder)
@@ -59,7 +60,8 @@ class RunResult:
 
     @property
     def evaluation(self) -> pd.DataFrame:
-        """The table evaluation.parquet, with a row for each evaluated round and client scored on its own test share.
+        """The table evaluation.parquet, with a row for each evaluated round and each client scored on its own test
+        share.
 
         Raises :class:`UserError` if ``has_evaluation`` is false.
         """
@@ -72,7 +74,7 @@ class RunResult:
 
     @property
     def has_evaluation(self) -> bool:
-        """Whether single clients were scored: that needs personal models, ``run.finetune_steps`` or
+        """Whether single clients were scored. This needs personal models, ``run.finetune_steps`` or
         ``run.eval_clients``."""
         return any(self._evaluation.glob("part-*.parquet"))
 
@@ -82,16 +84,16 @@ class RunResult:
 
     @property
     def profile(self) -> pd.DataFrame:
-        """The table profile.csv: the seconds of each round by purpose.
+        """The table profile.csv, with the seconds of each round by purpose.
 
-        Only a run with ``engine.profile`` has it; FileNotFoundError is raised for others.
+        Raises FileNotFoundError for a run without ``engine.profile``.
         """
         import pandas as pd
 
         return pd.read_csv(self.folder / "profile.csv")
 
     def model(self) -> nn.Module:
-        """Returns the final model, in evaluation mode. Raises :class:`UserError` if its file is damaged."""
+        """Returns the final model in evaluation mode. Raises :class:`UserError` if its file is damaged."""
         from safetensors.torch import load_file
 
         from fedray.core.places import Places

@@ -19,10 +19,10 @@ SKIPPED = ("round", "iterations", "cohort_size")
 
 
 def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -> None:
-    """Writes an event file that says which hyper-parameters and metrics TensorBoard's HParams table shows.
+    """Writes an event file that declares the hyper-parameters and metrics in TensorBoard's HParams table.
 
-    ``folder`` holds the folders of many runs. ``keys`` are the hyper-parameters, and ``columns`` are those of
-    metrics.csv. A folder that has such a file already stays as it is.
+    ``folder`` contains the folders of many runs. ``keys`` are the hyper-parameters, and ``columns`` are columns of
+    metrics.csv. If the folder already has such a file, nothing is written.
     """
     if any(folder.glob("events.out.tfevents.*")):
         return
@@ -40,7 +40,7 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
     value = Summary.Value(
         tag=metadata.EXPERIMENT_TAG, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR
     )
-    # it is written elsewhere and then renamed, so that a file that is there is whole
+    # the file is written elsewhere and then renamed, so that it is never incomplete
     with tempfile.TemporaryDirectory(dir=folder, prefix=".") as scratch:
         writer: Any = FileWriter(scratch)
         writer.add_summary(Summary(value=[value]))
@@ -52,14 +52,13 @@ def declare_columns(folder: Path, keys: Sequence[str], columns: Sequence[str]) -
 def _without_tensorflow() -> None:
     """Keeps tensorboard from importing TensorFlow, which takes seconds.
 
-    tensorboard uses its own functions for files if a module of the name ``notf`` can be imported, and TensorFlow's
-    otherwise.
+    If a module named ``notf`` can be imported, tensorboard uses its own file functions instead of TensorFlow's.
     """
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
 
 
 class Events:
-    """The event file of a run that has made the rounds up to ``after`` before. Events of later rounds are removed."""
+    """The event file of a run that continues after round ``after``. Events of later rounds are removed."""
 
     def __init__(self, folder: Path, after: int) -> None:
         _without_tensorflow()
@@ -68,7 +67,7 @@ class Events:
         self._writer = SummaryWriter(str(folder), purge_step=after + 1 if after else None, flush_secs=10)
 
     def round(self, row: Mapping[str, Any], clients: Mapping[str, Any], histograms: bool) -> None:
-        """Writes the scalars of a round and, with ``histograms``, those of its clients' scores."""
+        """Writes the scalars of a round and, with ``histograms``, histograms of its clients' values."""
         step = int(row["round"])
         for name, value in row.items():
             if name not in SKIPPED and value is not None and math.isfinite(value):
@@ -83,12 +82,12 @@ class Events:
                     self._writer.add_histogram(f"clients/{name}", drawn, step)
 
     def profile(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Writes the seconds of a round by purpose."""
+        """Writes the seconds of a round for each purpose."""
         for purpose, value in seconds.items():
             self._writer.add_scalar(f"profile/{purpose}", value, step)
 
     def end(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Writes the run's row of the HParams table: its settings, and its final metrics."""
+        """Writes the run's row of the HParams table: its settings and its final metrics."""
         from torch.utils.tensorboard import summary as summaries
 
         hparams: Any = summaries.hparams

@@ -1,1 +1,1 @@
-"""Files, and the start of a process."""
+"""Writes files safely, and shortens the start of a process."""

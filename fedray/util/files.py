@@ -1,4 +1,5 @@
-"""Writes files that are whole at any time: a reader finds the old content or the new, even after a power failure."""
+"""Writes files so that they are complete at all times: a reader sees the old or the new content, even after a power
+failure."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from fedray.errors import UserError
 
 
 def in_home(path: str | Path) -> Path:
-    """Returns a path that the user gave, with a ``~`` at its beginning replaced by the user's home folder.
+    """Returns a path from the user, with a ``~`` at its beginning replaced by the user's home folder.
 
-    Raises :class:`UserError` if there is no such folder, as for a user without an entry in the system's list.
+    Raises :class:`UserError` if there is no home folder, as for a user who is not in the system's list.
     """
     try:
         return Path(path).expanduser()
@@ -24,12 +25,13 @@ def in_home(path: str | Path) -> Path:
 
 
 FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
-"""What the system says if there is no room for what is written."""
+"""The operating system's messages for writing without enough room."""
 
 
 @contextlib.contextmanager
 def room_for(path: Path) -> Iterator[None]:
-    """A context in which ``path`` is written. Raises :class:`UserError`, which names it, if there is no room."""
+    """Turns errors while ``path`` is written into a :class:`UserError`, which names it, if they mean that there is no
+    room."""
     try:
         yield
     except Exception as error:  # libraries have errors of their own
@@ -41,9 +43,10 @@ def room_for(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacement_of(path: Path) -> Iterator[Path]:
-    """A context with a path beside ``path`` to write to; at its end, the file there becomes ``path``.
+    """Provides, in a ``with`` statement, a temporary path beside ``path``. At the end, the file there replaces
+    ``path``.
 
-    If the context ends with an error, ``path`` stays as it was and the unfinished file is removed.
+    If there is an error, ``path`` is not changed, and the unfinished file is removed.
     """
     staging = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -55,7 +58,7 @@ def replacement_of(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes ``text`` to ``path``, in UTF-8, which is replaced as a whole (:func:`replacement_of`)."""
+    """Writes ``text`` to ``path`` in UTF-8, replacing the old file in one step (:func:`replacement_of`)."""
     with replacement_of(path) as staging:
         staging.write_text(text, encoding="utf-8")
 
@@ -70,10 +73,11 @@ def sha256_of_file(path: Path) -> str:
 
 
 def move_whole(source: Path, target: Path) -> None:
-    """Renames a finished file or folder to ``target`` on the same disk, after all of it is on the disk."""
+    """Renames a finished file or folder to ``target`` on the same disk, after all of its content has reached the
+    disk."""
     sync(source)
     source.replace(target)
-    # a rename changes the folder, whose new list of names has to reach the disk too
+    # a rename changes the folder, whose new list of names must reach the disk, too
     sync(target.parent)
 
 

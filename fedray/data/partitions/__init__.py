@@ -1,1 +1,1 @@
-"""How a data set is spread over clients."""
+"""Partitions a data set among clients."""

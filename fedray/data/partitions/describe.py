@@ -1,4 +1,4 @@
-"""Describes a data set that is spread over clients, in lines for the user (``fedray data info``)."""
+"""Describes a data set that is partitioned among clients, in lines for the user (``fedray data info``)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedray.data.sources.features import form_of
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 BINS = 30
-"""The most bars in the histogram of the clients' sizes."""
+"""The largest number of bars in the histogram of the clients' sizes."""
 
 
 def describe(data: FederatedData, access: str) -> Iterator[str]:
-    """Yields lines about ``data``, whose samples are where ``access`` says: clients, sizes, shapes, classes, and how
-    different the clients are."""
+    """Yields lines about ``data``: clients, sizes, shapes, classes, and how different the clients are. ``access`` says
+    where the samples are (``data.access``)."""
     sizes = data.sizes()
     held = sizes[sizes > 0]
     empty = f", of {data.clients:,}" if len(held) < data.clients else ""
@@ -51,11 +51,11 @@ def _about_classes(data: FederatedData) -> Iterator[str]:
 
 
 def label_skew(counts: np.ndarray) -> float:
-    """Returns the mean over clients of the total variation distance between a client's classes and those of all.
+    """Returns the mean distance (total variation) between the class distribution of a client and that of all clients.
 
-    ``counts [N, classes]`` has the samples of each client and class. Each client counts as its number of samples. The
-    distance is half the sum of the absolute differences of the shares: 0 if they are equal, and 1 - s if a client has
-    one class alone, which has the share s of all samples.
+    ``counts [N, classes]`` has the number of samples of each client and class. The mean is weighted by the clients'
+    numbers of samples. The distance is half the sum of the absolute differences between the classes' shares: 0 if they
+    are equal, and 1 - s if a client has a single class, which has the share s of all samples.
     """
     sizes = counts.sum(axis=1)
     distances = 0.5 * np.abs(counts / sizes[:, None] - counts.sum(axis=0) / sizes.sum()).sum(axis=1)
@@ -68,7 +68,7 @@ def _spread_of(values: np.ndarray, what: str) -> str:
 
 
 def histogram(values: np.ndarray) -> str:
-    """Returns a row of bars: how many of ``values`` lie in each of some equal parts of their range."""
+    """Returns a histogram of ``values`` as a line of bars."""
     few = math.ceil(2 * math.sqrt(len(values)))
     counts, _ = np.histogram(values, bins=min(BINS, few, max(1, int(values.max() - values.min()))))
     top = max(1, counts.max())

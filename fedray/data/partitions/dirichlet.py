@@ -1,7 +1,7 @@
 """The Dirichlet partitioners.
 
-:func:`dirichlet` draws the clients' shares of each class, and :func:`dirichlet_fixed` the classes' shares of each
-client.
+:func:`dirichlet` draws how each class is shared among the clients. :func:`dirichlet_fixed` draws the shares of the
+classes at each client.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fedray.data.partitions.splits import Split, by_owner, class_pools, partitio
 from fedray.errors import UserError
 
 MAX_DRAWS = 1000
-"""The number of draws after which :func:`dirichlet` gives up because some client always has fewer than ``min_samples``.
-"""
+"""The number of draws after which :func:`dirichlet` gives up if some client always has fewer than ``min_samples``
+samples."""
 BALANCE_DRAWS = 100
-"""The number of capped draws of which ``rebalanced`` uses the most even one, as in GHBM's repository."""
+"""The number of capped draws from which ``rebalanced`` takes the most even one, as in GHBM's repository."""
 
 
 def dirichlet(
@@ -34,19 +34,19 @@ def dirichlet(
     min_samples: int = MIN_SAMPLES,
     warn: Note = ignore_note,
 ) -> Split:
-    """Cuts the samples of each class among the clients in shares q ~ Dir(alpha 1_N), so that sizes vary too.
+    """Cuts the samples of each class among the clients in shares q ~ Dir(alpha 1_N), so that the clients' sizes vary.
 
     There are three variants, for n samples and N clients:
 
-    * Neither ``capped`` nor ``rebalanced``: as in pFedMo and FL-bench.
-    * ``capped``, as in MOON and NIID-Bench: the classes are cut one after another, and a client that has n/N samples
-      gets none of the later classes.
-    * ``rebalanced``, as in GHBM's code: of :data:`BALANCE_DRAWS` capped draws the one is taken whose sizes have the
-      least standard deviation. Clients with more than floor(n/N) samples then return random ones, which go to those
-      with fewer, so that all clients have equally many.
+    * Neither ``capped`` nor ``rebalanced``, as in pFedMo and FL-bench.
+    * ``capped``, as in MOON and NIID-Bench: the classes are cut one after another, and a client that already has n/N
+      samples gets none of the later classes.
+    * ``rebalanced``, as in GHBM's code: of :data:`BALANCE_DRAWS` capped draws, the one is taken whose sizes have the
+      smallest standard deviation. Clients with more than floor(n/N) samples then give random samples to those with
+      fewer, so that all clients have the same number.
 
-    The first two are drawn again until every client has ``min_samples``, at most :data:`MAX_DRAWS` times.
-    Raises :class:`UserError` if that is not enough.
+    The first two are repeated until every client has ``min_samples`` samples, at most :data:`MAX_DRAWS` times. Raises
+    :class:`UserError` if that is not enough.
     """
     supply = np.bincount(labels, minlength=classes)
     if rebalanced:
@@ -81,7 +81,7 @@ def _counts(supply: np.ndarray, clients: int, alpha: float, capped: bool, rng: n
         q = _shares(np.full(clients, alpha), rng)
         if capped:
             open_ = q * (sizes < cap)
-            # every client with a share is full: the papers' code divides 0 by 0 here, and we cap nobody
+            # every client with a share is full: the papers' code divides 0 by 0 here; this class is cut without a cap
             q = open_ if open_.any() else q
         ends = np.cumsum(q)
         counts[:, c] = np.diff(np.floor(ends / ends[-1] * size), prepend=0)
@@ -92,8 +92,8 @@ def _counts(supply: np.ndarray, clients: int, alpha: float, capped: bool, rng: n
 def _shares(alpha: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draws q ~ Dir(alpha).
 
-    Where alpha is so small that all the gamma draws behind q underflow, q is the limit for small alpha: one random
-    entry is 1, all others are 0.
+    If alpha is so small that all the gamma draws behind q underflow, q is the limit for small alpha: one random entry
+    is 1 and all others are 0.
     """
     q = rng.dirichlet(alpha)
     if not np.isfinite(q).all() or not q.any():
@@ -127,12 +127,13 @@ def dirichlet_fixed(
     samples_per_client: int | None = None,
     overlap: bool = False,
 ) -> Split:
-    """Draws shares of the classes q_i ~ Dir(alpha * prior) for each client i, which takes equally many samples by them.
+    """Draws class shares q_i ~ Dir(alpha * prior) for each client i, and samples according to them, equally many per
+    client.
 
-    The method is that of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
-    gives Dir(alpha 1_C), as in FedDyn's and Plato's code. Samples go one to each client in turn, the clients in random
-    order. Where the class that a client draws has run out, it draws another one by q_i, or uniformly if q_i is 0
-    for all classes that are left (FedDyn's repository redraws for ever there).
+    This is the method of Hsu et al. (2019, arXiv:1909.06335). ``prior`` is scaled to mean 1, so that a uniform prior
+    gives Dir(alpha 1_C), as in FedDyn's and Plato's code. The clients take turns in random order, and take one sample
+    in each turn. If the class that a client draws has run out, the client draws another class by q_i, or uniformly if
+    q_i is 0 for all classes that are left (FedDyn's repository never ends in this case).
 
     With ``overlap``, as in Plato and hence in FedTrip, every client draws from the whole set without replacement, a
     sample of class c with weight q_i[c].
@@ -145,7 +146,7 @@ def dirichlet_fixed(
         pools = class_pools(labels, classes)
         return [_draw_weighted(pools, shares, n, rng) for shares in q]
     n = equal_share(len(labels), clients, samples_per_client)
-    # one sample after another: `client[s]` gets the s-th of them, which is of class `chosen[s]`
+    # samples are assigned one after another: `client[s]` gets the s-th, which is of class `chosen[s]`
     client = rng.permuted(np.tile(np.arange(clients), (n, 1)), axis=1).ravel()
     chosen = _choose(q, client, np.bincount(labels, minlength=classes), rng)
     counts = np.bincount(client * classes + chosen, minlength=clients * classes).reshape(clients, classes)
@@ -157,9 +158,9 @@ def _profiles(
 ) -> np.ndarray:
     """Draws q [clients, classes], one row for each client.
 
-    Entries that are 0, because the prior is 0 or because they underflow, become 1e-200. These classes are therefore
-    drawn, uniformly, when a client's other classes have run out, and no sum of weights is 0. Raises :class:`UserError`
-    if ``prior`` does not fit the classes.
+    Entries of 0, from the prior or from underflow, become 1e-200. So no sum of weights is 0, and these classes are
+    drawn uniformly when a client's other classes have run out. Raises :class:`UserError` if ``prior`` does not fit the
+    classes.
     """
     weights = np.ones(classes) if prior is None else np.asarray(prior, dtype=np.float64)
     if len(weights) != classes:
@@ -176,16 +177,16 @@ def _profiles(
 
 
 def _choose(q: np.ndarray, client: np.ndarray, supply: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the class of each sample that is given out, drawn by the shares q of its ``client`` among the classes
-    that are left.
+    """Returns the class of each sample in the order in which samples are assigned to clients.
 
-    The result has the distribution of drawing one sample after another, but all are drawn at once. Then the class that
-    runs out first is struck out, the samples that it lacks are drawn again from the other classes, and so on.
+    Entry s is drawn by the shares q of ``client[s]`` among the classes that are left. The result has the distribution
+    of drawing one sample after another, but all are drawn at once. Then the class that runs out first is removed, the
+    samples that it lacks are drawn again from the other classes, and so on.
     """
     left = supply > 0
     chosen = _draw(q, left, client, rng)
     while len(over := np.flatnonzero(np.bincount(chosen, minlength=len(supply)) > supply)):
-        # the samples by class, and within a class in the order in which they are given out
+        # the samples by class, and within a class in the order in which they are assigned
         order = np.argsort(chosen, kind="stable")
         starts = np.searchsorted(chosen, over, sorter=order)
         first = np.argmin(order[starts + supply[over]])
@@ -213,11 +214,10 @@ def _draw(q: np.ndarray, left: np.ndarray, rows: np.ndarray, rng: np.random.Gene
 
 
 def _draw_weighted(pools: Split, q: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws ``n`` indices without replacement, where each sample of class c has the weight q[c], and returns them
-    sorted.
+    """Draws ``n`` indices without replacement, where each sample of class c has the weight q[c]. Returns them sorted.
 
-    If each sample gets a waiting time that is exponential with its weight as rate, the n samples whose times are the
-    shortest are such a draw (Efraimidis and Spirakis 2006). Samples of one class have equal rates q, so the gaps
+    If each sample gets an exponential waiting time with its weight as the rate, then the n samples with the shortest
+    times are such a draw (Efraimidis and Spirakis 2006). All samples of a class have the same rate q, so the gaps
     between their sorted times are exponential with rates q k, q (k-1), ... for k samples. That gives the n shortest
     times of each class without a draw for every sample.
     """

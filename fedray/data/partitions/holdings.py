@@ -1,4 +1,4 @@
-"""The table of who holds how many samples of which class, which a run keeps in its folder (partition.parquet)."""
+"""The number of samples of each class at each client, which a run keeps in its folder (partition.parquet)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedray.util.files import replacement_of
 
 @dataclass(frozen=True)
 class Holdings:
-    """Who holds how many samples of which class: ``counts`` int64 [N, classes].
+    """The number of samples of each class at each client: ``counts`` int64 [N, classes].
 
-    Where samples have no classes, all count as one. ``classes`` and ``clients`` are their names, None if they have
-    none.
+    If samples have no classes, all count as one class. ``classes`` and ``clients`` are the names of classes and
+    clients, or None if they have none.
     """
 
     counts: np.ndarray
@@ -35,10 +35,10 @@ class Holdings:
         return cls(counts, data.class_names if data.task == "classification" else None, data.client_names)
 
     def write(self, path: Path) -> None:
-        """Writes the table ``client, class, samples``, without rows of no samples; names of both where there are any.
+        """Writes the table ``client, class, samples``, with columns of names if there are names.
 
-        A client or class without samples has a row of 0 samples where it would not be in the table otherwise, so that
-        their numbers can be read from it.
+        Rows with 0 samples are left out, except the row of the last client and the last class: it shows how many
+        clients and classes there are.
         """
         counts = self.counts
         there = counts > 0
@@ -54,7 +54,7 @@ class Holdings:
 
     @classmethod
     def read(cls, path: Path) -> Holdings:
-        """Reads what :meth:`write` has written. A client or class without any sample has its number as its name."""
+        """Reads a table written by :meth:`write`. A client or class without samples has its number as its name."""
         table = pq.read_table(path).to_pandas()
         counts = np.zeros((table["client"].max() + 1, table["class"].max() + 1), np.int64)
         counts[table["client"], table["class"]] = table["samples"]

@@ -17,17 +17,17 @@ from fedray.warning import as_warning
 
 
 class Partitioner(NamedTuple):
-    """A kind of partition, which is a function and a line about it.
+    """A kind of partition: a function, and a line about it.
 
-    The function is called with the labels int64 [n], the number of clients and a generator, and with those of its
-    keyword arguments that apply: options, which have the names of keys in the section ``data.partition``; ``classes``,
-    their number; ``owners`` int64 [n], the clients that come with the data; ``note`` and ``warn``, which take lines for
-    the user. It returns for each client a sorted int64 array of the indices of its samples.
+    The function is called with the labels int64 [n], the number of clients and a generator, and with those of these
+    keyword arguments that it takes: options, named like the keys in the section ``data.partition``; ``classes``, the
+    number of classes; ``owners`` int64 [n], the clients that come with the data; ``note`` and ``warn``, functions that
+    take a line for the user. It returns a sorted int64 array of sample indices for each client.
 
     Args:
         split: the function.
         about: what it does, in a line.
-        by_class: whether it goes by the samples' classes, which not every task has.
+        by_class: whether it uses the samples' classes, which not every task has.
 
     Example:
         >>> PARTITIONERS["iid"].split(np.zeros(4), 2, np.random.Generator(np.random.Philox(0)))
@@ -45,7 +45,7 @@ class Partitioner(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """The configuration keys that the partitioner takes, without ``data.`` before them."""
+        """The configuration keys of the partitioner's options, without ``data.``."""
         return [_key(name) for name in _OPTIONS if name in self.arguments or name == "min_samples"]
 
 
@@ -65,7 +65,7 @@ PARTITIONERS = {
     "natural": Partitioner(natural, "the clients that come with the data; data.clients is ignored", False),
 }
 AUTO = "auto"
-"""The kind that stands for ``natural``, ``dirichlet`` or ``iid``, whichever fits the data (:func:`kind_of`)."""
+"""The kind that becomes ``natural``, ``dirichlet`` or ``iid``, depending on the data (:func:`kind_of`)."""
 
 _OPTIONS = ["samples_per_client", *(name for name in PartitionConfig.model_fields if name != "kind")]
 
@@ -88,13 +88,13 @@ def partition(
         labels: the class of each sample, int64 [n].
         classes: the number of classes.
         data: the section ``data`` of a configuration.
-        rng: what the partitioner draws from.
+        rng: the generator for the partitioner's draws.
         owners: the clients that come with the data, int64 [n]; None if there are none.
-        has_classes: whether the task has classes; otherwise all labels are the same.
+        has_classes: whether the task has classes; if not, all labels are the same.
 
     Raises:
-        UserError: the kind is unknown, does not take an option that is set, or goes by classes where there are none; or
-            a client has fewer than ``min_samples`` samples.
+        UserError: the kind is unknown, does not take an option that is set, or needs classes where there are none; or a
+            client has fewer than ``min_samples`` samples.
     """
     kind = kind_of(data, owners is not None, has_classes)
     chosen = PARTITIONERS[kind]
@@ -134,11 +134,10 @@ def kind_of(data: DataConfig, has_owners: bool, has_classes: bool) -> str:
 
 
 def _options_set(data: DataConfig, kind: str) -> dict[str, Any]:
-    """Returns the options that differ from their defaults. Raises :class:`UserError` for one that ``kind`` does not
-    take.
+    """Returns the options that differ from their defaults.
 
-    An option that is set to its default is left out, because a resolved configuration has all defaults in it and must
-    still be accepted.
+    Options at their defaults are left out because a resolved configuration, which contains all of them, must be
+    accepted. Raises :class:`UserError` for an option that ``kind`` does not take.
     """
     found = {}
     for name in _OPTIONS:
@@ -157,7 +156,7 @@ def _options_set(data: DataConfig, kind: str) -> dict[str, Any]:
 
 
 def resolved_defaults(kind: str) -> dict[str, Any]:
-    """Returns the values, by name, that options of ``kind`` have where they are null in a :class:`PartitionConfig`."""
+    """Returns the values that the options of ``kind`` take if they are null in a :class:`PartitionConfig`, by name."""
     parameters = inspect.signature(PARTITIONERS[kind].split).parameters
     unset = [name for name, field in PartitionConfig.model_fields.items() if field.default is None]
     stands_for = {name: parameters[name].default for name in unset if name in parameters}

@@ -1,4 +1,4 @@
-"""Draws which client holds how many samples of which class."""
+"""Draws how many samples of each class the clients hold."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fedray.data.partitions.holdings import Holdings
 
 STACKED = 40
-"""The number of clients up to which they are drawn as bars; more are drawn as the columns of a heat map."""
+"""Up to this number, clients are drawn as bars. If there are more, they are the columns of a heat map."""
 LEGEND = 20
-"""The largest number of classes that the picture shows one by one: in the legend of the bars, or by name beside the
-heat map. With more, the bars have a scale of colours, and the heat map numbers."""
+"""Up to this number, classes are shown by name, in the legend of the bars or beside the heat map. If there are more,
+the bars have a colour scale and the heat map has numbers."""
 LONGEST = 20
 """The number of characters after which a name is cut off."""
 
@@ -26,9 +26,9 @@ LONGEST = 20
 def draw_holdings(held: Holdings) -> Figure:
     """Draws how many samples of each class each client holds.
 
-    Few clients are drawn as stacked bars. Many are drawn as a heat map, classes by clients, of the share of each class
-    in the client's samples, with the clients' sizes above it; clients are sorted by their most frequent class, so that
-    skew is visible. Classes and clients have the names that the data give them, where there is room.
+    Few clients are drawn as stacked bars. Many are drawn as a heat map of classes by clients, which shows the share of
+    each class in a client's samples, with the clients' sizes above it. Clients are sorted by their most frequent class,
+    so that skew is visible. Where there is room, classes and clients have their names from the data.
     """
     counts = held.counts
     bars = len(counts) <= STACKED
@@ -85,9 +85,9 @@ def _heat_map(figure: Figure, counts: np.ndarray, class_names: Sequence[str] | N
 
 
 def _short(name: str) -> str:
-    """Returns a name that is short enough, and that matplotlib draws as it is.
+    """Returns a name cut to :data:`LONGEST` characters and escaped for matplotlib.
 
-    matplotlib takes $ for mathematics, and leaves names that begin with _ out of a legend.
+    matplotlib reads $ as mathematics, and leaves names that begin with _ out of a legend.
     """
     text = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
     return f"{' ' if text.startswith('_') else ''}{text}".replace("$", r"\$")

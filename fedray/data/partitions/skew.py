@@ -1,9 +1,9 @@
-"""The partitioners, which decide which client gets which training samples (those by Dirichlet are in dirichlet.py).
+"""The partitioners other than the Dirichlet ones (dirichlet.py). They decide which client gets which training samples.
 
-Each is a pure function of the labels, int64 [n], the number of clients, a generator and its options. It returns for
-each client a sorted int64 array of indices. Clients share no samples unless ``overlap`` is set. An option has the name
-of its config key. ``note`` and ``warn`` are called with lines for the user, ``warn`` with those about what is not used
-or not as it was asked for. All raise :class:`UserError` if the data can't give what is asked for.
+Each is a pure function of the labels, int64 [n], the number of clients, a generator and its options, which are named
+like their config keys. It returns a sorted int64 array of indices for each client. Clients share no samples unless
+``overlap`` is set. ``note`` and ``warn`` are called with lines for the user: ``warn`` if something is not used, or not
+done as requested. All raise :class:`UserError` if the data are not sufficient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Note = Callable[[str], None]
 
 
 def ignore_note(_: str) -> None:
-    """Ignores a note."""
+    """Ignores a note; the default of ``note`` and ``warn``."""
 
 
 def equal_share(total: int, clients: int, samples_per_client: int | None) -> int:
@@ -46,9 +46,9 @@ def equal_share(total: int, clients: int, samples_per_client: int | None) -> int
 
 
 def overlap_share(total: int, samples_per_client: int | None) -> int:
-    """Returns the number of samples of each client where clients may overlap.
+    """Returns ``samples_per_client`` for a partition in which clients may share samples.
 
-    Raises :class:`UserError` if it is not set, or larger than ``total``.
+    Raises :class:`UserError` if it is None, or larger than ``total``.
     """
     if samples_per_client is None:
         raise UserError("data.partition.overlap needs data.samples_per_client: how many samples each client draws")
@@ -91,12 +91,12 @@ def label_skew(
     on_empty: str = "shrink",
     warn: Note = ignore_note,
 ) -> Split:
-    """Gives each client equally many samples of each of x classes (pFedMo's x-class non-i.i.d. data).
+    """Gives each client x classes, with the same number of samples of each (pFedMo's x-class non-i.i.d. data).
 
-    ``assign`` says how the classes of a client are chosen: ``random`` draws them uniformly, as pFedMo's paper says;
+    ``assign`` says how the classes of a client are chosen: ``random`` draws them uniformly, as in pFedMo's paper;
     ``balanced`` gives client i class i mod classes and draws the others, as NIID-Bench does. ``on_empty`` says what
-    happens where a class has too few samples: with ``shrink`` all clients get fewer samples, with ``fill`` a client
-    takes more of its other classes, and ``error`` raises. With x = classes this is the i.i.d. split in equal parts.
+    happens if a class has too few samples: with ``shrink`` all clients get fewer samples, with ``fill`` a client takes
+    more of its other classes, and ``error`` raises. If x is the number of classes, the split is i.i.d. in equal parts.
     """
     x = classes_per_client
     if x is None:
@@ -137,7 +137,7 @@ def label_skew(
 
 
 def _even_counts(held: np.ndarray, n: int, classes: int) -> np.ndarray:
-    """Returns counts [clients, classes] that spread n samples of each client evenly over its classes.
+    """Returns counts [clients, classes] that divide n samples of each client evenly among its classes.
 
     ``held`` [clients, x] has the classes of each client.
     """
@@ -148,7 +148,7 @@ def _even_counts(held: np.ndarray, n: int, classes: int) -> np.ndarray:
 
 
 def _fill_up(counts: np.ndarray, held: np.ndarray, supply: np.ndarray, n: int) -> None:
-    """Lowers the counts of each class to its supply, and makes up for it with samples of the clients' other classes.
+    """Lowers the counts of each class to its supply, and replaces the lost samples by others of the client's classes.
 
     Changes ``counts`` in place. Raises :class:`UserError` if a client's classes have too few samples.
     """
@@ -180,7 +180,7 @@ def quantity_skew(
 ) -> Split:
     """Gives client i ``sizes[i]`` samples, in the class proportions of the whole set (pFedMo, figure 5).
 
-    If there are not so many samples, all sizes are scaled down in proportion.
+    If there are fewer samples than the sum of the sizes, all sizes are scaled down in proportion.
     """
     if sizes is None:
         raise UserError("data.partition.kind=quantity_skew needs data.partition.sizes: the samples of each client")
@@ -198,7 +198,7 @@ def quantity_skew(
     counts = largest_remainder(quotas, wanted)
     over = np.maximum(counts.sum(axis=0) - supply, 0)
     for c in np.repeat(np.arange(classes), over):
-        # rounding has given out one sample of c too many: the client that is most above its quota takes another class
+        # rounding has assigned one sample of c too many: the client that is most above its quota takes another class
         i = np.argmax(counts[:, c] - quotas[:, c])
         spare = counts.sum(axis=0) < supply
         counts[i, c] -= 1
@@ -216,9 +216,9 @@ def shards(
     samples_per_client: int | None = None,
     warn: Note = ignore_note,
 ) -> Split:
-    """Sorts the samples by label, cuts them into equal shards and gives these to clients at random.
+    """Sorts the samples by label, cuts them into equal shards and assigns these to clients at random.
 
-    The method is that of McMahan et al. (2017), and GHBM's alpha = 0. Samples within a class are shuffled first.
+    This is the method of McMahan et al. (2017), and GHBM's alpha = 0. Samples within a class are shuffled first.
     Samples that are left over are not used.
     """
     n = equal_share(len(labels), clients, samples_per_client)
@@ -247,12 +247,11 @@ def orthogonal(
     overlap: bool = False,
     warn: Note = ignore_note,
 ) -> Split:
-    """Puts client i into cluster i mod ``clusters``, where no two clusters share a class (FedTrip, Plato).
+    """Puts client i into cluster i mod ``clusters``; no two clusters share a class (FedTrip, Plato).
 
-    The classes of a cluster are a contiguous block. Each client draws its samples uniformly from those of its cluster,
-    and all clients draw equally many. With ``overlap`` (as in Plato) clients may hold the same sample; without it, no
-    two do. If ``samples_per_client`` is None, their number is the number of samples in a cluster divided by its
-    clients, for the cluster where that is least.
+    The classes of a cluster are a contiguous block. Each client draws its samples uniformly from its cluster, and all
+    clients draw the same number. With ``overlap`` (as in Plato) two clients may hold the same sample; without it, they
+    may not. If ``samples_per_client`` is None, the number is the largest for which every cluster has enough samples.
     """
     if clusters > classes:
         raise UserError(f"data.partition.clusters={clusters} is more than the {classes} classes to divide among them")
@@ -296,8 +295,9 @@ def natural(
 ) -> Split:
     """Partitions the samples by the clients that come with the data, ``owners`` int64 [n], in the order of their ids.
 
-    ``clients`` is not used. Clients with fewer than ``min_samples`` samples are left out. Of the others ``max_clients``
-    are drawn, and of each client's samples ``max_samples``, if there are more and these are given.
+    ``clients`` is not used. Clients with fewer than ``min_samples`` samples are left out. ``max_clients`` limits the
+    number of clients and ``max_samples`` the number of samples of each; if there are more, they are drawn at random.
+    None is no limit.
     """
     if owners is None:
         raise UserError("data.partition.kind=natural needs a source that says whose each sample is (client_train)")

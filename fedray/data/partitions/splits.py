@@ -1,4 +1,4 @@
-"""What several partitioners need: they partition samples by counts, round shares, and draw with overlap."""
+"""Helpers of several partitioners: they partition samples by counts, round shares, and draw with overlap."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from itertools import pairwise
 import numpy as np
 
 Split = list[np.ndarray]
-"""For each client the sorted indices of its samples, as an int64 array."""
+"""The sorted indices of each client's samples, as int64 arrays."""
 
 
 def class_pools(labels: np.ndarray, classes: int) -> Split:
-    """Returns for each class 0..classes-1 the sorted indices of its samples."""
+    """Returns the sorted indices of the samples of each class 0..classes-1."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
 
 
 def by_owner(owner: np.ndarray, clients: int) -> Split:
-    """Returns the split in which sample j belongs to client ``owner[j]``, or to nobody if ``owner[j]`` is negative."""
+    """Returns the split in which sample j belongs to client ``owner[j]``, or to no client if that is negative."""
     # a stable sort leaves each client's indices in order
     order = np.argsort(owner, kind="stable")
     ends = np.searchsorted(owner, np.arange(clients + 1), sorter=order)
@@ -25,11 +25,10 @@ def by_owner(owner: np.ndarray, clients: int) -> Split:
 
 
 def partition_by_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Split:
-    """Partitions samples at random, and returns for each client the sorted indices of its samples.
+    """Partitions samples at random, with given numbers of samples per client and class.
 
-    Client i gets ``counts[i, c]`` samples of class c, of which no two clients get the same. ``labels`` is int64 [n],
-    and ``counts`` int64 [clients, classes]. No column of ``counts`` may sum to more than there are samples of the
-    class.
+    Client i gets ``counts[i, c]`` samples of class c, and no two clients get the same sample. ``labels`` is int64 [n],
+    and ``counts`` int64 [clients, classes]. No column of ``counts`` may have a larger sum than the class has samples.
     """
     owner = np.full(len(labels), -1)
     for c, pool in enumerate(class_pools(labels, counts.shape[1])):
@@ -41,8 +40,8 @@ def partition_by_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.G
 def largest_remainder(quotas: np.ndarray, totals: np.ndarray | int) -> np.ndarray:
     """Rounds ``quotas`` [..., k] to whole numbers, int64 [..., k], whose last axis sums to ``totals`` [...].
 
-    This is Hamilton's method: every quota is rounded down, and what is then lacking goes to the quotas with the largest
-    remainders, one each. In a tie the first ones get it. Quotas 1.5, 1.5, 2.0 with total 5 become 2, 1, 2.
+    This is Hamilton's method: every quota is rounded down, and then the quotas with the largest remainders are raised
+    by one until the sum is right. In a tie the first ones are raised. Quotas 1.5, 1.5, 2.0 with total 5 become 2, 1, 2.
     """
     floors = np.floor(quotas).astype(np.int64)
     order = np.argsort(floors - quotas, axis=-1, kind="stable")

@@ -14,15 +14,16 @@ from fedray.errors import UserError
 
 
 def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> FederatedData:
-    """Returns ``data`` with a test share for each client: the one that the source has, or else a share by class.
+    """Returns ``data`` with a test share for each client: the source's own, or else a share by class.
 
-    Where samples have no classes, all count as one class. The test samples of a class go to the clients in proportion
-    to their training samples of that class (by largest remainder, ties at random). Those of a class that no client has
-    go to nobody. Therefore no two clients share a test sample, and with many clients the shares are small.
+    If samples have no classes, all count as one class. The test samples of a class are partitioned among the clients in
+    proportion to their training samples of that class (by largest remainder, ties at random). If no client has the
+    class, they are in no share. So no two clients share a test sample, and with many clients the shares are small.
 
-    A client with training samples whose share is smaller than ``least`` gets another share of exactly that size. It is
-    drawn without replacement from the test samples of the client's classes, in proportion to its training samples, and
-    other clients may have the same ones. Where a class has too few, the client's other classes give more.
+    A client with training samples whose share is smaller than ``least`` gets a new share of exactly that size. It is
+    drawn without replacement from the test samples of the client's classes, in proportion to its training samples.
+    These test samples may be in other clients' shares, too. If a class has too few, more are drawn from the client's
+    other classes.
 
     Raises :class:`UserError` if a client can't have ``least`` test samples.
     """
@@ -45,7 +46,8 @@ def with_test_shares(data: FederatedData, seed: int, least: int = 0) -> Federate
 
 
 def _partition_by_class(data: FederatedData, seed: int) -> Split:
-    """Partitions the test samples of each class among the clients in proportion to their training samples of it."""
+    """Partitions the test samples of each class among the clients, in proportion to their training samples of that
+    class."""
     rng = stream(seed, Purpose.PARTITION, 1)
     clients = data.clients
     holder = np.repeat(np.arange(clients), data.sizes())
@@ -82,9 +84,9 @@ def _draw_share(data: FederatedData, client: int, pools: Split, seed: int, size:
 
 
 def draw_eval_clients(data: FederatedData, seed: int, wanted: int | Literal["all"]) -> np.ndarray:
-    """Returns the sorted ids of ``wanted`` clients that hold samples, or of all that do.
+    """Returns the sorted ids of ``wanted`` clients that hold samples, or of all such clients.
 
-    The draw depends on ``seed`` alone. Raises :class:`UserError` if there are not so many.
+    The draw depends on ``seed`` alone. Raises :class:`UserError` if there are fewer such clients.
     """
     present = np.flatnonzero(data.sizes())
     if wanted == "all":

@@ -1,1 +1,1 @@
-"""Where data sets come from: their publishers' files, the user's, and what was handed over from Python."""
+"""Loads data sets: from their publishers' files, from the user's files, or from objects handed over from Python."""

@@ -1,4 +1,5 @@
-"""Turns columns of Arrow tables into NumPy arrays. Nothing is rounded or filled in: what does not fit is refused."""
+"""Turns columns of Arrow tables into NumPy arrays. Nothing is rounded or filled in; values that do not fit are
+errors."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from fedray.errors import UserError
 
 
 def column_array(column: pa.ChunkedArray | pa.Array, name: str, first: int = 0) -> np.ndarray:
-    """Returns a column of numbers, names or dates as an array ``[n]``, and one of sequences as ``[n, ...]``.
+    """Returns an Arrow column as an array: ``[n]`` for numbers, names or dates, and ``[n, ...]`` for sequences.
 
-    ``name`` stands for the column in messages, and ``first`` is the number of its first row.
+    ``name`` is what messages call the column, and ``first`` is the number of its first row.
 
-    Raises :class:`UserError`, which names the row, for a value that is missing, a NaN, and sequences that are not
-    equally long; and for a column of anything else.
+    Raises :class:`UserError`, which names the row, for a missing value, a NaN, or sequences of different lengths; and
+    for a column of any other type.
     """
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # older versions of Arrow leave extension types in chunks
@@ -58,7 +59,7 @@ def _refuse_missing(array: Any, name: str, first: int, per_row: int) -> None:
 
 
 def _length(array: Any, name: str, first: int, per_row: int) -> int:
-    """Returns the length that all sequences have."""
+    """Returns the common length of all sequences."""
     lengths = np.asarray(pc.list_value_length(array))
     other = lengths != lengths[0]
     if other.any():

@@ -27,17 +27,24 @@ OF_EITHER = {
 }
 OF_TEN = {"default": (MEAN, np.array([0.2470, 0.2435, 0.2616])), **OF_EITHER}
 OF_HUNDRED = {"default": (np.array([0.5071, 0.4865, 0.4409]), np.array([0.2673, 0.2564, 0.2762])), **OF_EITHER}
-"""Mean and standard deviation of pixels/255 for each value of ``data.normalization``.
+"""The mean and standard deviation of pixels/255 for each value of ``data.normalization``.
 
-The standard deviations of ``ghbm`` are computed as many programs do: each is the mean, over the images, of an image's
-own standard deviation.
+The standard deviations of ``ghbm`` are computed as in many programs: as the mean, over images, of the standard
+deviation within an image.
 """
 
 
 class Cifar(NamedTuple):
-    """How a data set is published: the name of its class in torchvision, its files (training first), the folders of
-    its binary and its python layout, and the numbers of classes of each of the labels of an image; ``keys`` are their
-    names in the python layout."""
+    """How a data set is published.
+
+    Args:
+        name: the name of the source.
+        torchvision: the name of its class in torchvision.
+        parts: the names of its files without endings, with the test file last.
+        binary, python: the folders of its binary layout and of its python layout.
+        classes: the number of classes for each label of an image.
+        keys: the names of these labels in the python layout.
+    """
 
     name: str
     torchvision: str
@@ -64,19 +71,21 @@ def cifar10(root: str | None, normalization: str = "default") -> Source:
 
 
 def cifar100(root: str | None, variant: str, normalization: str = "default") -> Source:
-    """Loads CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32], 100 ``fine`` or 20 ``coarse`` classes
-    (``variant``)."""
+    """Loads CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 images [3, 32, 32].
+
+    It has 100 classes if ``variant`` is ``fine``, and 20 if it is ``coarse``.
+    """
     return _load(HUNDRED, root, ("coarse", "fine").index(variant), *OF_HUNDRED[normalization])
 
 
 def _load(published: Cifar, root: str | None, label: int, mean: np.ndarray, std: np.ndarray) -> Source:
-    """Loads a data set. ``label`` says which of an image's labels is its class."""
+    """Loads a data set. ``label`` is the position, among an image's labels, of the one that is used as its class."""
 
     def download(folder: Path) -> None:
         from torchvision import datasets
 
         kind = getattr(datasets, published.torchvision)
-        # its own download=True would also unpickle the files
+        # torchvision's download=True would also unpickle the files
         datasets.utils.download_and_extract_archive(kind.url, str(folder), filename=kind.filename, md5=kind.tgz_md5)
 
     binary = Layout((published.binary, "."), tuple(f"{part}.bin" for part in published.parts))
@@ -95,15 +104,14 @@ def _load(published: Cifar, root: str | None, label: int, mean: np.ndarray, std:
 
 
 def read_batch(published: Cifar, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Reads images uint8 [n, 3, 32, 32] and labels int64 [n, kinds] from a file, which may have the binary layout or
-    that of pickled Python objects.
+    """Reads images uint8 [n, 3, 32, 32] and labels int64 [n, kinds] from a file in the binary or the python layout.
 
     Raises :class:`UserError`, which names the file, if it can't be read or holds anything else.
     """
-    with reading(path, f"batch of CIFAR-{max(published.classes)}", Exception):  # a damaged pickle can lead to any
+    with reading(path, f"batch of CIFAR-{max(published.classes)}", Exception):  # a damaged pickle can raise any error
         content = path.read_bytes()
         if path.suffix == ".bin":
-            # records of a byte for each label and 3072 for the image
+            # each record has one byte for each label, and 3072 for the image
             kinds = len(published.classes)
             records = np.frombuffer(content, np.uint8).reshape(-1, kinds + PIXELS)
             x, labels = records[:, kinds:], records[:, :kinds].T.tolist()
@@ -119,7 +127,7 @@ def read_batch(published: Cifar, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Call:
-    """A stand-in for something of numpy that a pickle asks for, which keeps the arguments that numpy would have got.
+    """A stand-in for a numpy function that a pickle calls. It only keeps the arguments of the call.
 
     Not even numpy's own functions are called: a pickled dtype can make them take bytes for addresses.
     """
@@ -132,9 +140,9 @@ class _Call:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that makes plain values, and a :class:`_Call` for each numpy array.
+    """An unpickler that only makes plain values, and a :class:`_Call` for each numpy array.
 
-    A file that names anything else is refused, because a pickle may name any function to be called.
+    A file that names anything else is refused, because a pickle can call any function that it names.
     """
 
     def find_class(self, module: str, name: str) -> type[_Call]:

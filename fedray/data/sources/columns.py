@@ -1,7 +1,7 @@
 """Which columns of a table hold the inputs, the targets and the clients, and which of its rows are test samples.
 
-It is the same for a DataFrame, csv files and the data sets of Hugging Face. Here are only names of columns; nothing is
-read.
+This is the same for a DataFrame, csv files and Hugging Face data sets. This module only handles names of columns; it
+reads no data.
 """
 
 from __future__ import annotations
@@ -16,22 +16,30 @@ from fedray.config import TARGET_COLUMN, DataConfig
 from fedray.errors import UserError, closest, near_miss
 
 CLIENT = "client"
-"""The column that holds the clients, unless the user names another one."""
+"""The default name of the column with the clients."""
 
 HELD_OUT = 5
-"""Where data come without test samples, one of so many samples of each group is one."""
+"""Where data come without test samples, every fifth sample of each group is one."""
 
 LISTED = 20
-"""The number of columns up to which a message lists all of them, where none is close to the unknown one."""
+"""If no column has a similar name, a message lists all columns, provided that there are at most this many."""
 
 
 @dataclass(frozen=True)
 class Columns:
     """The columns of a table: the one with the targets, the one with the clients, and those with the inputs.
 
-    ``client`` is None unless the user named it, and then the column :data:`CLIENT` holds the clients, if there is one.
-    ``inputs`` are all other columns if it is None. ``target_key``, ``client_key`` and ``inputs_key`` are how a user
-    names the columns: keys of the configuration, or arguments of simulate().
+    Args:
+        target: the column with the targets.
+        client: the column with the clients. If it is None, this is :data:`CLIENT`, if the table has such a column.
+        inputs: the columns with the inputs; None for all other columns.
+        target_key, client_key, inputs_key: what messages call these settings: keys of the configuration, or arguments
+            of
+            simulate().
+
+    Example:
+        >>> Columns(target="price", client="town").find(["rooms", "area", "town", "price"], "visits.csv", needed=True)
+        ('town', ['rooms', 'area'])
     """
 
     target: str = TARGET_COLUMN
@@ -67,8 +75,9 @@ class Columns:
     def find_client(self, there: Sequence[Any], name: str, needed: bool) -> str | None:
         """Returns the name of the column with the clients, or None if the table has none.
 
-        Raises :class:`UserError` if the user named a column that is missing although it is ``needed`` (a test set need
-        not have it), or if a column's name is nearly :data:`CLIENT`.
+        ``needed`` is false for a test set, which need not have the column that the user named. Raises
+        :class:`UserError` if a needed column is missing, or if the table has no column :data:`CLIENT` but one with a
+        similar name.
         """
         if self.client is not None:
             if needed:
@@ -86,9 +95,10 @@ class Columns:
         return None
 
     def find(self, there: Sequence[Any], name: str, needed: bool) -> tuple[str | None, list[Any]]:
-        """Returns the column with the clients, or None (see :meth:`find_client`), and those with the inputs.
+        """Returns the column with the clients, and the columns with the inputs.
 
-        Raises :class:`UserError` if one is missing, is named twice, or holds something else.
+        The first is None if there is no such column (:meth:`find_client`). Raises :class:`UserError` if a column is
+        missing, is named twice, or has two roles.
         """
         self.require(there, name, self.target, self.target_key)
         client = self.find_client(there, name, needed)
@@ -111,10 +121,11 @@ class Columns:
 
 
 def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, str]) -> Sequence[Any]:
-    """Returns the columns of inputs ``wanted``, which a training set has, for a test set whose columns are ``there``.
+    """Returns ``wanted``, the input columns of the training set, after checking that a test set has the same ones.
 
-    Their order is the training set's, because a model knows its inputs by their order. ``names`` stand for the two sets
-    in messages. Raises :class:`UserError` if one of the two has a column that the other has not.
+    ``there`` are the columns of the test set. The order is the training set's, because a model knows its inputs by
+    their order. ``names`` are what messages call the two sets. Raises :class:`UserError` if one set has a column that
+    the other lacks.
     """
     lacking = [str(column) for column in wanted if column not in there]
     surplus = [str(column) for column in there if column not in wanted]
@@ -127,9 +138,10 @@ def in_order_of(wanted: Sequence[Any], there: Sequence[Any], names: tuple[str, s
 
 
 def held_out(count: int, groups: Any = None) -> np.ndarray:
-    """Returns which of ``count`` samples are test samples, as booleans: every fifth one of each group, in their order.
+    """Returns which of ``count`` samples are test samples, as booleans: every fifth sample of each group, in their
+    order.
 
-    ``groups`` has the group of each sample, such as its client; without it all samples are one group.
+    ``groups`` has the group of each sample, such as its client. Without it all samples are one group.
     """
     codes = np.zeros(count, np.int64) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     order = np.argsort(codes, kind="stable")
@@ -140,10 +152,10 @@ def held_out(count: int, groups: Any = None) -> np.ndarray:
 
 
 def divide(count: int, clients: Any, where: Any, lacks: str) -> tuple[np.ndarray, str]:
-    """Returns which of ``count`` rows are test rows (:func:`held_out`), and the line for the user about it.
+    """Returns which of ``count`` rows are test rows (:func:`held_out`), and a line about it for the user.
 
-    ``clients`` has the client of each row, or is None. ``where``, which has no ``lacks``, stands for the data in
-    messages. Raises :class:`UserError` if no row is a test row.
+    ``clients`` has the client of each row, or is None. In messages ``where`` is the name of the data, and ``lacks`` is
+    what they lack, such as a test set. Raises :class:`UserError` if no row is a test row.
     """
     tests = held_out(count, clients)
     if not tests.any():

@@ -19,25 +19,25 @@ from fedray.errors import UserError, first_sentence
 from fedray.util.files import in_home
 
 WHOLE = r"-?(?:0|[1-9]\d{0,17})"
-"""A text that stands for a whole number, in the one way in which it is written. Others, such as 007, are names."""
+"""A text that is a whole number in its only usual form. Other texts, such as 007, are names."""
 
 WHOLE_CLIENT, WHOLE_FLOAT = r"0|[1-9]\d{0,17}", r"(?:0|[1-9]\d{0,14})\.0*"
-"""The number of a client, and the same as pandas writes it if a column once had gaps: 7.0."""
+"""The number of a client, and the form that pandas gives it when it writes a column that once had gaps: 7.0."""
 
 PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
 
 EXACT: dict[str, Any] = {} if PANDAS > (3, 0) else {"float_precision": "round_trip"}
-"""How a number is read as Python would read it, which later versions of pandas do by themselves."""
+"""Makes pandas read a number exactly as Python does. Later versions of pandas do so by themselves."""
 
 
 def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGNORED) -> Source:
-    """Reads ``train.csv`` and ``test.csv`` in the folder ``root``, or the one csv file ``root``.
+    """Reads ``train.csv`` and ``test.csv`` in the folder ``root``, or one csv file ``root``.
 
-    Of one file every fifth row is a test row; if it has clients, every fifth row of each client. ``columns`` says which
-    columns hold what; inputs must be numeric, and become float32. ``kind`` and ``ignored`` are ``task.kind`` and
-    ``task.ignore_index``.
+    In a single file every fifth row is a test row; if there are clients, every fifth row of each client. ``columns``
+    says which columns hold what. Inputs must be numeric, and become float32. ``kind`` and ``ignored`` are ``task.kind``
+    and ``task.ignore_index``.
 
-    Raises :class:`UserError`, which names the file, and column and row where it can, for whatever is wrong.
+    Raises :class:`UserError`, which names the file and, where possible, the column and the row.
     """
     if root is None:
         raise UserError("data.source=csv needs data.root: the folder with train.csv and test.csv, or one csv file")
@@ -59,7 +59,7 @@ def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGN
         notes = (note,)
     train, test = _with_values(train, test, columns)
     if place.is_file() and train[columns.target].dtype.kind not in "biuf":
-        # a class of few rows may have none in one of the two sets
+        # a class with few rows may be missing from one of the two sets
         names = sorted({*train[columns.target], *test[columns.target]})
     given: dict[str, Any] = {"class_names": names} if names and kind in (AUTO, "classification") else {}
     for part, path, frame in (("train", paths[0], train), ("test", paths[1], test)):
@@ -70,7 +70,7 @@ def csv(root: str | None, columns: Columns, kind: str = AUTO, ignored: int = IGN
 
 
 def _read(path: Path, columns: Columns, has_clients: bool = True) -> pd.DataFrame:
-    """Reads a csv file. Targets and clients stay texts, of which none is empty."""
+    """Reads a csv file. Targets and clients stay texts. Raises :class:`UserError` if one of them is empty."""
     there = _header(path)
     client, inputs = columns.find(there, str(path), has_clients)
     if "" in inputs:
@@ -79,7 +79,7 @@ def _read(path: Path, columns: Columns, has_clients: bool = True) -> pd.DataFram
             "index=False, or name the columns of inputs (data.input_columns)"
         )
     others = list(dict.fromkeys([columns.target, *([] if client is None else [client])]))
-    # as texts, so that 007 stays another client than 7; the mark keeps pandas from taking NA for a gap
+    # read as texts, so that 007 and 7 stay different clients; the "=" keeps pandas from reading NA as a gap
     texts = {there.index(column): "={}".format for column in others}
     table = _parse(path, converters=texts, low_memory=False, **EXACT)
     if not len(table):
@@ -97,8 +97,7 @@ def _read(path: Path, columns: Columns, has_clients: bool = True) -> pd.DataFram
 
 
 def _header(path: Path) -> list[str]:
-    """Returns the names of a file's columns."""
-    # of rows that are all longer than the first line, pandas would take the first values for an index
+    # if all rows are longer than the first line, pandas would take their first values for an index
     names, *_ = _parse(path, header=None, nrows=2, dtype=str, keep_default_na=False).to_numpy().tolist()
     for separator in (";", "\t", "|"):
         if len(names) == 1 and separator in names[0]:
@@ -123,10 +122,12 @@ def _parse(path: Path, **options: Any) -> pd.DataFrame:
 
 
 def _with_values(train: pd.DataFrame, test: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns both tables with numbers in the place of targets and clients that are texts, where all of both tables
-    stand for numbers."""
+    """Returns both tables, with numbers in place of texts in the columns of targets and clients.
+
+    A column is changed only if all of its texts, in both tables, stand for numbers.
+    """
     client = columns.find_client(list(train.columns), "", needed=False)
-    # a column may be both
+    # one column may hold both
     for column, read in {client: _clients, columns.target: _targets}.items():
         if column is None:
             continue

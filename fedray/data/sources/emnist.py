@@ -1,4 +1,4 @@
-"""EMNIST in the publisher's idx files, and FEMNIST, which is EMNIST by class with its writers, in LEAF's json files.
+"""EMNIST in the publisher's idx files, and FEMNIST (EMNIST by class, with the writers as clients) in LEAF's json files.
 
 G. Cohen, S. Afshar, J. Tapson, A. van Schaik: EMNIST: Extending MNIST to Handwritten Letters. IJCNN 2017.
 """
@@ -24,14 +24,15 @@ MERGED = tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")
 """The classes of ``balanced`` and ``bymerge``. Capital and small letters that look alike are one class."""
 
 FOLDERS = ("EMNIST/raw", "EMNIST", "raw", "gzip", ".")
-"""Where in ``data.root`` the files may be: as torchvision and as the publisher's archive lay them out."""
+"""The folders below ``data.root`` in which the files may be. torchvision and the publisher's archive use different
+ones."""
 
 
 def emnist(root: str | None, variant: str) -> Source:
-    """Loads the division ``variant`` (``data.variant``) of EMNIST: images uint8 [1, 28, 28], upright.
+    """Loads the variant ``variant`` (``data.variant``) of EMNIST: images uint8 [1, 28, 28], upright.
 
-    The published files have rows and columns of the images exchanged, which is undone here. Scale and shift are made of
-    the mean and standard deviation of the training samples. Raises :class:`UserError` for files that are missing or
+    In the published files each image is transposed; this is undone here. ``scale`` and ``shift`` are computed from the
+    mean and standard deviation of the training samples. Raises :class:`UserError` for files that are missing or
     damaged.
     """
     if variant == "femnist":
@@ -69,7 +70,7 @@ def _published(root: str | None, split: str, only_tests: bool, classes: int) -> 
 
 
 def _encode(x: list[Any], y: list[Any], where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images and labels of a writer of FEMNIST, of which LEAF's images have ink as 0 and paper as 1."""
+    """Returns the images and labels of one writer of FEMNIST. In LEAF's images ink is 0 and paper is 1."""
     try:
         images, labels = np.array(x, np.float64), np.array(y)
     except (ValueError, TypeError):

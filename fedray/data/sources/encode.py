@@ -1,4 +1,4 @@
-"""Turns labels and clients into whole numbers: names (texts, categories, false and true) are numbered, and kept."""
+"""Turns labels and clients into whole numbers. Names (texts, categories, false and true) are numbered, and kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedray.errors import UserError, near_miss
 Names = tuple[str, ...]
 
 LISTED = 20
-"""The number of names up to which a message lists all of them, where none is close to the unknown one."""
+"""If no name is similar to an unknown one, a message lists all names, provided that there are at most this many."""
 
 
 def encode(
@@ -24,13 +24,14 @@ def encode(
     names_key: str = "class_names",
     lenient: Sequence[str] = (),
 ) -> tuple[dict[str, np.ndarray], Names | None]:
-    """Returns the labels of each array of ``given`` as int64 [n], and the names of the classes.
+    """Returns the labels of each array in ``given`` as int64 [n], and the names of the classes.
 
-    Labels that are whole numbers stay what they are, and the classes have names only if ``names`` has them. Labels that
-    are names are numbered in the order of ``names``, which messages call ``names_key``; without it, in the order of
-    pandas' categories of the first array, else sorted. In the arrays ``lenient`` an unknown name becomes -1.
+    Labels that are whole numbers are not changed; their classes have names only if ``names`` is given. Labels that are
+    names are numbered in the order of ``names``, which messages call ``names_key``. Without ``names`` they are numbered
+    in the order of the first array's pandas categories, if it has such, or else in sorted order. In the arrays listed
+    in ``lenient``, an unknown name becomes -1.
 
-    Raises :class:`UserError`, which names array and row, for a missing label, a fraction, and an unknown name.
+    Raises :class:`UserError`, which names array and row, for a missing label, a fraction, or an unknown name.
     """
     first = next(iter(given))
     given = {key: array_or_categories(where, key, values) for key, values in given.items()}
@@ -85,7 +86,7 @@ def _texts(names: Sequence[Any] | None) -> Names | None:
 def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
     """Returns ``values`` as int64 [n].
 
-    Raises :class:`UserError`, which names the row, for a value that this would change, such as a fraction.
+    Raises :class:`UserError`, which names the row, for a value that the conversion would change, such as a fraction.
     """
     values = _column(where, key, values)
     if values.dtype.kind == "O":
@@ -106,7 +107,7 @@ def whole_numbers(where: str, key: str, values: Any) -> np.ndarray:
 def names_of(where: str, key: str, values: Any) -> list[Any]:
     """Returns the different names among ``values``.
 
-    They are in the order of pandas' categories if there are such. Otherwise false comes before true, and all other
+    They are in the order of the pandas categories, if there are any. Otherwise false comes before true, and all other
     names are sorted.
     """
     categories = _categories(values)
@@ -122,18 +123,17 @@ def names_of(where: str, key: str, values: Any) -> list[Any]:
 
 
 def _categories(values: Any) -> Any:
-    """Returns the categories of a categorical column of pandas; None for all other values."""
+    """Returns the categories of a categorical pandas column, and None for all other values."""
     return getattr(getattr(values, "dtype", None), "categories", None)
 
 
 def array_or_categories(where: str, key: str, values: Any) -> Any:
-    """Returns categories of pandas as they are, and other ``values`` as :func:`fedray.data.sources.features.as_array`
-    does."""
+    """Returns a categorical pandas column as it is, and other ``values`` as an array."""
     return as_array(where, key, values) if _categories(values) is None else values
 
 
 def are_names(values: Any) -> bool:
-    """Returns whether values have to be numbered, which is so for texts, dates, booleans and pandas' categories."""
+    """Returns whether ``values`` are names, which have to be numbered: texts, dates, booleans or pandas categories."""
     if _categories(values) is not None:
         return True
     values = np.asarray(values)

@@ -12,15 +12,16 @@ from fedray.errors import UserError
 from fedray.usercode.importing import as_user_error
 
 _STORED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.complex128): np.complex64}
-"""Types that torch can't index, or has no use for, and what is stored instead."""
+"""Types that torch can't index or has no use for, each with the type that is stored instead."""
 
 
 def read_features(where: str, name: str, x: Any, samples: int) -> Any:
-    """Returns inputs as arrays ``[n, ...]``, in the structure in which they were given.
+    """Returns inputs as arrays ``[n, ...]``, in the structure that ``x`` has.
 
-    Numbers with a fraction become float32; uint8, other whole numbers, booleans and complex numbers stay what they are.
-    A dict is named inputs of the model. So is a tuple its positional inputs, unless it has ``samples`` elements: then
-    these are the samples. Raises :class:`UserError`, which names the array and the row, for what can't be used.
+    Floats become float32; uint8, other whole numbers, booleans and complex numbers keep their values. A dict holds the
+    named inputs of the model. A tuple holds its positional inputs, unless it has ``samples`` elements: then the
+    elements are the samples. Raises :class:`UserError`, which names the array and the row, for anything that can't be
+    used.
     """
     if form_of(x) is not x:
         return x
@@ -34,8 +35,10 @@ def read_features(where: str, name: str, x: Any, samples: int) -> Any:
 
 
 def form_of(x: Any) -> Any:
-    """Returns arrays ``[n, ...]`` that tell the shapes and types of inputs: these themselves, or, of items that are
-    read when they are used, the first one."""
+    """Returns arrays ``[n, ...]`` that show the shapes and types of inputs.
+
+    These are the inputs themselves if they are arrays, and the first item if items are read when they are used.
+    """
     return getattr(x, "first", x)
 
 
@@ -64,9 +67,9 @@ def _read_array(where: str, name: str, x: Any) -> np.ndarray:
 
 
 def as_array(where: str, name: str, values: Any) -> np.ndarray:
-    """Returns ``values`` as an array; rows that are arrays or lists themselves are stacked.
+    """Returns ``values`` as an array. Rows that are arrays or lists are stacked.
 
-    Raises :class:`UserError`, which names the first row that is unlike row 0, or says what failed.
+    Raises :class:`UserError`, which names the first row that differs in shape or type from row 0, or says what failed.
     """
     with as_user_error(f"{where}: {name} can't be read as an array"):
         try:
@@ -80,9 +83,9 @@ def as_array(where: str, name: str, values: Any) -> np.ndarray:
 
 
 def alike(where: str, name: str, x: Any, first: Any) -> Any:
-    """Returns the inputs ``x`` of another set than the training set, whose inputs are ``first``, in the types of these.
+    """Returns the inputs ``x`` of a test or public set, after comparing them with the training inputs ``first``.
 
-    Raises :class:`UserError` if their structures, shapes or types do not fit.
+    Raises :class:`UserError` if their structures, shapes or types do not match.
     """
     whole, x, first = x, form_of(x), form_of(first)
     if outline(x) != outline(first):
@@ -103,7 +106,7 @@ def alike(where: str, name: str, x: Any, first: Any) -> Any:
 
 
 def count_samples(where: str, name: str, x: Any) -> int:
-    """Returns the number of samples. Raises :class:`UserError` if the inputs of a tuple or dict have unequal ones."""
+    """Returns the number of samples. Raises :class:`UserError` if the inputs in a tuple or dict differ in theirs."""
     found = {len(leaf) for leaf in leaves(x)}
     if len(found) > 1:
         raise UserError(f"{where}: the inputs of {name} have {' and '.join(map(str, sorted(found)))} samples")
@@ -111,17 +114,17 @@ def count_samples(where: str, name: str, x: Any) -> int:
 
 
 def as_sample(x: Any) -> Any:
-    """Returns one sample's inputs as arrays. A tuple of single numbers is one array."""
+    """Returns one sample's inputs as arrays. A tuple of single numbers becomes one array."""
     if isinstance(x, tuple) and all(np.ndim(part) == 0 for part in x):
         return np.asarray(x)
     return map_leaves(np.asarray, x)
 
 
 def stack_samples(unit: str, name: str, samples: Iterable[Any]) -> Any:
-    """Returns the samples, each an array or a tuple or dict of arrays, as one array, or one tuple or dict of them.
+    """Stacks samples: arrays become one array, and tuples or dicts of arrays become one tuple or dict.
 
-    Raises :class:`UserError`, which names the first sample that is unlike sample 0, as ``unit`` (item, row) of
-    ``name``.
+    Raises :class:`UserError` for the first sample that differs in structure, shape or type from sample 0. The message
+    calls it ``unit`` (item or row) of ``name``.
     """
     kept = list(map(as_sample, samples))
     for number, sample in enumerate(kept):

@@ -1,8 +1,8 @@
 """Photographs with natural clients, listed in csv files, as GLDv2 and iNaturalist publish their federated splits.
 
-The folder has ``train.csv`` or ``federated_train.csv`` with the columns ``user_id,image_id,class``, ``test.csv`` with
-``image_id,class``, and the images as ``train/a/b/c/abcdef.jpg`` (the first three characters of the id) or
-``train/abcdef.jpg``; test images also below ``test``.
+The folder holds ``train.csv`` or ``federated_train.csv`` with the columns ``user_id,image_id,class``, and ``test.csv``
+with ``image_id,class``. The images are ``train/a/b/c/abcdef.jpg`` (with the first three characters of the id) or
+``train/abcdef.jpg``; test images may also be below ``test``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from fedray.errors import UserError, near_miss
 TRAIN = ("train.csv", "federated_train.csv")
 
 ENDINGS = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
-"""The endings with which the image of an id is looked for."""
+"""The file name endings that are tried to find the image of an id."""
 
 SCALE, SHIFT = (1 / (255 * np.array([0.229, 0.224, 0.225])), -np.array([0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225])
-"""The normalisation of ImageNet's photographs, which models with pretrained weights expect."""
+"""The scale and shift for ImageNet's mean and standard deviation, which pretrained models expect."""
 
 SPARSE, SPARSE_MORE = 10, 1000
-"""A class is taken for a mistake if its number is at least :data:`SPARSE` times the classes that occur, and
-:data:`SPARSE_MORE`. A part of a split has classes that do not occur."""
+"""A class number is taken for a mistake if it is at least :data:`SPARSE` times the number of classes that occur, and at
+least :data:`SPARSE_MORE`. Gaps alone are no mistake, because some classes do not occur in a part of a split."""
 
 
 class Published(NamedTuple):
-    """A published split: the address of its photographs, and the counts of its list of training images, which is at
-    :data:`LISTS`."""
+    """A published split: the address of its photographs, and the numbers of users, images and classes in its list of
+    training images. The lists are at :data:`LISTS`."""
 
     photographs: str
     users: int
@@ -47,8 +47,11 @@ INATURALIST = Published("https://github.com/visipedia/inat_comp/tree/master/2017
 
 
 def federated_csv(root: str | None, image_size: int | None) -> Source:
-    """Loads a split of the user's. Raises :class:`UserError` for a file, column or image that is missing, for an image
-    that is listed twice, and for a class that is no number from 0."""
+    """Loads a federated split that the user has made.
+
+    Raises :class:`UserError` for a missing file, column or image, for an image that is listed twice, and for a class
+    that is not a whole number from 0.
+    """
     if root is None:
         raise UserError("data.source=federated_csv needs data.root: the folder with train.csv, test.csv and the images")
     return _load("federated_csv", root, image_size)
@@ -94,7 +97,7 @@ def _load(name: str, root: str | None, image_size: int | None, published: Publis
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    """Reads a csv file. Ids are texts, and classes whole numbers from 0."""
+    """Reads a csv file. Ids stay texts, and classes become whole numbers from 0."""
     with reading(path, "csv file", ValueError):
         table: pd.DataFrame = pd.read_csv(path, dtype=str, keep_default_na=False)
     for column in columns:
@@ -120,8 +123,11 @@ def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
 
 
 def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurring: int) -> None:
-    """Raises :class:`UserError` for a class that is out of range: beyond the ``classes`` of a published split, or so
-    large, where ``occurring`` classes occur, that it must be a mistake."""
+    """Raises :class:`UserError` for a class number that is too large.
+
+    In a published split the limit is the number of ``classes``. In other splits a number is refused if it is so much
+    larger than ``occurring``, the number of different classes, that it must be a mistake.
+    """
     beyond = SPARSE * occurring + SPARSE_MORE if classes is None else classes
     row = int(table["class"].argmax())
     if table["class"][row] >= beyond:
@@ -130,7 +136,7 @@ def _check_classes(path: Path, table: pd.DataFrame, classes: int | None, occurri
 
 
 def _labelled(path: Path, table: pd.DataFrame, folder: Path) -> list[tuple[str, int]]:
-    """Returns paths and classes of the images of a table, in its order."""
+    """Returns the path and the class of each image in a table, in the order of the table."""
     places = [_place(folder, name) for name in table["image_id"]]
     missing = [row for row, place in enumerate(places) if place is None]
     if missing:
@@ -143,7 +149,7 @@ def _labelled(path: Path, table: pd.DataFrame, folder: Path) -> list[tuple[str, 
 
 
 def _place(folder: Path, image: str) -> str | None:
-    """Returns the path of an image below ``folder``; None if there is none."""
+    """Returns the path of an image below ``folder``, or None if there is no such image."""
     # an id is the name of a file and nothing else, so that a table can't lead out of the folder
     if "/" in image or "\\" in image or image in (".", ".."):
         return None

@@ -16,10 +16,10 @@ from fedray.util.files import in_home, move_whole
 
 
 class Layout(NamedTuple):
-    """One way in which a data set is laid out: all ``files`` in one of ``folders``.
+    """One way in which a data set can be stored on a disk: all ``files`` are in one of ``folders``.
 
     Both are paths below the folder in which the user keeps the data set. Files are patterns such as ``*.txt``, and may
-    end with ``.gz`` too. Files that match ``related`` show that there is another part of the data set.
+    also be gzipped (``.gz``). Files that match ``related`` show that a different part of the data set is there.
     """
 
     folders: tuple[str, ...]
@@ -28,8 +28,11 @@ class Layout(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The folder of a layout that was found, the paths that match each of its files, and what tells whether other
-    files have taken their place since (:func:`~fedray.data.storage.cache.file_stamp`)."""
+    """The files that were found.
+
+    ``folder`` is the folder that holds them, and ``files`` has the paths that match each file of the layout. ``stamps``
+    show whether a file has been replaced since (:func:`~fedray.data.storage.cache.file_stamp`).
+    """
 
     folder: Path
     files: tuple[list[Path], ...]
@@ -46,8 +49,11 @@ class PartlyThere(UserError):
 
 @contextlib.contextmanager
 def reading(path: Path, what: str, *damage: type[Exception]) -> Iterator[None]:
-    """A context in which ``path`` is read, which should be ``what``; errors of the types ``damage`` mean that it is
-    not. They become errors of the user, as errors of the system do."""
+    """Turns errors while ``path`` is read into a :class:`UserError`.
+
+    Errors of the types ``damage`` mean that the file is not what it should be, which is ``what``. Errors of the
+    operating system are turned into a :class:`UserError`, too.
+    """
     try:
         yield
     except UserError:
@@ -70,14 +76,14 @@ def find_files(
     system: Sequence[str] = (),
     hint: str = "",
 ) -> Found:
-    """Returns the files of the data set ``name``, in the first of some folders that has all files of a layout.
+    """Returns the files of the data set ``name``, from the first folder that holds all files of a layout.
 
     If ``root`` is not None, only that folder is searched. Otherwise $FEDRAY_DATA, the folders ``system`` and the user's
-    cache are searched, and then the files are downloaded into the cache. ``download`` puts them into the folder with
-    which it is called; it is None where the publisher does not offer them to programs.
+    cache are searched, and then the files are downloaded into the cache. ``download`` is called with a folder, and puts
+    them there; it is None where the publisher does not allow automatic downloads.
 
-    Raises :class:`UserError` if the files are nowhere. The message says which files are ``wanted``, and the ``address``
-    at which their publisher offers them; ``hint`` is shown where some of the files are there.
+    Raises :class:`UserError` if the files are not found. The message says which files are ``wanted``, and at which
+    ``address`` their publisher offers them. If a folder has only some of the files, ``hint`` is shown as well.
     """
     if root is not None:
         place = in_home(root)
@@ -110,9 +116,10 @@ def find_files(
 
 
 def look(place: Path, layouts: Sequence[Layout], hint: str = "") -> Found:
-    """Returns the files of the first layout of which all are in ``place``.
+    """Returns the files of the first layout that is complete in ``place``.
 
-    Raises :class:`UserError`, or :class:`PartlyThere` if some of them are, with ``hint``.
+    Raises :class:`PartlyThere`, with ``hint`` in its message, if some of the files are there, or else
+    :class:`UserError`.
     """
     found = [
         (layout, Found(place / folder, tuple(_matching(place / folder, file) for file in layout.files)))
@@ -139,8 +146,10 @@ def _matching(folder: Path, file: str) -> list[Path]:
 
 
 def _download_into(cache: Path, layouts: Sequence[Layout], download: Callable[[Path], object]) -> None:
-    """Downloads files into a scratch folder, and moves those of a layout to the cache, where they are always whole,
-    even if the download is cut short."""
+    """Downloads files into a scratch folder, and then moves those of a layout to the cache.
+
+    So the cache never holds half a file, even if the download is interrupted.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     before = socket.getdefaulttimeout()
     # torchvision sets no time limit, and would wait for ever behind a firewall that answers nothing
@@ -152,7 +161,7 @@ def _download_into(cache: Path, layouts: Sequence[Layout], download: Callable[[P
             target = cache / folder.relative_to(scratch)
             target.mkdir(parents=True, exist_ok=True)
             for path in folder.iterdir():
-                # a folder can't be replaced as a file can; whoever was quicker has put it there
+                # unlike a file, a folder can't be replaced; if it exists, another process has just put it there
                 if not (path.is_dir() and (target / path.name).is_dir()):
                     move_whole(path, target / path.name)
     finally:

@@ -1,4 +1,4 @@
-"""UCI-HAR, in the publisher's text files: windows of 2.56 s of a phone's sensors, of 30 people.
+"""UCI-HAR in the publisher's text files: windows of 2.56 s from the sensors of a phone, carried by 30 people.
 
 D. Anguita, A. Ghio, L. Oneto, X. Parra, J. L. Reyes-Ortiz: A Public Domain Dataset for Human Activity Recognition Using
 Smartphones. ESANN 2013.
@@ -23,11 +23,10 @@ PARTS = ("train", "test")
 
 
 def har(root: str | None, variant: str) -> Source:
-    """Loads the ``features`` [561] or the nine ``signals`` [9, 128] (``data.variant``), float32, in 6 classes.
+    """Loads UCI-HAR as float32 in 6 classes: ``features`` [561], or nine ``signals`` [9, 128] (``data.variant``).
 
-    The division into training and test samples is the publisher's: they are of different people. The people of the
-    training samples are clients 0, 1, ..., in the order of their numbers. Raises :class:`UserError` for files that are
-    missing or damaged.
+    The training and test sets are the publisher's, and no person is in both. The people of the training set are clients
+    0, 1, ..., in the order of their numbers. Raises :class:`UserError` for files that are missing or damaged.
     """
     wanted = {"X": FEATURES} if variant == "features" else {f"Inertial Signals/{name}": LENGTH for name in SIGNALS}
     names = {**wanted, "y": 1, "subject": 1}

@@ -1,6 +1,7 @@
-"""The source ``hf``: data sets of Hugging Face, from the hub, from a folder of ``save_to_disk``, or in Parquet files.
+"""The source ``hf``: Hugging Face data sets from the hub, from a folder written by ``save_to_disk``, or in Parquet
+files.
 
-No code of a data set is ever run: the versions of ``datasets`` that fedray works with have no scripts any more.
+No code of a data set is ever run: the versions of ``datasets`` that fedray works with do not support scripts any more.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from fedray.errors import UserError, first_sentence, near_miss
 from fedray.util.files import in_home
 
 TRAIN, TESTS = "train", ("test", "validation", "val", "valid")
-"""The names of the set to train on, and of the one to test on, of which the first that is there is taken."""
+"""The name of the training set, and the possible names of the test set. The first one that exists is the test set."""
 
 ON_HUB = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"
 """The name of a data set on the hub."""
 
 
 class Found(NamedTuple):
-    """The sets that were found, by name, and stamps of the files in which they are; None for sets in memory."""
+    """The sets that were found, by name, and the stamps of their files. ``stamps`` is None for sets in memory."""
 
     sets: dict[str, Any]
     stamps: list[Any] | None
@@ -51,11 +52,11 @@ def hf(
 ) -> Source:
     """Reads the data set ``root``: a folder or file, or else a name on the hub.
 
-    ``columns`` says which columns hold what. A set without test samples is divided: every fifth row is a test row, or
-    every fifth row of each client. The other arguments are those of :func:`fedray.data.sources.source.load_source`.
+    ``columns`` says which columns hold what. If there is no test set, every fifth row is a test row, or every fifth row
+    of each client. The other arguments are those of :func:`fedray.data.sources.source.load_source`.
 
-    Raises :class:`UserError` if ``datasets`` is not installed, the data set can't be found, downloaded or read, or
-    something in it is wrong.
+    Raises :class:`UserError` if ``datasets`` is not installed, if the data set can't be found, downloaded or read, or
+    if something in it is wrong.
     """
     if root is None:
         raise UserError("data.source=hf needs data.root: a name on the hub, a folder of save_to_disk, or Parquet files")
@@ -78,7 +79,6 @@ def hf(
 
 @contextlib.contextmanager
 def _no_progress_bars(datasets: Any) -> Iterator[None]:
-    """A context in which reading files shows no bars."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
@@ -132,7 +132,7 @@ def _parts(folder: Path, name: str) -> list[Path]:
 def _of_hub(datasets: Any, root: str) -> Found:
     try:
         sets = datasets.load_dataset(root)
-    except Exception as error:  # the library raises whatever its own libraries do
+    except Exception as error:  # datasets passes on the errors of the libraries that it uses
         raise UserError(
             f"data.root={root} is no file or folder here, and could not be downloaded from the hub of Hugging Face: "
             f"{first_sentence(error)}"
@@ -151,7 +151,7 @@ def _of_disk(datasets: Any, place: Path) -> Found:
 
 
 def _of_parquet(datasets: Any, files: dict[str, list[Path]], place: Path) -> Found:
-    """Reads Parquet files by way of Arrow files in the cache, which can be mapped into memory."""
+    """Converts Parquet files to Arrow files in the cache, which can be mapped into memory, and opens these."""
     for path in (path for paths in files.values() for path in paths):
         try:
             pq.read_schema(path)
@@ -175,8 +175,10 @@ def _stamps(sets: dict[str, Any]) -> list[Any] | None:
 
 
 def _divided(sets: dict[str, Any], root: str, columns: Columns) -> tuple[dict[str, Any], Sequence[str], str]:
-    """Returns the sets ``train`` and ``test``, lines for the user about how they were chosen, and a digest of which
-    rows are test rows, if one set was divided."""
+    """Returns the sets ``train`` and ``test``, lines about their choice for the user, and a digest.
+
+    If a single set was divided, the digest covers which rows are test rows; otherwise it is empty.
+    """
     if TRAIN not in sets:
         raise UserError(f"{root} has no set {TRAIN!r}{near_miss(TRAIN, sets)}")
     train = sets[TRAIN]

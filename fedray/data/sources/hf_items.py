@@ -1,6 +1,7 @@
-"""The samples of a Hugging Face Dataset: its columns as arrays, or its rows, read from Arrow when they are used.
+"""The samples of a Hugging Face Dataset: its columns as arrays, or its rows, which are read from Arrow when they are
+used.
 
-Nothing here imports ``datasets``, which is optional: whoever has such a Dataset has imported it.
+Nothing here imports ``datasets``, which is optional: anyone who has such a Dataset has imported it.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from fedray.data.storage.lazy import LazyItems, is_much
 from fedray.errors import UserError, first_sentence
 
 INSTALL = "pip install 'fedray[hf]'"
-"""How the library is installed to which such a Dataset belongs."""
+"""The command that installs ``datasets``."""
 
 ROWS = 1000
 """The number of rows that are hashed at a time."""
 
 
 def is_table(data: Any) -> bool:
-    """Returns whether ``data`` is a Dataset of Hugging Face.
+    """Returns whether ``data`` is a Hugging Face Dataset.
 
-    Raises :class:`UserError` for their other classes, of which nobody can tell the samples.
+    Raises :class:`UserError` for a DatasetDict and for streamed data sets, which fedray can't use directly.
     """
     library = sys.modules.get("datasets")
     for name, instead in (
@@ -63,14 +64,14 @@ def fields_of(
     where: str = "",
     stamps: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns the fields of a Source from the Datasets ``train`` and ``test``, not yet checked.
+    """Returns the fields of a Source, not yet checked, from the Datasets ``train`` and ``test``.
 
-    Inputs are arrays; but items that are read when they are used if they are images, take much memory, or ``access``
-    (``data.access``) is lazy. ``kind`` and ``image_size`` are ``task.kind`` and ``data.image_size``. ``where`` stands
-    before the names of the sets in messages. ``stamps`` are those of the files in which all of both sets is, if there
-    are such.
+    Inputs are arrays, or lazy items if they are images, if they take much memory, or if ``access`` (``data.access``) is
+    ``lazy``. ``kind`` and ``image_size`` are ``task.kind`` and ``data.image_size``. ``where`` is what messages put
+    before the names of the sets. ``stamps`` are the stamps of the files that hold both sets, or None if they are not in
+    files.
 
-    Raises :class:`UserError`, which names column and row, for whatever can't be used.
+    Raises :class:`UserError`, which names column and row, for anything that can't be used.
     """
     given: dict[str, Any] = {}
     inputs: Sequence[str] = ()
@@ -101,12 +102,12 @@ def fields_of(
 
 
 def read_column(dataset: Any, column: str, name: str) -> np.ndarray:
-    """Returns a column of a Dataset as :func:`column_array` does. ``name`` stands for the Dataset in messages."""
+    """Returns a column of a Dataset as an array (:func:`column_array`). ``name`` is what messages call the Dataset."""
     return column_array(_as_arrow(dataset, [column])[:][column], f"{name}: column {column!r}")
 
 
 def clients_of(dataset: Any, column: str, name: str) -> np.ndarray:
-    """Returns the column with the clients; those that are classes of Hugging Face (ClassLabel) by their names."""
+    """Returns the column with the clients. If it is a ClassLabel, the result has the names instead of the numbers."""
     found, names = read_column(dataset, column, name), getattr(dataset.features[column], "names", None)
     if names is not None:
         if found.min() < 0:
@@ -125,7 +126,7 @@ def _refuse_texts(dataset: Any, inputs: Sequence[str], name: str, columns: Colum
 
 
 def _as_arrow(dataset: Any, columns: Sequence[str]) -> Any:
-    """Returns some columns of a Dataset, whose rows are then tables of Arrow."""
+    """Returns a Dataset with some of the columns, whose rows are returned as Arrow tables."""
     return dataset.select_columns(list(columns)).with_format("arrow")
 
 
@@ -134,25 +135,25 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _files_of(images: pa.ChunkedArray) -> list[str]:
-    """Returns the paths of those images of a column that are files; the bytes of the others are not read."""
+    """Returns the paths of the images in a column that are stored as files. The bytes of the others are not read."""
     is_file = pc.is_null(pc.struct_field(images, "bytes"))
     paths: list[str] = pc.struct_field(images, "path").filter(is_file).drop_null().to_pylist()
     return paths
 
 
 class Rows:
-    """The rows of a Dataset of Hugging Face as a Dataset of (x, y), where ``inputs`` are the columns with the inputs.
+    """The rows of a Hugging Face Dataset as a Dataset of (x, y). ``inputs`` are the columns that make x.
 
-    * Images are uint8 ``[3, size, size]``, as :func:`fedray.data.sources.images.decode_image` makes them; without
-      ``size`` all must be equally large.
-    * Sequences and arrays stay what they are.
+    * Images are uint8 ``[3, size, size]`` (:func:`fedray.data.sources.images.decode_image`). Without ``size`` all
+      images must have the same size.
+    * Sequences and arrays are not changed.
     * Single numbers are float32. If all columns hold single numbers, they make one array.
-    * Several other columns make a dict of inputs, by their names.
+    * Several other columns make a dict of inputs by column name.
 
-    Targets are not read here, because a run has those of all samples in an array: y is 0. What another process gets of
-    a Dataset in files is where they are, and they are opened there. ``stamps`` tell from which files the rows come, and
-    which of theirs they are; without them the rows are hashed for each digest. Several threads may read rows at the
-    same time (``parallel``).
+    The targets of all samples are in an array of the run, so they are not read here, and y is always 0. If the Dataset
+    is in files, another process is sent only their paths, and opens them itself. ``stamps`` say which files and which
+    of their rows these are; without them every digest hashes all rows. Several threads may read rows at the same time
+    (``parallel``).
     """
 
     parallel = True
@@ -180,13 +181,14 @@ class Rows:
         return self._read(self.opened[:], 0)
 
     def digest(self) -> str:
-        """Returns a digest of the columns with inputs, of all rows, and of the size to which images are scaled."""
+        """Returns a digest of the input columns, of all rows, and of the size to which images are scaled."""
         known = [self.stamps, self.inputs, self.described, self.length]
         found = self._hash() if self.stamps is None else remembered(known, self._hash)
         return f"{found['rows']} {self.described} {self.size}"
 
     def stamp(self) -> str:
-        """Returns the digest, and the times of the files of images that are not in the table itself."""
+        """Returns the digest, and a digest of the modification times of images that are stored as files outside the
+        table."""
         times = hashlib.sha256()
         for start in range(0, self.length if self.images else 0, ROWS):
             rows = self.opened[start : start + ROWS]
@@ -211,7 +213,7 @@ class Rows:
 
     @cached_property
     def opened(self) -> Any:
-        """The Dataset, which is opened when another process uses it for the first time."""
+        """The Dataset. A process to which it was sent opens its files on the first use."""
         if hasattr(self, "table"):
             return self.table
         try:
@@ -227,7 +229,7 @@ class Rows:
             raise UserError(f"{self.name} can't be opened on {platform.node()}: {first_sentence(error)}") from None
 
     def _read(self, table: pa.Table, first: int) -> Any:
-        """Returns the inputs of a table whose first row has the number ``first``."""
+        """Returns the inputs in a table. ``first`` is the number of its first row."""
         parts = {column: self._read_part(table[column], column, first) for column in self.inputs}
         if len(self.numbers) == len(self.inputs):
             return np.stack(list(parts.values()), axis=1)
@@ -246,7 +248,7 @@ class Rows:
             return found.astype(np.float32)
 
     def _image(self, value: Mapping[str, Any] | None, column: str, row: int) -> np.ndarray:
-        """Returns an image that is bytes in the table, or a file of which the table has the path."""
+        """Returns an image from a cell, which holds its bytes or the path of its file."""
         what = f"{self.name}: the image in row {row} of column {column!r}"
         data, path = (value or {}).get("bytes"), (value or {}).get("path")
         if data is None and path is None:
@@ -260,5 +262,5 @@ class Rows:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of the images of each column that has been read in this process."""
+        """The shape of the images in each column from which this process has read one."""
         return {}

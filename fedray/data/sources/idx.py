@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, which are published as idx files, and the sample inside the package."""
+"""MNIST and Fashion-MNIST, which are published as idx files, and the sample that comes with the package."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ FILES = (
 
 
 class IdxSet(NamedTuple):
-    """A data set of idx files: the name of its folder, which is that of its class in torchvision too, mean and standard
-    deviation of its pixels/255, the address of its publisher, and the folders in which a system's package puts it."""
+    """A data set of idx files.
+
+    Args:
+        folder: the name of its folder, and of its class in torchvision.
+        mean, std: the mean and standard deviation of its pixels/255.
+        address: the address of its publisher.
+        system: the folders in which packages of an operating system install it.
+    """
 
     folder: str
     mean: float
@@ -102,13 +108,13 @@ def read_pair(images: Path, labels: Path, classes: int = 10) -> tuple[np.ndarray
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Reads the uint8 array in an idx file, which may be gzipped, whatever its name says.
+    """Reads the uint8 array in an idx file, whether it is gzipped or not.
 
-    torchvision reads idx files too, but no gzipped ones, and it stops at a damaged file with an assertion that does not
-    say what is wrong. The format is two zero bytes, a type byte (8: unsigned byte), the number of dimensions, their
-    sizes as big-endian 32-bit numbers, then the data (LeCun, MNIST page).
+    torchvision can't read gzipped idx files, and it stops at a damaged file with an assertion that does not say what is
+    wrong. The format is two zero bytes, a type byte (8: unsigned byte), the number of dimensions, their sizes as
+    big-endian 32-bit numbers, then the data (LeCun, MNIST page).
 
-    Raises :class:`UserError`, which names the file, if it is anything else.
+    Raises :class:`UserError`, which names the file, if it has another format.
     """
     with reading(path, "idx file", EOFError, OSError, zlib.error):
         content = path.read_bytes()

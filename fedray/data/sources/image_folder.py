@@ -21,24 +21,25 @@ from fedray.util.files import in_home
 
 TRAINS = ("train", "training")
 TESTS = ("test", "val", "validation", "valid", "testing")
-"""The names of folders of training and of test images, in small or capital letters; of several, the first counts."""
+"""The names that the folders of training and of test images may have, in small or capital letters. If several exist,
+the first one in this list is used."""
 
 LISTED = 5
-"""The most kinds of files, or folders, that a line names."""
+"""The largest number of file types, or of folders, that a message names."""
 
 Images = Mapping[str, Sequence[Path]]
 """The images of each class, by its name."""
 
 
 class LeftOut(NamedTuple):
-    """A file or folder that is not taken, and what kind of such it is."""
+    """A file or folder that is not used, and its kind, such as ``.txt`` or hidden."""
 
     path: Path
     kind: str
 
 
 class ClassFolders(NamedTuple):
-    """The images in the folders of classes, and what is not taken."""
+    """The images of each class, and the files and folders that are not used."""
 
     images: Images
     left_out: list[LeftOut]
@@ -47,9 +48,9 @@ class ClassFolders(NamedTuple):
 def image_folder(root: str | None, image_size: int | None) -> Source:
     """Loads the user's images. Classes are numbered in the order of their names.
 
-    Images directly in ``root/CLASS``, or without a folder of tests, are not divided: of each class, every
-    fifth in the order of names is a test image. Raises :class:`UserError` if there are no such folders, a class has no
-    images or is itself divided into train and test, or a test class has no training images.
+    If the images are directly in ``root/CLASS``, or if there is no folder of test images, every fifth image of each
+    class, in the order of names, is a test image. Raises :class:`UserError` if there are no folders of classes, if a
+    class has no images or is itself divided into train and test, or if a test class has no training images.
     """
     if root is None:
         raise UserError("data.source=image_folder needs data.root: the folder with the classes' folders")
@@ -72,8 +73,8 @@ def image_folder(root: str | None, image_size: int | None) -> Source:
 
 
 def fire(root: str | None, image_size: int | None) -> Source:
-    """Loads the two classes ``fire`` and ``nofire``, as :func:`image_folder` does, at 64 pixels unless ``image_size``
-    says otherwise."""
+    """Loads the classes ``fire`` and ``nofire`` as :func:`image_folder` does. Images have 64 pixels unless
+    ``image_size`` is set."""
     found = find_files(
         "fire", root, [Layout(("fire", "."), ("fire", "nofire"))], "the folders fire and nofire with photographs",
         "https://github.com/cair/Fire-Detection-Image-Dataset",
@@ -82,7 +83,7 @@ def fire(root: str | None, image_size: int | None) -> Source:
 
 
 def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
-    """Returns the training and the test images in ``folder``, and lines for the user about what is not taken."""
+    """Returns the training and the test images in ``folder``, and lines for the user about what is not used."""
     train, tests = _part(folder, TRAINS), _part(folder, TESTS)
     parts = [part for part in (train, tests) if part is not None]
     beside = [path for path in _folders(folder) if path not in parts] if parts else []
@@ -118,10 +119,10 @@ def _divided(folder: Path) -> tuple[Images, Images, list[str]]:
 
 
 def class_folders(folder: Path) -> ClassFolders:
-    """Returns the images in the folders of ``folder``, one for each class, in which they may lie at any depth.
+    """Returns the images of each class. Each folder in ``folder`` is a class, and may hold images at any depth.
 
-    Links are followed. Hidden files and folders are not taken. Raises :class:`UserError` if there are no classes, one
-    has no images or is itself a set, or a name is not UTF-8.
+    Links are followed. Hidden files and folders are not used. Raises :class:`UserError` if there are no classes, if a
+    class has no images or is itself a whole data set, or if a name is not UTF-8.
     """
     images: dict[str, list[Path]] = {}
     left_out = _beside_classes(folder)
@@ -143,8 +144,10 @@ def class_folders(folder: Path) -> ClassFolders:
 
 
 def _check_is_undivided(folder: Path, paths: Sequence[Path]) -> None:
-    """Raises :class:`UserError` if a class has images in folders train and test, as the folder of a whole set
-    has: test images would be trained on."""
+    """Raises :class:`UserError` if a class has images in folders train and test.
+
+    Such a folder is probably a whole data set. As a class, its test images would be trained on.
+    """
     inner = {each for parent in {path.parent for path in paths} for each in (parent, *parent.parents)}
     for where in sorted({each.parent for each in inner if folder in each.parents}):
         names = sorted(each.name for each in inner if each.parent == where)
@@ -158,9 +161,10 @@ def _check_is_undivided(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def _beside_classes(folder: Path) -> list[LeftOut]:
-    """Returns the images in ``folder`` that are in none of the folders in it, and its hidden folders with images.
+    """Returns the images that are directly in ``folder``, not in the folder of a class, and its hidden folders with
+    images.
 
-    Other files, such as a list of labels, are not taken for images by anybody.
+    Other files, such as a list of labels, are left out, because nobody expects them to be images.
     """
     found = sorted(one for entry in _entries(folder) if not _is_class(entry) for one in _judged(entry))
     kinds = ((each.path, each.kind or "beside the folders of classes") for each in found)
@@ -168,7 +172,7 @@ def _beside_classes(folder: Path) -> list[LeftOut]:
 
 
 def _part(folder: Path, names: Sequence[str]) -> Path | None:
-    """Returns the folder in ``folder`` that has the first of ``names`` that there is, in small or capital letters."""
+    """Returns the folder in ``folder`` with the first of ``names`` that exists, in small or capital letters."""
     for name in names:
         found = [path for path in _folders(folder) if path.name.lower() == name]
         if len(found) > 1:
@@ -195,8 +199,10 @@ def _note_on_one_class(folder: Path, images: Images) -> list[str]:
 
 
 def _note_on_same_folders(folder: Path, images: Images) -> list[str]:
-    """Returns a line for the user if the folders of several classes have folders of the same names in them, as the
-    parts of a set have that are not called train and test."""
+    """Returns a warning if the folders of several classes hold folders of the same names.
+
+    These may be the training and test sets under names that fedray does not know.
+    """
     inner = {name: frozenset(path.relative_to(folder / name).parts[0] for path in images[name]) for name in images}
     (within, count), *_ = Counter(inner.values()).most_common(1)
     same = [name for name in images if inner[name] == within]
@@ -209,9 +215,9 @@ def _note_on_same_folders(folder: Path, images: Images) -> list[str]:
 
 
 def _judged(entry: os.DirEntry[str]) -> Iterator[LeftOut]:
-    """Yields a file or hidden folder with why it is not taken, which is "" for an image.
+    """Yields a file or hidden folder with its kind, which is "" for an image and otherwise says why it is not used.
 
-    What is hidden and no image, such as .DS_Store, is nobody's data and not yielded.
+    Hidden files that are not images, such as .DS_Store, are not yielded, because they are no data.
     """
     path, hidden = Path(entry.path), entry.name.startswith(".")
     if entry.is_dir():
@@ -221,14 +227,15 @@ def _judged(entry: os.DirEntry[str]) -> Iterator[LeftOut]:
     elif is_image(path) and entry.is_file():
         yield LeftOut(path, "hidden" if hidden else "")
     elif not hidden:
-        # whoever opens a pipe waits for another program
+        # opening a pipe would wait for another program
         yield LeftOut(path, (path.suffix.lower() or "without an ending") if entry.is_file() else "pipes or devices")
 
 
 def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[LeftOut]:
-    """Yields all files below ``folder``, also in folders that are links, as :func:`_judged` does.
+    """Yields all files below ``folder`` as :func:`_judged` does, following links to folders.
 
-    ``above`` are the real paths of the folders in which ``folder`` is.
+    ``above`` are the real paths of the folders that contain ``folder``. They keep a link from leading round in a
+    circle.
     """
     real = os.path.realpath(folder)
     if real in above:
@@ -264,7 +271,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _counted(left_out: Sequence[LeftOut]) -> str:
-    """Returns how many there are of each kind, such as ``3 .txt, 1 hidden``."""
+    """Returns how many files or folders there are of each kind, such as ``3 .txt, 1 hidden``."""
     kinds = Counter(each.kind for each in left_out).most_common()
     rest = sum(count for _, count in kinds[LISTED:])
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds[:LISTED])

@@ -20,22 +20,22 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", "
 """The endings of file names that count as images, in small or capital letters."""
 
 LOOKED_AT = 16
-"""The number of images that are looked at to find out whether there are some of 16 bits."""
+"""The number of images that are opened to find out whether a data set has images of 16 bits."""
 
 DARK = 1 << 13
-"""A value of 16 bits, an eighth of white. Images that stay below it probably use fewer bits than they have."""
+"""An eighth of white in 16 bits. Images with only smaller values probably use fewer than 16 bits for a pixel."""
 
 
 def is_image(path: Path) -> bool:
-    """Returns whether a file's name ends as those of images do."""
+    """Returns whether a file's name has the ending of an image."""
     return path.suffix.lower() in SUFFIXES
 
 
 class ImageFiles:
-    """A Dataset of image files ``paths`` below the folder ``root``, with a target for each.
+    """A Dataset of the image files ``paths`` below the folder ``root``, each with a target.
 
-    An item's input is uint8 ``[3, size, size]``: the image as red, green and blue, scaled so that it just covers the
-    square, and cropped in the middle. Several threads may read items at the same time (``parallel``).
+    The input of an item is uint8 ``[3, size, size]``: the image in red, green and blue, scaled until it just covers the
+    square, and cropped around the middle. Several threads may read items at the same time (``parallel``).
     """
 
     parallel = True
@@ -51,7 +51,7 @@ class ImageFiles:
         return self._digests[0]
 
     def stamp(self) -> str:
-        """Returns a digest of the times of all files, which tell whether one was written since."""
+        """Returns a digest of the modification times of all files. It changes when a file is written again."""
         return self._digests[1]
 
     @cached_property
@@ -64,7 +64,7 @@ class ImageFiles:
         return sizes.hexdigest(), times.hexdigest()
 
     def notes(self) -> tuple[str, ...]:
-        """Returns lines for the user: that there are images of 16 bits, and whether they become dark."""
+        """Returns lines for the user about images of 16 bits: whether there are any, and whether they become dark."""
         largest: dict[Path, int] = {}
         for i in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
             path = self.root / str(self.paths[i])
@@ -89,8 +89,10 @@ class ImageFiles:
 def image_set(
     root: Path, labelled: Sequence[tuple[str, int]], size: int, name: str
 ) -> tuple[LazyItems, np.ndarray, ImageFiles]:
-    """Returns inputs and labels of image files, and these, of which ``labelled`` has the paths below ``root``, each
-    with its label. ``name`` stands for them in messages."""
+    """Returns the inputs of image files as lazy items, their labels, and the files themselves.
+
+    ``labelled`` has the path of each file below ``root``, with its label. ``name`` is what messages call the files.
+    """
     labels = np.array([label for _, label in labelled], dtype=np.int64)
     images = ImageFiles(root, [path for path, _ in labelled], labels, size)
     return LazyItems(images, name), labels, images
@@ -99,19 +101,19 @@ def image_set(
 def read_image(path: Path, size: int) -> np.ndarray:
     """Returns an image as uint8 ``[3, size, size]``.
 
-    Raises :class:`UserError`, which names the file, if it is missing, cut short, no image, or an image of so many
+    Raises :class:`UserError`, which names the file, if it is missing, cut short, or no image, or if it has so many
     pixels that it would fill the memory (Pillow's limit).
     """
     return decode_image(path, str(path), size)
 
 
 def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarray:
-    """Returns the image in a file, which messages call ``name``, as uint8 ``[3, size, size]``, and as it is without a
-    ``size``.
+    """Returns the image in a file as uint8 ``[3, size, size]``, or in its original size if ``size`` is None.
 
-    Images of 16 bits are scaled from 0..65535 to 0..255. Of an animation the first picture is taken. Raises
-    :class:`UserError` as :func:`read_image` does; for a TIFF file of several pages; and for pixels of 32 bits that are
-    not 0, 1, ..., 255, of which nobody knows which number is white.
+    ``name`` is what messages call the file. Images of 16 bits are scaled from 0..65535 to 0..255. Of an animation the
+    first picture is used. Raises :class:`UserError` in the same cases as :func:`read_image`, for a TIFF file with
+    several pages, and for pixels of 32 bits that are not all in 0, 1, ..., 255, because it is unknown which number is
+    white.
     """
     with opened_image(file, name) as image:
         if size is not None:
@@ -125,7 +127,7 @@ def decode_image(file: Path | BinaryIO, name: str, size: int | None) -> np.ndarr
 
 @contextlib.contextmanager
 def opened_image(file: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
-    """A context with an opened image, in which Pillow's errors become errors of the user."""
+    """Opens an image for use in a ``with`` statement, and turns Pillow's errors into :class:`UserError`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -142,16 +144,16 @@ def opened_image(file: Path | BinaryIO, name: str) -> Iterator[Image.Image]:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Returns whether an image is grey, of 16 bits. Pillow itself takes the upper 8 bits of colours of 16 bits."""
+    """Returns whether an image is grey with 16 bits. For colours of 16 bits, Pillow itself takes the upper 8 bits."""
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
 def _of_bytes(image: Image.Image, name: str) -> Image.Image:
-    """Returns an image whose pixels have 8 bits a channel."""
+    """Returns an image with 8 bits for each channel."""
     if image.format == "TIFF" and _has_pages(image):
         raise UserError(f"{name} has several pages, of which only one could be read: save each as a separate image")
     if _is_deep(image):
-        # Image.convert would make white of everything above 255
+        # Image.convert would turn everything above 255 into white
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         pixels = np.asarray(image)
@@ -164,7 +166,7 @@ def _of_bytes(image: Image.Image, name: str) -> Image.Image:
 
 
 def _has_pages(image: Image.Image) -> bool:
-    """Returns whether a TIFF file has another image as large as the first; smaller ones are previews of it."""
+    """Returns whether a TIFF file has a second image of the same size as the first. Smaller ones are only previews."""
     sizes = []
     for frame in range(getattr(image, "n_frames", 1)):
         image.seek(frame)

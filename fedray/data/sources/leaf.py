@@ -1,7 +1,8 @@
-"""Samples that lie by user, as in the json files of LEAF, of which each user becomes a client.
+"""Samples grouped by user, as in LEAF's json files. Each user becomes a client.
 
 S. Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018. A file holds ``users``, ``num_samples`` and
-``user_data``, which maps each user to ``x`` and ``y``. Files lie in ``train`` and ``test``, or all in ``all_data``.
+``user_data``, which maps each user to ``x`` and ``y``. The files are in the folders ``train`` and ``test``, or all in
+``all_data``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from fedray.data.sources.find import Layout, find_files, reading
 from fedray.errors import UserError
 
 HELD_OUT = 5
-"""Without files of tests, the last of so many parts of each user's samples are tests."""
+"""If there are no test files, each user's samples are cut into this many parts, and the last one is used for tests."""
 
 Encode = Callable[[list[Any], list[Any], str], tuple[np.ndarray, np.ndarray]]
-"""A function that makes arrays ``[n, ...]`` of a user's x and y; its third argument begins messages."""
+"""A function that turns a user's x and y into arrays ``[n, ...]``. Its third argument is the beginning of messages."""
 
 
 def last_fifth(samples: Any) -> tuple[Any, Any]:
-    """Returns the samples of a user to train on, and the last fifth of them, to test on."""
+    """Divides a user's samples: returns the training samples, and the last fifth, which are the test samples."""
     first = len(samples) - len(samples) // HELD_OUT
     return samples[:first], samples[first:]
 
@@ -32,7 +33,7 @@ def last_fifth(samples: Any) -> tuple[Any, Any]:
 def fields_by_user(
     train: Mapping[Any, tuple[np.ndarray, np.ndarray]], test: Mapping[Any, tuple[np.ndarray, np.ndarray]]
 ) -> dict[str, Any]:
-    """Returns inputs, targets and clients of both sets as fields of a Source, from those of each user."""
+    """Returns the inputs, targets and clients of both sets as fields of a Source, from the pair (x, y) of each user."""
     fields: dict[str, Any] = {}
     for part, users in (("train", train), ("test", test)):
         fields[f"x_{part}"], fields[f"y_{part}"] = map(np.concatenate, zip(*users.values(), strict=True))
@@ -42,10 +43,10 @@ def fields_by_user(
 
 
 def read_leaf(name: str, root: str | None, encode: Encode, more: str = "") -> dict[str, Any]:
-    """Returns the fields of a Source from the json files of LEAF's data set ``name``. Users are in the order of their
-    names.
+    """Returns the fields of a Source from the json files of LEAF's data set ``name``, with users sorted by name.
 
-    Raises :class:`UserError`, which names file and user, for what is missing (there ``more`` is shown) or damaged.
+    Raises :class:`UserError`, which names file and user, for damaged files, and for missing ones; ``more`` is added to
+    the message about the latter.
     """
     folders = (name, f"{name}/data", ".", "data")
     layouts = [Layout(folders, ("train/*.json", "test/*.json")), Layout(folders, ("all_data/*.json",))]

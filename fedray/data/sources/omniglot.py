@@ -23,11 +23,11 @@ DRAWING = re.compile(r"\d+_(\d+)\.png")
 
 
 def omniglot(root: str | None, image_size: int | None) -> Source:
-    """Loads drawings [1, 28, 28], or as large as ``image_size`` (``data.image_size``) says, with ink bright.
+    """Loads drawings [1, 28, 28], or of ``image_size`` (``data.image_size``) pixels, with bright ink on black.
 
-    A class is a character, and a client whoever has drawn an alphabet, of which every fifth (5, 10, 15, 20) gives test
-    samples alone. All folders ``images_*`` in ``root`` are read. Raises :class:`UserError` for files that are missing
-    or damaged.
+    A class is a character. A client is a person who drew an alphabet; every fifth of these (5, 10, 15, 20) is used for
+    tests only. All folders ``images_*`` in ``root`` are read. Raises :class:`UserError` for files that are missing or
+    damaged.
     """
     found = find_files(
         "omniglot", root, [Layout(("omniglot-py", "omniglot", "."), ("images_*/*/character*/*.png",))],

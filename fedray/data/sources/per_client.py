@@ -1,4 +1,4 @@
-"""Lists of what each client holds: data sets, or pairs of arrays (x, y)."""
+"""Lists with one element for each client: a data set, or a pair of arrays (x, y)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedray.errors import UserError
 
 
 class Pairs(NamedTuple):
-    """The arrays of all clients, one after the other, and whose each sample is."""
+    """The joined arrays of all clients. ``clients`` has the client of each sample."""
 
     x: Any
     y: Any
@@ -24,11 +24,13 @@ class Pairs(NamedTuple):
 
 
 def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
-    """Returns ``data`` and ``test``, each list of data sets or of pairs of arrays, one for each client, as one.
+    """Returns ``data`` and ``test``; each of them that is a list with one element for each client is joined into one
+    set.
 
-    Whatever else they are, they are returned as they are. Raises :class:`UserError` for a list of tables, of which
-    there must be one; for what is neither an array nor a data set, such as a DataLoader, and for a Dataset among
-    arrays; for pairs of arrays that may also be samples; and for lists of unequally many clients.
+    The elements of such a list are data sets or pairs of arrays. Anything else is returned unchanged. Raises
+    :class:`UserError` for a list of tables, which the user has to join; for a DataLoader and other objects that are
+    neither arrays nor data sets; for a Dataset among arrays; for pairs of arrays that could also be single samples; and
+    for lists of different numbers of clients.
     """
     both = [data, test]
     for place, name in enumerate(("data", "test")):
@@ -49,12 +51,12 @@ def one_per_client(data: Any, test: Any, label_column: str) -> tuple[Any, Any]:
 
 
 def is_arrays(data: Any) -> bool:
-    """Returns whether ``data`` consists of x, y and perhaps clients, and is not a short list of items (x, y)."""
+    """Returns whether ``data`` is (x, y) or (x, y, clients), and not a list of two or three items (x, y)."""
     return isinstance(data, (tuple, list)) and len(data) in (2, 3) and not all(map(_is_pair, data))
 
 
 def _check(data: Any, name: str, label_column: str) -> None:
-    """Raises :class:`UserError` for lists that are none of data sets, arrays or items, and for a DataLoader."""
+    """Raises :class:`UserError` for a DataLoader, a list of tables, and lists of elements of wrong or mixed types."""
     parts = list(data) if _is_list(data) else []
     for shown, each in [(f"{name}=...", data), *((f"{name}[{place}]", each) for place, each in enumerate(parts))]:
         if is_loader(each):
@@ -84,10 +86,11 @@ def _check(data: Any, name: str, label_column: str) -> None:
 
 
 def _is_of_clients(one: Any, name: str, data: Any, test: Any) -> bool:
-    """Returns whether ``one``, the ``name`` of ``data`` and ``test``, is a list of pairs of arrays, one for each
-    client, and not of samples whose targets are arrays.
+    """Returns whether ``one`` is a list of pairs of arrays, one for each client, and not a list of samples.
 
-    Samples all have one shape, and the arrays of clients seldom equally many rows. If they do, the test set tells.
+    ``name`` says which of ``data`` and ``test`` it is. All samples have the same shape, but the arrays of different
+    clients seldom have the same number of rows. If they do, the other set decides. Raises :class:`UserError` if it does
+    not.
     """
     if not _are_arrays_of_clients(one):
         return False
@@ -103,7 +106,7 @@ def _is_of_clients(one: Any, name: str, data: Any, test: Any) -> bool:
     if len(shapes) > 1:
         return True
     rows = len(one[0][1])
-    # one row is a target in an array rather than all that each of the clients has
+    # a y of one row is more likely one sample's target than all targets of a client
     if rows == 1:
         return False
     raise UserError(
@@ -113,18 +116,18 @@ def _is_of_clients(one: Any, name: str, data: Any, test: Any) -> bool:
 
 
 def _are_arrays_of_clients(data: Any) -> bool:
-    """Returns whether ``data`` is a list of pairs, in each of which x and y have equally many rows."""
+    """Returns whether ``data`` is a list of pairs (x, y), with as many rows in x as in y."""
     return _is_list(data) and all(_is_pair(each) and _has_rows(*each) for each in data)
 
 
 def _has_rows(x: Any, y: Any) -> bool:
-    """Returns whether x is an array of samples, or several of them, and y has a target for each."""
+    """Returns whether x, an array or several, holds samples, and y holds a target for each of them."""
     shapes = [_shape(each) for each in (y, *leaves(x))]
     return len(shapes) > 1 and len({shape[:1] for shape in shapes}) == 1 and min(map(len, shapes[1:])) > 1
 
 
 def _joined(pairs: Sequence[Any], name: str) -> Pairs:
-    """Returns the arrays of all clients as one. Raises :class:`UserError` if they do not fit together."""
+    """Joins the arrays of all clients. Raises :class:`UserError` if they do not fit together."""
     for place, (x, y) in enumerate(pairs):
         if not len(y):
             raise UserError(f"{name}[{place}] is an empty data set")
@@ -137,7 +140,7 @@ def _joined(pairs: Sequence[Any], name: str) -> Pairs:
 
 def _concatenated(parts: Sequence[Any], name: str, what: str) -> Any:
     if all(isinstance(part, (pd.DataFrame, pd.Series)) for part in parts):
-        # which tells columns by their names, and keeps categories
+        # pandas matches columns by their names, and keeps categories
         return pd.concat(parts, ignore_index=True)
     arrays = [as_array(name, f"{what} of {name}[{place}]", part) for place, part in enumerate(parts)]
     first = arrays[0]
@@ -155,7 +158,7 @@ def _concatenated(parts: Sequence[Any], name: str, what: str) -> Any:
 
 
 def _clients(data: Any) -> int | None:
-    """Returns how many clients a list was of; None for what was no such list."""
+    """Returns the number of clients in a list that was joined, and None for other data."""
     owners = data.clients if isinstance(data, (Joined, Pairs)) else None
     return None if owners is None else int(owners[-1]) + 1
 
@@ -165,7 +168,7 @@ def _shapes(pair: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _shape(values: Any) -> tuple[int, ...]:
-    """Returns the shape of an array, or of lists in lists; of lists of unequal lengths, that there is none."""
+    """Returns the shape of an array or of nested lists, and () for lists of unequal lengths."""
     try:
         return tuple(np.shape(values))
     except ValueError:

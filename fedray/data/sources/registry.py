@@ -1,4 +1,4 @@
-"""The sources that come with fedray: what each is, where one gets it, and with which of its variants."""
+"""The sources that come with fedray: what each one is, where to get it, and which variants it has."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FREE_FOR_RESEARCH = "no formal licence; free for research"
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """A source: its function, and what is known of it.
+    """A source: its function, and facts about it.
 
     ``loader`` is the function as ``module:function`` or ``file.py:function``, which is imported when it is used.
-    ``about`` says what the data are: samples, shape, classes and clients. ``tested`` says with which files fedray's
-    tests load it. ``variants`` are the values of ``data.variant`` and ``normalizations`` those of
-    ``data.normalization`` that it takes, each with a line about it; the first variant is the one that is taken unless
-    another one is asked for. The function itself checks what it takes where these are empty.
+    ``about`` describes the data: samples, shape, classes and clients. ``tested`` says with which files fedray's tests
+    load them. ``variants`` are the allowed values of ``data.variant``; the first one is the default. ``normalizations``
+    are the allowed values of ``data.normalization``. Each value has a line about it. If ``variants`` is empty, the
+    function of a user's source checks ``data.variant`` itself.
     """
 
     loader: str
@@ -32,9 +32,10 @@ class SourceEntry:
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def variant(self, name: str, asked: str | None) -> str | None:
-        """Returns the variant that ``asked`` (``data.variant``) stands for. ``name`` is the source's.
+        """Returns the variant for the value ``asked`` of ``data.variant``, which may be None. ``name`` is the source's
+        name.
 
-        Raises :class:`UserError` for one that the source does not have.
+        Raises :class:`UserError` for a variant that the source does not have.
         """
         if asked is not None and not self.variants and name in SOURCES:
             raise UserError(f"data.variant: the source {name} has no variants")
@@ -43,7 +44,7 @@ class SourceEntry:
         return asked or next(iter(self.variants), None)
 
     def check_normalization(self, name: str, asked: str) -> None:
-        """Raises :class:`UserError` if the source, whose name is ``name``, does not take ``data.normalization``."""
+        """Raises :class:`UserError` if the source ``name`` lacks the value ``asked`` of ``data.normalization``."""
         if asked not in self.normalizations:
             hint = near_miss(asked, self.normalizations)
             raise UserError(f"data.normalization: the source {name} has no {asked!r}{hint}")
@@ -207,7 +208,7 @@ SOURCES = {
 
 
 def entry_of(name: str) -> SourceEntry:
-    """Returns what is known of a source: one that comes with fedray, or a function of the user's.
+    """Returns the entry of a source: one that comes with fedray, or a user-defined function.
 
     Raises :class:`UserError` if there is no such source. Nothing is imported or read.
     """

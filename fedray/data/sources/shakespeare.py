@@ -1,4 +1,4 @@
-"""Shakespeare's plays by role, as the next character after 80 characters: LEAF's json files, or texts of plays."""
+"""Shakespeare's plays by role: LEAF's json files, or texts of plays. The task is to predict the next character."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 LENGTH = 80
 
 SPEAKER = re.compile(r"(?P<name>[A-Z][A-Za-z' ,&-]{0,39})\.|(?P<capitals>[A-Z][A-Z' ,&-]{1,39})")
-"""A line that says who speaks: a name and a period, or a name in capitals."""
+"""A line that names the speaker: a name and a period, or a name in capitals."""
 
 HEADING = re.compile(r"(ACT|SCENE|Act|Scene) +[IVXLC0-9]+\b.*|THE END\.?|FINIS\.?|DRAMATIS.*|PERSONS.*")
-"""A line after which nobody speaks until the next speaker."""
+"""A line that ends a speech. Lines after it belong to nobody until the next speaker is named."""
 
 FIRST_ACT = re.compile(r"(ACT|Act) +(I|1)\b")
 
 DIRECTION = re.compile(r"(?m)^[ \t]*\[[^\]]*\][ \t]*\n|\[[^\]]*\]")
 
 CODES = np.full(256, CHARACTERS.index(" "), dtype=np.int8)
-"""The numbers of the first 256 characters of Unicode. Those that are not in the alphabet count as blanks."""
+"""The numbers of the first 256 Unicode characters. Those that are not in the alphabet count as blanks."""
 CODES[np.frombuffer(CHARACTERS.encode(), np.uint8)] = np.arange(len(CHARACTERS))
 
 
 def shakespeare(root: str | None, variant: str) -> Source:
-    """Loads windows int8 [80] of what a role says, and the character after each, of 80.
+    """Loads samples of 80 characters that a role says, int8 [80], with the next character as the target, one of 80.
 
-    With ``variant`` (``data.variant``) ``leaf`` they are in LEAF's files. With ``plays`` and ``tiny`` each character of
-    a role is a target, and the last fifth of what the role says gives the test samples. Raises :class:`UserError` for
-    files that are missing or damaged.
+    With ``variant`` (``data.variant``) ``leaf`` the samples are in LEAF's files. With ``plays`` and ``tiny`` they are
+    cut from texts: every character of a role's speeches that has 80 before it is a target, and the last fifth of the
+    speeches gives the test samples. Raises :class:`UserError` for files that are missing or damaged.
     """
     if variant == "leaf":
         fields = read_leaf("shakespeare", root, _encode, "; data.variant=plays and tiny read texts")
@@ -51,7 +51,7 @@ def shakespeare(root: str | None, variant: str) -> Source:
 def _of_texts(
     root: str | None, layout: Layout, wanted: str, address: str, speeches: Callable[[Path], Iterator[tuple[str, str]]]
 ) -> dict[str, Any]:
-    """Returns the fields of a Source from texts, of which ``speeches`` yields what is said, each with its role."""
+    """Returns the fields of a Source from texts. ``speeches`` yields pairs of a role and its words from one text."""
     found = find_files("shakespeare", root, [layout], wanted, address)
     said: dict[str, list[str]] = {}
     for path in found.paths:
@@ -88,10 +88,11 @@ def _text(path: Path) -> list[str]:
 
 
 def _of_play(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields the lines of a play's speeches, each with its role, as ``play: ROLE``.
+    """Yields the lines of a play's speeches, each with its role as ``play: ROLE``.
 
-    Who speaks stands alone on a line between an empty one and what is said. It is said by the same role until the next
-    speaker or heading. Stage directions, which are in brackets, and what stands before the first act are left out.
+    A speaker's name stands alone on a line, after an empty line and directly before the speech. All lines belong to
+    this role until the next name or heading. Stage directions, which are in brackets, and everything before the first
+    act are left out.
     """
     lines = DIRECTION.sub("", "\n".join(["", *_text(path), ""])).splitlines()
     lines = lines[next((k for k, line in enumerate(lines) if FIRST_ACT.match(line.strip())), 0) :]
@@ -124,4 +125,5 @@ TEXTS = {
         "https://github.com/karpathy/char-rnn", _of_tiny,
     ),
 }  # fmt: skip
-"""For each variant of texts its files, what they are, their address, and what yields the speeches in one."""
+"""For each variant with texts: its files, a description of them, their address, and the function that yields the
+speeches in one file."""

@@ -1,4 +1,4 @@
-"""A data set before it is spread over clients, and the checks of user-defined data."""
+"""A data set before it is partitioned among clients, and the checks of user-defined data."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fedray.usercode.importing import as_user_error, import_object
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Training and test samples, before they are spread over clients. User-defined sources return one, or a dict of its
-    fields.
+    """Training and test samples, before they are partitioned among clients. A user-defined source returns one, or a
+    dict of its fields.
 
     Labels and clients may be names (texts, booleans, pandas' categories) until :func:`validate` has numbered them.
     Labels that are floats must be whole.
@@ -33,20 +33,22 @@ class Source:
     Args:
         name: what messages and tables call the data.
         x_train, x_test: the inputs, an array [n, ...] or a tuple or dict of arrays. Images are [n, channels, height,
-            width]. uint8 and other whole numbers stay what they are; numbers with a fraction are float32.
-        y_train, y_test: the targets. Of a classification they are int64 [n], 0..classes-1; :mod:`fedray.core.task` says
+            width]. uint8 and other whole numbers keep their values; floats are float32.
+        y_train, y_test: the targets. For a classification they are int64 [n], 0..classes-1; :mod:`fedray.core.task`
+            says
             what they are in other tasks.
-        classes: the number of classes of a sample or token; in other tasks the numbers in a target.
+        classes: the number of classes of a sample or token; in other tasks how many numbers a target has.
         scale, shift: float32 [channels], or None. A model's input is float32(x) * scale + shift along axis 1, which for
-            images is (x/255 - mean) / std. For a tuple or dict of inputs they are such a structure too.
-        client_train, client_test: int64 [n], the client that a sample belongs to, for the partition ``natural``; -1 in
-            the test set means nobody.
+            images is (x/255 - mean) / std. For a tuple or dict of inputs, they are a tuple or dict of the same
+                structure.
+        client_train, client_test: int64 [n], the client of each sample, for the partition ``natural``. In the test set
+            -1 means that no client has the sample.
         x_public, y_public: a public set that comes with the source.
-        class_names: the names of the classes, in the order of the labels; None where there are only numbers.
-        client_names: the names of the clients, in the order of their numbers.
-        files: for a source that comes with fedray, :func:`~fedray.data.storage.cache.file_stamp` of each file that it
-            was read from.
-        task: the kind of task; ``auto`` lets it follow from the targets.
+        class_names: the names of the classes, in the order of the labels; None if they have no names.
+        client_names: the names of the clients, in the order of their numbers; None if they have no names.
+        files: for a source that comes with fedray, the :func:`~fedray.data.storage.cache.file_stamp` of each file that
+            was read.
+        task: the kind of task; with ``auto`` it is found from the targets.
         notes: lines that the user should know. Those that begin with ``warning: `` are warnings.
 
     Example:
@@ -75,12 +77,13 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """The kind of task; a source that nobody has checked is taken for a classification."""
+        """The kind of task. If it is still ``auto``, because the source has not been checked, this is
+        ``classification``."""
         return "classification" if self.task == AUTO else self.task
 
     @property
     def public_by_default(self) -> int:
-        """The number of public samples that ``auto`` stands for: that of the source, or a tenth of the training
+        """The default number of public samples: the size of the source's own public set, or a tenth of the training
         samples."""
         return len(self.y_train) // 10 if self.y_public is None else len(self.y_public)
 
@@ -96,20 +99,21 @@ def load_source(
     access: str = AUTO,
     variant: str | None = None,
 ) -> Source:
-    """Loads and checks the source ``name``, whose function is called with those of the other arguments that it names.
+    """Loads and checks the source ``name``. The source's function gets only the arguments that are in its signature.
 
     Args:
-        name: one of :data:`SOURCES`, or a function of the user's as ``file.py:function`` or ``module:function``. It
-            returns a :class:`Source` or a dict of its fields, in which ``name`` and ``classes`` may be missing.
-        root: ``data.root``. A user's function may give this argument any name.
-        normalization: ``data.normalization``. A function that does not take it gets its inputs scaled by fedray.
+        name: one of :data:`SOURCES`, or a user-defined function as ``file.py:function`` or ``module:function``. The
+            function returns a :class:`Source` or a dict of its fields, in which ``name`` and ``classes`` may be
+                missing.
+        root: ``data.root``. In a user-defined function this argument may have any name.
+        normalization: ``data.normalization``. If the function does not take it, fedray scales the inputs.
         kind, ignored: ``task.kind`` and ``task.ignore_index``.
         image_size, access, variant: the keys of these names in the section ``data``.
         columns: the columns that the user named.
 
     Raises:
-        UserError: there is no such source, it can't be imported, it raises, its data are wrong, or something is set
-            that it does not take.
+        UserError: there is no such source, it can't be imported, it raises an error, its data are wrong, or an argument
+            is set that the function does not take.
 
     Example:
         >>> load_source("sample").x_train.shape
@@ -140,9 +144,9 @@ def load_source(
 
 
 def _arguments(name: str, entry: SourceEntry, parameters: list[str], offered: dict[str, Any]) -> dict[str, Any]:
-    """Returns those of the arguments ``offered`` that a source's function takes.
+    """Returns the arguments among ``offered`` that a source's function takes.
 
-    Raises :class:`UserError` for one that is set and not taken.
+    Raises :class:`UserError` for an argument that is set although the function does not take it.
     """
     if name in SOURCES or "normalization" not in parameters:
         entry.check_normalization(name, offered["normalization"])
@@ -174,13 +178,12 @@ def from_fields(
 ) -> Source:
     """Returns a checked :class:`Source` from a mapping of its fields.
 
-    Inputs of type uint8 are scaled to 0..1, because they are images as a rule, unless there is a ``scale`` or
-    ``shift``.
+    Inputs of type uint8 are scaled to 0..1, because they usually are images, unless ``scale`` or ``shift`` is given.
 
     Args:
         name: the source's name, unless ``given`` has one.
-        given: the fields; ``x_train``, ``y_train``, ``x_test`` and ``y_test`` must be there.
-        where: how messages begin: a file, or else ``name``.
+        given: the fields, of which ``x_train``, ``y_train``, ``x_test`` and ``y_test`` are required.
+        where: the beginning of messages, such as a file; ``name`` if it is None.
         kind, ignored: ``task.kind`` and ``task.ignore_index``.
 
     Raises:
@@ -207,7 +210,7 @@ def from_fields(
 
 
 def _agreed(where: str, of_data: str | None, asked: str) -> str:
-    """Returns the kind of task on which the data and the configuration agree."""
+    """Returns the kind of task. Raises :class:`UserError` if the data and the configuration name different ones."""
     if of_data is None or of_data == AUTO or asked in (AUTO, of_data):
         return of_data if asked == AUTO and of_data is not None else asked
     raise UserError(f"task.kind={asked}, but the data are for task.kind={of_data} ({where})")
@@ -218,7 +221,7 @@ def validate(source: Source, where: str | None = None, kind: str = AUTO, ignored
 
     Args:
         source: the source, in which labels and clients may be names.
-        where: how messages begin; the source's name if it is None.
+        where: the beginning of messages; the source's name if it is None.
         kind, ignored: ``task.kind`` and ``task.ignore_index``.
 
     Raises:
@@ -230,9 +233,9 @@ def validate(source: Source, where: str | None = None, kind: str = AUTO, ignored
 
 
 def _make_source(where: str, given: dict[str, Any], kind: str, ignored: int) -> Source:
-    """Checks the fields ``given`` and makes a Source of them.
+    """Checks the fields ``given`` and makes a Source from them.
 
-    Labels and clients that are names are numbered. Without ``classes``, their number follows from the targets.
+    Labels and clients that are names are numbered. If ``classes`` is missing, it is found from the targets.
     """
     parts = [part for part in ("train", "test", "public") if _has_part(where, given, part)]
     names = {key: _names(where, key, given.get(key)) for key in ("class_names", "client_names")}
@@ -250,7 +253,7 @@ def _make_source(where: str, given: dict[str, Any], kind: str, ignored: int) -> 
                 raise UserError(
                     f"{where}: {name} has {count} samples and {key} {len(found[key])}; they must be equally many"
                 )
-    # of a source that is checked again, the same is said again
+    # a source that is checked a second time already has these notes
     notes = tuple(dict.fromkeys((*(given.get("notes") or ()), *targets.notes)))
     scaling = checked(where, form_of(found["x_train"]), given.get("scale"), given.get("shift"))
     return Source(**{**given, **found, **scaling, "notes": notes})
@@ -264,7 +267,7 @@ def _has_part(where: str, given: Mapping[str, Any], part: str) -> bool:
 
 
 def _clients(where: str, given: Mapping[str, Any], names: tuple[str, ...] | None) -> dict[str, Any]:
-    """Returns the fields of clients and their names, with clients as numbers."""
+    """Returns the fields about clients and their names, with clients as numbers."""
     train, test = given.get("client_train"), given.get("client_test")
     if train is not None:
         train, test, names = encode_clients(where, train, test, names)

@@ -1,7 +1,8 @@
-"""Posts of StackOverflow, or of any other site of Stack Exchange, by user: the next word after each word.
+"""Posts of StackOverflow, or of another Stack Exchange site, by user. The task is to predict each next word.
 
-The file is ``Posts.xml`` of a site's dump. Sequences and vocabulary are those of S. J. Reddi et al.: Adaptive Federated
-Optimization, ICLR 2021: 20 words, and the 10,000 most frequent ones beside padding, unknown words, beginning and end.
+The file is ``Posts.xml`` of a site's dump. Sequences and vocabulary are as in S. J. Reddi et al.: Adaptive Federated
+Optimization, ICLR 2021: sequences of 20 words; the 10,000 most frequent words, and tokens for padding, unknown words,
+beginning and end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedray.errors import UserError
 
 WORDS, LENGTH = 10_000, 20
 PADDING, UNKNOWN, BEGIN, END = 0, WORDS + 1, WORDS + 2, WORDS + 3
-"""The numbers that are no words; words are 1 to 10,000, the most frequent one first."""
+"""The numbers of the special tokens. Words are 1 to 10,000, the most frequent one first."""
 
 QUESTION, ANSWER = "1", "2"
 WORD = re.compile(r"[a-z0-9][a-z0-9'+#-]*|[.,;:!?()]")
@@ -33,11 +34,12 @@ SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
-    """Loads sentences of questions and answers: int32 [20], the words before, and int64 [20], the next words.
+    """Loads sentences of questions and answers: x is int32 [20], the words, and y is int64 [20], the word after each of
+    them.
 
-    The ends of short sentences are filled up with 0, and with ``ignored`` (``task.ignore_index``) as targets, which do
-    not count. The last fifth of each user's posts gives the test samples. Posts without an owner are left out, and so
-    is code in blocks. Raises :class:`UserError` for a file that is missing or damaged.
+    Short sentences are padded with 0 in x, and with ``ignored`` (``task.ignore_index``) in y, so that padding does not
+    count. The last fifth of each user's posts gives the test samples. Posts without an owner and code blocks are left
+    out. Raises :class:`UserError` for a file that is missing or damaged.
     """
     found = find_files(
         "stackoverflow", root, [Layout(("stackoverflow", "stackexchange", "."), ("Posts.xml",))],
@@ -71,7 +73,7 @@ def stackoverflow(root: str | None, ignored: int = IGNORED) -> Source:
 
 
 def _posts(path: Path) -> Iterator[tuple[int | None, str]]:
-    """Yields owner and text of each question and answer, in the order of the file, which is that of time."""
+    """Yields the owner and the text of each question and answer, in the order of the file, which is chronological."""
     with reading(path, "dump of posts", ElementTree.ParseError, ValueError):
         for _, row in ElementTree.iterparse(path):
             if row.tag == "row" and row.get("PostTypeId") in (QUESTION, ANSWER):
@@ -88,7 +90,7 @@ def _vocabulary(of_users: Iterable[list[list[list[str]]]]) -> dict[str, int]:
 
 
 def _arrays(sentences: Iterable[list[str]], number: dict[str, int], ignored: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns words and next words of a user's sentences. Words after the 20th are cut off, as in the paper."""
+    """Returns x and y of a user's sentences. Sentences are cut after 20 words, as in the paper."""
     codes = [[BEGIN, *(number.get(word, UNKNOWN) for word in words), END][: LENGTH + 1] for words in sentences]
     x = np.full((len(codes), LENGTH), PADDING, dtype=np.int32)
     y = np.full((len(codes), LENGTH), ignored, dtype=np.int64)

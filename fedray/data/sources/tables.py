@@ -1,4 +1,4 @@
-"""Reads DataFrames: which columns are inputs, and their numbers."""
+"""Reads inputs, targets and clients from DataFrames."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedray.errors import UserError
 def read_frame(frame: pd.DataFrame, name: str, columns: Columns, has_clients: bool = True) -> tuple[Any, ...]:
     """Returns the inputs as float32 ``[n, columns]``, the targets, and the clients if there is a column of them.
 
-    ``name`` stands for the table in messages. ``has_clients`` says that a column of clients which the user named must
-    be there. Raises :class:`UserError`, which names the column, if one is missing, is there twice, or is not numeric.
+    ``name`` is what messages call the table. With ``has_clients``, the column of clients that the user named must
+    exist. Raises :class:`UserError`, which names the column, if a column is missing, exists twice, or is not numeric.
     """
     client, inputs = columns.find(list(frame.columns), name, has_clients)
     features = frame[inputs]
@@ -41,10 +41,10 @@ def _require_numbers(values: pd.Series, name: str) -> None:
 def with_columns_of(
     data: pd.DataFrame, test: pd.DataFrame, columns: Columns | None = None, names: tuple[str, str] = ("data", "test")
 ) -> pd.DataFrame:
-    """Returns ``test`` with its columns in the order of those of ``data``, since a model knows features by their order.
+    """Returns ``test`` with its columns in the order of those of ``data``, since a model knows inputs by their order.
 
-    ``columns`` says which columns are no features and need not be in both; it is None if all are features. ``names``
-    stand for the two tables in messages. Raises :class:`UserError` if a feature is missing in one of the two.
+    ``columns`` says which columns are not inputs and need not be in both tables; if it is None, all columns are inputs.
+    ``names`` are what messages call the two tables. Raises :class:`UserError` if one of them lacks an input.
     """
     others = [] if columns is None else list(dict.fromkeys([columns.target, columns.client or CLIENT]))
     wanted = [column for column in data.columns if column not in others]

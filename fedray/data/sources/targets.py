@@ -1,4 +1,4 @@
-"""Reads the targets of a data set as its task needs them, and tells the kind of task from them where nobody says it."""
+"""Reads the targets of a data set in the form that its task needs, and finds the kind of task where it is not given."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ AUTO = "auto"
 QUANTITIES = "task.kind=regression takes numbers for quantities"
 
 MANY, FEW = 20, 5
-"""More classes than ``MANY`` are taken for a mistake if they have fewer samples than ``FEW`` each, in the mean."""
+"""More than ``MANY`` classes are taken for a mistake if they have fewer than ``FEW`` samples each on average."""
 
 LISTED = 5
-"""The most classes that a line names."""
+"""The largest number of classes that a line names."""
 
 
 class Targets(NamedTuple):
-    """The targets of each set, checked.
+    """The checked targets of each set.
 
-    ``arrays`` are, by name, int64 for ``classification`` ``[n]`` and ``tokens`` ``[n, ...]``, and float32 for
-    ``multilabel`` and ``regression`` ``[n, ...]``. ``classes`` is the number of classes of a sample or token, or of
-    numbers in a target. ``notes`` are lines that the user should know.
+    ``arrays`` has the targets by name: int64 ``[n]`` for ``classification`` and ``[n, ...]`` for ``tokens``, float32
+    ``[n, ...]`` for ``multilabel`` and ``regression``. ``classes`` is the number of classes of a sample or token, or
+    how many numbers a target has. ``notes`` are lines that the user should know.
     """
 
     kind: str
@@ -45,12 +45,12 @@ def read_targets(
     names: Sequence[str] | None = None,
     ignored: int = IGNORED,
 ) -> Targets:
-    """Returns the targets ``given`` of each set (``y_train`` first), as a task of the kind ``kind`` needs them.
+    """Returns the targets ``given`` of each set (``y_train`` first) in the form that a task of the kind ``kind`` needs.
 
-    With ``auto`` the kind follows from the first array. ``classes`` and ``names`` are what the user says of them, or
-    None. ``ignored`` is the target of tokens that do not count.
+    With ``auto`` the kind is found from the first array. ``classes`` and ``names`` are the number and the names of the
+    classes, or None if the user has not set them. ``ignored`` is the target of tokens that do not count.
 
-    Raises :class:`UserError`, which names array and row, for whatever is wrong.
+    Raises :class:`UserError`, which names array and row, for anything that is wrong.
     """
     given = {key: array_or_categories(where, key, values) for key, values in given.items()}
     first, notes, asked = next(iter(given)), [], kind
@@ -87,7 +87,7 @@ def read_targets(
 
 
 def _kind_of(where: str, key: str, values: Any) -> tuple[str, str]:
-    """Returns the kind of task that targets are for, and a line for the user where that might be another."""
+    """Returns the kind of task for some targets, and a line that tells the user why ("" if the kind is obvious)."""
     y = np.asarray(values)
     if (are_names(values) and y.ndim < 2) or y.dtype.kind not in "biuf" or y.ndim == 0:
         return "classification", ""
@@ -129,7 +129,7 @@ def _kind_of_numbers(key: str, y: np.ndarray) -> tuple[str, str]:
 
 
 def _note_on_many(key: str, y: np.ndarray, numbers: bool) -> list[str]:
-    """Returns the line about labels of which each has next to no samples, as quantities have."""
+    """Returns a warning if there are so many classes, with so few samples each, that the labels may be quantities."""
     classes = len(np.unique(y))
     if classes <= MANY or len(y) >= FEW * classes:
         return []
@@ -138,7 +138,7 @@ def _note_on_many(key: str, y: np.ndarray, numbers: bool) -> list[str]:
 
 
 def _note_on_gaps(arrays: Mapping[str, np.ndarray], classes: int) -> list[str]:
-    """Returns the line about numbers below the largest label that no sample has."""
+    """Returns a warning if no sample has some of the labels below the largest one."""
     absent = np.setdiff1d(np.arange(classes), np.concatenate(list(arrays.values())))
     if not len(absent):
         return []
@@ -149,7 +149,7 @@ def _note_on_gaps(arrays: Mapping[str, np.ndarray], classes: int) -> list[str]:
 
 
 def _note_on_unknown(arrays: Mapping[str, np.ndarray], names: Sequence[str] | None) -> list[str]:
-    """Returns a line for each set with labels that no training sample has."""
+    """Returns a warning for each set with labels that no training sample has."""
     (first, known), *others = arrays.items()
     notes = []
     for key, y in others:
@@ -170,7 +170,7 @@ def _listed(labels: Any) -> str:
 
 
 def _numbers(where: str, key: str, values: Any) -> np.ndarray:
-    """Returns ``values`` as float32; NaN, infinities and what is no number are refused."""
+    """Returns ``values`` as float32. Raises :class:`UserError` for NaN, infinities and anything but numbers."""
     y = np.asarray(values)
     if y.dtype.kind == "O":
         try:
@@ -225,7 +225,7 @@ _READERS = {"multilabel": _labels, "regression": _numbers, "tokens": _tokens, "o
 
 
 def _outputs(where: str, arrays: Mapping[str, np.ndarray], kind: str, ignored: int) -> int:
-    """Returns the number of classes of a token, or of numbers in a target."""
+    """Returns the number of classes of a token, or how many numbers a target has."""
     first = next(iter(arrays.values()))
     if kind == "tokens" or (kind == "other" and first.dtype == np.int64 and first.ndim == 1):
         return max(1, 1 + max(int(np.where(y == ignored, -1, y).max(initial=0)) for y in arrays.values()))
@@ -235,8 +235,8 @@ def _outputs(where: str, arrays: Mapping[str, np.ndarray], kind: str, ignored: i
 def _count_classes(where: str, labels: Mapping[str, np.ndarray]) -> int:
     """Returns the number of classes, which is the largest label + 1.
 
-    Raises :class:`UserError` where that is a mistake, so that the model would have too many outputs: for a label that
-    is larger than the number of samples, and for labels that begin at 1.
+    Raises :class:`UserError` if this is probably a mistake, because the model would get too many outputs: for a label
+    that is larger than the number of samples, and for labels that begin at 1.
     """
     for key, y in labels.items():
         _in_range(where, key, y)

@@ -1,4 +1,4 @@
-"""Makes a source of the data that a user hands over from Python: arrays, a torch Dataset, a table."""
+"""Makes a source from the data that a user hands over from Python: arrays, a torch Dataset, a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedray.data.storage.lazy import LazyItems, is_much, random_item, read_item,
 from fedray.errors import UserError
 
 LABEL = "label"
-"""The column that holds the labels, unless the user names another one."""
+"""The default name of the column with the labels."""
 
 
 def user_source(
@@ -39,7 +39,7 @@ def user_source(
 ) -> Source:
     """Returns a checked :class:`Source` of data that a user hands over from Python.
 
-    Labels, and the clients that come with the samples, may have any names, which are numbered and kept.
+    Labels and clients may have names, which are numbered and kept.
 
     Args:
         data, test: the training and the test set, in any of the forms that simulate() takes; ``test`` is None if
@@ -49,7 +49,7 @@ def user_source(
         kind, ignored: ``task.kind`` and ``task.ignore_index``.
 
     Raises:
-        UserError: something is wrong with the data; the message names set, column and row where it can.
+        UserError: something is wrong with the data; the message names set, column and row where possible.
 
     Example:
         >>> data = [[1.5], [2.5], [3.5]], [0, 1, 0], ["ann", "ann", "bob"]
@@ -72,7 +72,7 @@ def _source_of(
     if isinstance(data, Source):
         if test is not None:
             raise UserError("test=... must not be given with a Source, which has a test set")
-        # the user may have changed what was read from the files, so that the files say nothing about it any more
+        # the user may have changed the data since they were read, so the files no longer identify them
         return validate(replace(data, files=()), None, kind, ignored)
     if test is None:
         raise UserError("data=... needs test=... in the same form")
@@ -99,10 +99,8 @@ def _source_of(
 
 
 def _read_fields(data: Any, name: str, part: str, columns: Columns, access: str) -> dict[str, Any]:
-    """Returns fields of a :class:`Source` from ``data``, not yet checked.
-
-    They are ``x_<part>``, ``y_<part>`` and, if there are clients, ``client_<part>``.
-    """
+    """Returns unchecked fields of a :class:`Source`: ``x_<part>``, ``y_<part>`` and, if there are clients,
+    ``client_<part>``."""
     if isinstance(data, pd.DataFrame):
         found = read_frame(data, name, columns, part == "train")
     elif is_arrays(data):
@@ -117,7 +115,7 @@ def _read_fields(data: Any, name: str, part: str, columns: Columns, access: str)
 def _read_dataset(dataset: Sequence[Any], name: str, access: str) -> tuple[Any, ...]:
     """Returns the inputs and targets of a Dataset, and the clients if it has an attribute ``clients``.
 
-    The inputs are arrays, or :class:`LazyItems` if ``access`` is lazy; under ``auto`` they are lazy if items are random
+    Inputs are arrays, or :class:`LazyItems` if ``access`` is ``lazy``. With ``auto`` they are lazy if items are random
     or take much memory.
     """
     if len(dataset) == 0:

@@ -1,7 +1,7 @@
-"""Data sets that consist of others: torch's Subset and ConcatDataset, and a list of data sets, one for each client.
+"""Data sets that contain others: torch's Subset and ConcatDataset, and a list of data sets, one for each client.
 
-What a Dataset says of its items (:func:`list_of`), of its content (:func:`mark_of`) and of its code
-(:func:`classes_of`) is looked for in the data sets within it, too.
+Facts about the items (:func:`list_of`), the content (:func:`mark_of`) and the code (:func:`classes_of`) of a Dataset
+are also looked for in the data sets within it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from fedray.errors import UserError
 
 
 class Joined:
-    """Several data sets, one after the other, as one Dataset. Each is what one client holds: ``clients`` says whose
-    each item is."""
+    """A list of data sets, one for each client, joined into one Dataset. ``clients`` has the client of each item."""
 
     def __init__(self, datasets: Sequence[Any], name: str) -> None:
         self.datasets = list(datasets)
@@ -44,22 +43,24 @@ class Joined:
 
 
 def is_dataset(data: Any) -> bool:
-    """Returns whether ``data`` has items, and is neither an array nor a list of Python's."""
+    """Returns whether ``data`` is a Dataset: it has a length and indices, and is neither an array nor a Python sequence
+    or dict."""
     if isinstance(data, (Sequence, Mapping, np.ndarray)) or hasattr(data, "__array__"):
         return False
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 def is_loader(data: Any) -> bool:
-    """Returns whether ``data`` is a DataLoader of torch, which gives mini-batches in place of items."""
+    """Returns whether ``data`` is a torch DataLoader, which yields mini-batches instead of items."""
     return _is(data, "DataLoader")
 
 
 def list_of(dataset: Any, attribute: str, name: str) -> Any:
-    """Returns what a Dataset, or else the data sets within it, list of each item in ``attribute``; None if they do not.
+    """Returns the values that a Dataset lists for all items in ``attribute``, such as ``targets``.
 
-    ``name`` stands for the Dataset in messages. Raises :class:`UserError` if some of the data sets that are joined in
-    it list the attribute ``clients``, and others do not.
+    If the Dataset has no such list, those of the data sets within it are joined. Returns None if there are none.
+    ``name`` is what messages call the Dataset. Raises :class:`UserError` if only some of the joined data sets list
+    ``clients``.
     """
     listed = getattr(dataset, attribute, None)
     if listed is not None:
@@ -78,14 +79,17 @@ def list_of(dataset: Any, attribute: str, name: str) -> Any:
 
 
 def classes_of(dataset: Any) -> list[type]:
-    """Returns the class of a Dataset, and those of the data sets within it."""
+    """Returns the classes of a Dataset and of the data sets within it."""
     inner = [cls for part in _parts(dataset) for cls in classes_of(part)]
     return list(dict.fromkeys([type(dataset), *inner]))
 
 
 def mark_of(dataset: Any, methods: Sequence[str]) -> str | None:
-    """Returns the text by which a Dataset tells that its items have changed: what the first of ``methods`` that it has
-    returns, or else those of all data sets within it; None if there are none."""
+    """Returns a text that changes when the items of a Dataset change.
+
+    It is the result of the first of ``methods`` that the Dataset has. If it has none, the texts of all data sets within
+    it are combined. Returns None if there is nothing to combine, or if one of them has no text.
+    """
     for name in methods:
         method = getattr(dataset, name, None)
         if callable(method):
@@ -108,6 +112,6 @@ def _is_subset(dataset: Any) -> bool:
 
 
 def _is(dataset: Any, name: str) -> bool:
-    """Returns whether ``dataset`` is of the class ``name`` of torch, which whoever has one has imported."""
+    """Returns whether ``dataset`` is of torch's class ``name``. If torch has not been imported, it can't be."""
     kind = getattr(sys.modules.get("torch.utils.data"), name, None)
     return isinstance(kind, type) and isinstance(dataset, kind)

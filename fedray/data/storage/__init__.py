@@ -1,1 +1,1 @@
-"""Where the samples of a run lie: in memory, in mapped files, or unread."""
+"""Stores the samples of a run: in memory, in mapped files, or in the user's Dataset, which is read item by item."""

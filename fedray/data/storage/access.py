@@ -17,25 +17,27 @@ from fedray.data.storage.mapping import folder_of, map_arrays
 from fedray.errors import UserError
 
 MapAll = Callable[[dict[str, Any], Path], dict[str, Any]]
-"""Maps arrays from the files of a folder, and makes these first if they are not there
+"""A function that maps arrays from the files of a folder, which it first writes if they do not exist
 (:func:`fedray.data.storage.mapping.map_arrays`)."""
 
 LARGE = 0.5
-"""The part of a machine's memory beyond which ``data.access: auto`` maps samples from files."""
+"""The fraction of a machine's memory above which ``data.access: auto`` maps samples from files."""
 
 
 def arrays_of(data: FederatedData) -> dict[str, Any]:
-    """Returns the samples of ``data`` by name: what may be mapped from files."""
+    """Returns the arrays of ``data`` that may be mapped from files, by name."""
     return {name: getattr(data, name) for name in ("x", "y", "x_test", "y_test")}
 
 
 def with_access(
     data: FederatedData, asked: str, key: Callable[[], str], map_all: MapAll = map_arrays
 ) -> tuple[FederatedData, str, tuple[str, ...]]:
-    """Returns ``data`` with its samples where ``data.access`` says, where that is, and lines for the user.
+    """Returns ``data`` with its samples moved to where ``data.access`` says, the resulting access, and lines for the
+    user.
 
-    ``asked`` is ``data.access``, and ``key()`` returns a digest of the samples. ``map_all(arrays, folder)`` maps them
-    from files. Raises :class:`UserError` if samples can't be read or written.
+    ``asked`` is ``data.access``, and the result is ``memory``, ``mapped`` or ``lazy``. ``key()`` returns a digest of
+    the samples, and ``map_all(arrays, folder)`` maps them from files. Raises :class:`UserError` if samples can't be
+    read or written.
     """
     arrays = arrays_of(data)
     lazy = any(isinstance(tree, LazyItems) for tree in arrays.values())

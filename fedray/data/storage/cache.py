@@ -1,4 +1,5 @@
-"""The user's cache: files that fedray can get again, and digests of files, so that these are hashed only once."""
+"""The user's cache: files that fedray can make or download again, and digests of files, so that these are hashed only
+once."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ REMEMBERED = 1000
 
 
 def cache_folder() -> Path:
-    """Returns the folder for files that fedray can get again: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache.
+    """Returns the folder of the cache: ``fedray`` in $XDG_CACHE_HOME, or else in ~/.cache.
 
-    A user without a home folder has one in the folder for temporary files.
+    For a user without a home folder it is in the folder for temporary files.
     """
     with contextlib.suppress(RuntimeError):
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedray"
@@ -28,20 +29,20 @@ def cache_folder() -> Path:
 
 
 def file_stamp(path: Path) -> tuple[str, int, int, int, int]:
-    """Returns what tells whether another file has taken the place of a file.
+    """Returns a stamp of a file, which changes when another file takes its place.
 
-    That is its path, its size, the time of its content and the time of its entry (both in nanoseconds), and its inode.
-    Call this before the file is read, so that a change while it is read is noticed too.
+    It has the path, the size, the times of the last changes of the content and of the inode (in nanoseconds), and the
+    inode number. Call this before the file is read, so that a change during the reading is noticed, too.
     """
     found = path.stat()
     return str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def remembered(what: Any, make: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """Returns what ``make()`` returned for the same ``what`` before, or else what it returns now.
+    """Returns the digests that ``make()`` returned for the same ``what`` before, or else calls it and remembers the
+    result.
 
-    ``what`` names all that the digests depend on, as numbers and texts; for files that is
-    :func:`file_stamp`.
+    ``what`` names everything that the digests depend on, as numbers and texts. For files use :func:`file_stamp`.
     """
     memory = cache_folder() / "contents.json"
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
@@ -54,7 +55,7 @@ def remembered(what: Any, make: Callable[[], dict[str, str]]) -> dict[str, str]:
         return dict(known[key])
     found = make()
     kept = dict(list(known.items())[-REMEMBERED:])
-    # without a cache all is hashed again the next time, and nothing else is lost
+    # if the cache can't be written, everything is hashed again the next time; nothing else is lost
     with contextlib.suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_whole(memory, json.dumps({**kept, key: found}))

@@ -1,7 +1,7 @@
-"""Digests of a data set, by which a run folder that was made from other data is recognised.
+"""Digests of a data set. They show whether a run folder was made from other data.
 
-Samples are hashed as they are in memory, at 1.8 GB a second (SHA-256, measured). For a source that was read from
-files, the digests are kept in a cache under the files' sizes and times, so that samples are hashed only once.
+Samples are hashed in memory, at 1.8 GB a second (SHA-256, measured). If a source was read from files, the digests are
+kept in a cache under the files' sizes and times, so that samples are hashed only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = {
     "public data": ("x_public", "y_public"),
     "client assignment": ("client_train", "client_test"),
 }
-"""The arrays of a source, under the name that a message gives them."""
+"""The arrays of a source, grouped under the names that messages use for them."""
 
 
 def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
@@ -31,7 +31,7 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
 
     The parts are the arrays (:data:`PARTS`), how the inputs are scaled, and the names of classes and clients.
     """
-    # the same targets are other arrays in another kind of task
+    # the arrays of the same targets depend on the kind of task
     read = [source.name, source.files, source.task]
     found = dict(remembered(read, lambda: _of_arrays(source)) if source.files else _of_arrays(source))
     found["normalisation"] = _digest(source.scale, source.shift)
@@ -43,9 +43,10 @@ def data_digests(source: Source, data: FederatedData) -> dict[str, str]:
 
 
 def content_key(digests: Mapping[str, str], data: FederatedData) -> str:
-    """Returns one digest for a copy of the samples in ``data``, of whose source ``digests`` has those of its parts.
+    """Returns a digest of the samples in ``data``, under which a copy of them is kept. ``digests`` are those of its
+    source (:func:`data_digests`).
 
-    Raises :class:`UserError` for items that are read one by one, if nothing tells whether they have changed.
+    Raises :class:`UserError` for items that are read one by one, if nothing shows whether they have changed.
     """
     parts = {name: digests[name] for name in PARTS if name in digests and name != "client assignment"}
     # the samples of a public set are in ``data`` only if it is used

@@ -1,4 +1,4 @@
-"""Data sets whose items are read one by one when they are used (``data.access: lazy``)."""
+"""Data sets whose items are read one by one, when they are used (``data.access: lazy``)."""
 
 from __future__ import annotations
 
@@ -17,51 +17,50 @@ from fedray.errors import UserError
 from fedray.usercode.importing import as_user_error
 
 READ_TWICE = 16
-"""The number of items of a Dataset that are read two more times, to find out whether its transforms are random."""
+"""The number of items of a Dataset that are read several times, to find out whether its transforms are random."""
 
 HASHED = 64
-"""The number of items whose content is in the digest of a data set that is read item by item."""
+"""The number of items whose content is hashed for the digest of a data set that is read item by item."""
 
 TARGETS = ("targets", "labels")
-"""The attributes in which a Dataset may list the targets of all items, as those of torchvision do."""
+"""The attributes in which a Dataset may list the targets of all items, as torchvision's data sets do."""
 
 
 MUCH = 0.25
-"""The part of the machine's memory beyond which samples are read one by one under ``data.access: auto``."""
+"""The fraction of the machine's memory above which ``data.access: auto`` reads samples one by one."""
 
 
 def memory_of_machine() -> int:
-    """Returns the bytes of memory of this machine, whether they are free or not."""
+    """Returns the machine's total memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def is_much(size: float) -> bool:
-    """Returns whether samples of ``size`` bytes are left where they are, and read one by one, unless the user wants
-    them elsewhere."""
+    """Returns whether samples of ``size`` bytes are so many that ``data.access: auto`` reads them one by one."""
     return size > MUCH * memory_of_machine()
 
 
 class Indexed(Protocol):
-    """What has items with numbers, as a torch Dataset has."""
+    """An object with ``len`` and numbered items, such as a torch Dataset."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, i: int, /) -> Any: ...
 
 
 class ItemTargets(NamedTuple):
-    """The targets of all items of a data set, and where it lists them; ``listed`` is "" if they were read from the
-    items."""
+    """The targets of all items of a data set. ``listed`` is the attribute that lists them, or "" if they were read from
+    the items."""
 
     values: Any
     listed: str
 
 
 class LazyItems:
-    """The items (x, y) of a torch Dataset, or of anything else with ``len`` and indices.
+    """The items (x, y) of a torch Dataset, or of any other object with ``len`` and indices.
 
-    ``name`` stands for it in messages. ``first`` is the input of item 0 as arrays ``[1, ...]``, or a tuple or dict of
-    arrays: all items must have its shapes and types. With :meth:`checked`, items must also have the targets that the
-    run takes for theirs.
+    ``name`` is what messages call it. ``first`` is the input of item 0 as arrays ``[1, ...]``, or a tuple or dict of
+    arrays; all other items must have the same shapes and types. The result of :meth:`checked` also compares the target
+    of each item that is read with the known one.
     """
 
     def __init__(self, dataset: Indexed, name: str) -> None:
@@ -79,11 +78,11 @@ class LazyItems:
 
     @property
     def classes(self) -> list[type]:
-        """The class of the data set, and those of the data sets within it."""
+        """The Python classes of the data set and of the data sets within it."""
         return classes_of(self.dataset)
 
     def checked(self, targets: ItemTargets) -> LazyItems:
-        """Returns these items, whose targets are compared with ``targets`` whenever one is read."""
+        """Returns a copy of this object that compares the target of each item it reads with ``targets``."""
         found = copy.copy(self)
         found.targets = targets._replace(values=as_array(self.name, targets.listed or "the targets", targets.values))
         return found
@@ -91,8 +90,8 @@ class LazyItems:
     def read(self, i: int) -> Any:
         """Returns the input of item ``i`` as arrays ``[1, ...]``.
 
-        Raises :class:`UserError`, which names the item, if it is unlike item 0, or has another target than the run
-        takes for its target.
+        Raises :class:`UserError`, which names the item, if its shape or type differs from item 0's, or if its target
+        differs from the known one (:meth:`checked`).
         """
         sample, y = read_item(self.dataset, self.name, i)
         if self.targets is not None:
@@ -128,7 +127,8 @@ class LazyItems:
         return read_features(self.name, "x", stack_samples("item", self.name, samples), len(samples))
 
     def chosen(self, indices: np.ndarray) -> Any:
-        """Returns the inputs of some items as arrays ``[n, ...]``. Random transforms draw the same each time."""
+        """Returns the inputs of some items as arrays ``[n, ...]``. Random transforms draw the same numbers in each
+        call."""
         rows = []
         for i in indices.tolist():
             with global_generators(i):
@@ -137,14 +137,14 @@ class LazyItems:
 
     @property
     def parallel(self) -> bool:
-        """Whether several threads may read items at the same time, which few Datasets of users can do."""
+        """Whether several threads may read items at the same time, which few user-defined Datasets allow."""
         return bool(getattr(self.dataset, "parallel", False))
 
     def stamp(self) -> str:
-        """Returns a digest that differs if any item may have changed, for copies that are kept.
+        """Returns a digest for kept copies of the items. It changes if any item may have changed.
 
-        It is what the data set's method ``stamp`` returns, or else ``digest``. Raises :class:`UserError` if it has
-        neither of them.
+        It is the result of the data set's method ``stamp``, or else of its method ``digest``. Raises :class:`UserError`
+        if it has neither.
         """
         found = mark_of(self.dataset, ("stamp", "digest"))
         if found is not None:
@@ -156,12 +156,12 @@ class LazyItems:
         )
 
     def digest(self) -> str:
-        """Returns a digest of the code of the data set, its length, some of its items, and of what its method
-        ``digest``, if it has one, returns.
+        """Returns a digest of the data set's code, its length, some of its items, and the result of its method
+        ``digest``, if any.
 
-        To read all items would take as long as an epoch.
+        Not all items are hashed, because reading them would take as long as an epoch.
         """
-        # it imports torch, which takes seconds
+        # imported here because it imports torch, which takes seconds
         from fedray.usercode.digests import code_digest
 
         known, code = mark_of(self.dataset, ("digest",)) or "", "".join(map(code_digest, self.classes))
@@ -172,7 +172,7 @@ class LazyItems:
 
 
 def read_item(dataset: Indexed, name: str, i: int) -> tuple[Any, np.ndarray]:
-    """Returns input and target of item ``i`` as arrays. Raises :class:`UserError` if it is no pair (x, y)."""
+    """Returns the input and the target of item ``i`` as arrays. Raises :class:`UserError` if it is not a pair."""
     with as_user_error(f"item {i} of {name} can't be read"):
         item = dataset[i]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -181,10 +181,10 @@ def read_item(dataset: Indexed, name: str, i: int) -> tuple[Any, np.ndarray]:
 
 
 def targets_of(dataset: Indexed, name: str) -> ItemTargets:
-    """Returns the targets of all items: what the data set lists, or else what its items have, which are all read.
+    """Returns the targets of all items: the list in the data set, or else the targets of its items, which are all read.
 
-    A list is not taken if some item that is looked at has another target, as with a transform of targets; the others
-    are compared when they are read (:meth:`LazyItems.checked`).
+    The list is compared with a few items, and is not used if one has a different target, for example because targets
+    are transformed. The other items are compared when they are read (:meth:`LazyItems.checked`).
     """
     for attribute in TARGETS:
         listed: Any = list_of(dataset, attribute, name)
@@ -203,7 +203,7 @@ def _is_of_items(listed: Any, dataset: Indexed, name: str) -> bool:
 
 
 def stack_targets(name: str, targets: list[np.ndarray]) -> np.ndarray:
-    """Returns the targets of all items. Single values, which may be names, and arrays of one value are [n]."""
+    """Stacks the targets of all items. Single values, which may be names, and arrays of one value give an array [n]."""
     found: np.ndarray
     if any(target.size != 1 for target in targets):
         found = stack_samples("item", f"the targets of {name}", targets)
@@ -216,16 +216,15 @@ def stack_targets(name: str, targets: list[np.ndarray]) -> np.ndarray:
 
 
 def random_item(dataset: Indexed, name: str) -> int | None:
-    """Returns an item of a Dataset whose input is another one when it is read again, as with random transforms; None if
-    there is none.
+    """Returns the index of an item whose input changes when it is read again, as with random transforms, or None.
 
-    To find out, some items are read three times with other random numbers, and once more with the same ones. Raises
-    :class:`UserError` if a target is random, because targets are read only once, and if an item differs although the
-    global random generators are seeded.
+    To find out, some items are read three times with different random seeds, and once more with the last seed. Raises
+    :class:`UserError` if a target is random, because targets are read only once, or if an item changes although the
+    global random generators have the same seed.
     """
     for i in _spread(len(dataset), READ_TWICE):
         read = []
-        # other numbers for each item, because a transform may change few of them
+        # each item has other seeds, because a transform may change an item only rarely
         for seed in (*range(3 * i, 3 * i + 3), 3 * i + 2):
             with global_generators(seed):
                 x, y = read_item(dataset, name, i)
@@ -248,7 +247,7 @@ def random_item(dataset: Indexed, name: str) -> int | None:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Returns at most ``most`` numbers below ``count``, evenly spaced."""
+    """Returns at most ``most`` indices below ``count``, evenly spaced."""
     return [int(place) for place in np.unique(np.linspace(0, count - 1, most).astype(np.int64))]
 
 

@@ -1,7 +1,7 @@
 """Arrays in files that are mapped into memory: one copy on a machine, which all its processes read.
 
-``columns.json``, in the folder of such files, names the version of the layout and the sha256 of each file. A file is
-hashed once on each machine, and again when its size, times or inode differ.
+``columns.json``, in the folder of these files, holds the version of the layout and the sha256 of each file. Each
+machine hashes a file once, and again when the file's size, times or inode have changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedray.errors import UserError
 from fedray.util.files import sha256_of_file, write_whole
 
 FORMAT = 2
-"""The layout of a folder of mapped arrays. A folder of another one is not read."""
+"""The version of the layout of a folder of mapped arrays. Folders with another version are not read."""
 
 COLUMNS = "columns.json"
 
@@ -32,9 +32,10 @@ AGAIN = "remove the folder, and it is made again"
 
 @dataclass(frozen=True)
 class MappedFile:
-    """The file of a mapped array. It is what other processes are sent in place of the array.
+    """The file of a mapped array, which is sent to other processes in place of the array.
 
-    ``sha256`` is that of the file; None for a file that nobody hashed, which only the machine ``made_on`` may read.
+    ``sha256`` is the digest of the file. It is None for a file that was not hashed, which only the machine ``made_on``
+    may read.
     """
 
     path: str
@@ -42,9 +43,9 @@ class MappedFile:
     made_on: str
 
     def open(self) -> np.ndarray:
-        """Returns the array, which is read from the file where it is used.
+        """Returns the array, mapped from the file.
 
-        Raises :class:`UserError` if the file is not on this machine, or is another one.
+        Raises :class:`UserError` if the file is not on this machine, or its content differs.
         """
         path, here = Path(self.path), platform.node()
         if not path.exists():
@@ -69,14 +70,15 @@ class MappedFile:
 
 
 def is_mapped(array: Any) -> bool:
-    """Returns whether ``array`` is all of a file of mapped arrays."""
+    """Returns whether ``array`` is mapped from a file and contains all of it."""
     if not isinstance(array, np.memmap) or array.filename is None:
         return False
     return array.offset + array.nbytes == os.path.getsize(array.filename)
 
 
 def shipped(array: Any) -> Any:
-    """Returns what another process is sent for ``array``: the file of a mapped one, and any other itself."""
+    """Returns the object to send to another process for ``array``: a :class:`MappedFile` if it is mapped, or else the
+    array."""
     if not is_mapped(array):
         return array
     path = Path(str(array.filename))
@@ -85,8 +87,8 @@ def shipped(array: Any) -> Any:
 
 
 def open_file(path: Path) -> np.ndarray:
-    """Returns the array in a file of a folder of mapped arrays. Raises :class:`UserError` if it is not as it was
-    written."""
+    """Returns the array in a file of a folder of mapped arrays. Raises :class:`UserError` if the file has changed since
+    it was written."""
     sums = recorded_sums(path.parent)
     if path.name not in sums:
         raise UserError(f"{path.parent} lacks {path.name}: {AGAIN}")
@@ -94,20 +96,21 @@ def open_file(path: Path) -> np.ndarray:
 
 
 def received(shipped: Any) -> Any:
-    """Returns the array for what :func:`shipped` made of it."""
+    """Returns the array for an object made by :func:`shipped`."""
     return shipped.open() if isinstance(shipped, MappedFile) else shipped
 
 
 def file_names(name: str, tree: Any) -> list[str]:
-    """Returns the names of the files of an input or target ``name``: one for each array of which it consists."""
+    """Returns the names of the files for the inputs or targets ``name``, one for each array in ``tree``."""
     count = len(leaves(form_of(tree)))
     return [f"{name}.npy"] if count == 1 else [f"{name}-{place}.npy" for place in range(count)]
 
 
 def open_folder(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns ``arrays``, by name, as they are in the files of ``folder``.
+    """Returns ``arrays``, by name, mapped from the files of ``folder``.
 
-    Raises :class:`UserError` if the folder was written by another version of fedray, or is not as it was written.
+    Raises :class:`UserError` if the folder was written by another version of fedray, or has changed since it was
+    written.
     """
     mapped = {}
     for name, tree in arrays.items():
@@ -117,13 +120,13 @@ def open_folder(arrays: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def describe_folder(folder: Path, names: list[str]) -> None:
-    """Writes ``columns.json``, which makes the files ``names`` in ``folder`` a whole set of mapped arrays."""
+    """Writes ``columns.json``, which lists the files ``names`` in ``folder`` and marks them as complete."""
     sums = {name: _sha256(folder / name) for name in names}
     write_whole(folder / COLUMNS, json.dumps({"format": FORMAT, "sha256": sums}, indent=1))
 
 
 def recorded_sums(folder: Path) -> dict[str, str]:
-    """Returns the sha256 of each file of a folder, as it was when it was written."""
+    """Returns the sha256 of each file in a folder, as recorded when the files were written."""
     try:
         found = json.loads((folder / COLUMNS).read_text())
         if found["format"] == FORMAT:
@@ -134,7 +137,7 @@ def recorded_sums(folder: Path) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
-    """Returns the sha256 of a file, which this machine remembers until the file changes."""
-    # without its path, which changes when a finished folder is renamed
+    """Returns the sha256 of a file. This machine remembers it until the file changes."""
+    # the path is left out, because it changes when a finished folder is renamed
     known = ["mapped", platform.node(), *file_stamp(path)[1:]]
     return remembered(known, lambda: {"sha256": sha256_of_file(path)})["sha256"]

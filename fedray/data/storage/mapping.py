@@ -1,7 +1,7 @@
-"""Writes the samples of a data set into files that are mapped into memory, once on a machine.
+"""Writes the samples of a data set into files that are mapped into memory, once on each machine.
 
-A folder of such files is whole or not there at all: it is written elsewhere and then renamed. Whoever is stopped goes
-on where it was, because a journal lists what is on the disk.
+A folder of such files is complete whenever it exists, because it is written under another name and then renamed. If the
+writing is interrupted, the next call continues where it stopped: a journal lists what is already on the disk.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from fedray.errors import UserError
 from fedray.util.files import move_whole, sync, write_whole
 
 CHUNK_BYTES = 4 << 20
-"""The bytes of items that are read before it is noted that they are on the disk."""
+"""The approximate size of a chunk in bytes. The journal records a chunk when all of its items are on the disk."""
 
 RESERVE = 64 << 20
-"""The bytes that stay free on a disk on which mapped arrays are written."""
+"""The number of bytes that are left free on the disk to which mapped arrays are written."""
 
 
 _one_at_a_time = threading.Lock()
-"""Held by whoever reads items of a data set that several threads can't read at the same time."""
+"""Held while items are read from a data set that several threads can't read at the same time."""
 
 
 @dataclass(frozen=True)
 class Filling:
-    """Reads items into files that are as long as they will be, one file for each array of which an input consists.
+    """Copies lazy items into files that already have their final size, one file for each array of an input.
 
-    ``starts`` are the bytes before the first item in each file. A chunk is ``size`` items, the last one may have fewer.
+    ``starts`` has, for each file, the number of bytes before the first item. A chunk is ``size`` items; the last chunk
+    may have fewer.
     """
 
     items: LazyItems
@@ -62,7 +63,7 @@ class Filling:
         return [np.concatenate(parts) for parts in zip(*rows, strict=True)]
 
     def write(self, chunk: int, blocks: Sequence[np.ndarray]) -> int:
-        """Writes what :meth:`load` returned. Returns the number of items, when they are on the disk."""
+        """Writes the arrays that :meth:`load` returned. Returns the number of items once they are on the disk."""
         for file, start, block in zip(self.files, self.starts, blocks, strict=True):
             with open(file, "r+b") as opened:
                 opened.seek(start + chunk * self.size * (block.nbytes // len(block)))
@@ -73,10 +74,10 @@ class Filling:
 
 
 Reader = Callable[[Filling, int], list[np.ndarray]]
-"""``reader(filling, chunk)`` does ``filling.load(chunk)``, here or elsewhere."""
+"""A function that does ``filling.load(chunk)``, in this process or elsewhere."""
 
 Progress = Callable[[int, int], None]
-"""``progress(done, total)`` is told how many items of how many are read."""
+"""A function ``progress(done, total)`` that is called with the numbers of items that are read so far, and in total."""
 
 
 def readers_here() -> list[Reader]:
@@ -101,12 +102,12 @@ def map_arrays(
 ) -> dict[str, Any]:
     """Returns ``arrays``, by name, as mapped arrays. The values may be tuples and dicts of arrays, or lazy items.
 
-    They are in ``folder``, whose name depends on their content (:func:`folder_of`), and are written only if they are
-    not there yet. ``progress`` is told about it. ``readers(path)`` returns those who read lazy items at the same time,
-    into files below ``path``.
+    The files are in ``folder``, whose name depends on their content (:func:`folder_of`), and are only written if they
+    do not exist. ``progress`` is called during the writing. ``readers(path)`` returns the readers that read lazy items
+    in parallel, for files below ``path``.
 
-    Raises :class:`UserError` if the disk is too small, an item can't be read, or what is in the cache is of another
-    version of fedray. What was read until then is kept, so that the next call goes on.
+    Raises :class:`UserError` if the disk is too small, if an item can't be read, or if the folder was written by
+    another version of fedray. Items that were read before an error are kept, and the next call continues from there.
     """
     if not (folder / COLUMNS).exists():
         try:
@@ -158,7 +159,7 @@ def _check_space(arrays: Mapping[str, Any], staging: Path) -> None:
 
 
 def _fill_all(lazy: Mapping[str, LazyItems], staging: Path, progress: Progress, readers: Sequence[Reader]) -> None:
-    """Reads all items of some data sets into files of ``staging``, by ``readers`` that work at the same time."""
+    """Copies all items of some data sets into files of ``staging``, with ``readers`` in parallel."""
     total, done = sum(map(len, lazy.values())), 0
     for name, items in lazy.items():
         files = [staging / file for file in file_names(name, items)]
@@ -175,13 +176,14 @@ def _fill_all(lazy: Mapping[str, LazyItems], staging: Path, progress: Progress, 
 
 
 def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Filling, set[int]]:
-    """Returns the filling of ``files``, and the chunks that they have already.
+    """Returns the filling of ``files``, and the chunks that are already in them.
 
-    ``journal`` lists these, below a line with their size. Unless it is there, the files are made again.
+    ``journal`` lists these chunks, below a line with the size of a chunk and the number of items. If there is no
+    journal, or this line differs, the files are made again.
     """
     size = max(1, CHUNK_BYTES // items.bytes_each)
     heading = f"{size} {len(items)}"
-    # a last line without its end was being written
+    # a last line without a line break was not written completely
     lines = journal.read_text().split("\n")[:-1] if journal.exists() else []
     if lines[:1] != [heading]:
         lines = [heading]
@@ -189,7 +191,7 @@ def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Fill
             shape = (len(items), *form.shape[1:])
             np.lib.format.open_memmap(file, mode="w+", dtype=form.dtype, shape=shape).flush()
             with file.open("r+b") as opened:
-                # a disk that is full shows it now, and not in the middle
+                # if the disk is too small, this fails now rather than in the middle
                 os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
     write_whole(journal, "".join(f"{line}\n" for line in lines))
     starts = [np.load(file, mmap_mode="r").offset for file in files]
@@ -197,7 +199,8 @@ def _begun(items: LazyItems, files: Sequence[Path], journal: Path) -> tuple[Fill
 
 
 def _read_by(readers: Sequence[Reader], filling: Filling, chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Has ``readers`` read chunks, and yields each with the number of its items. An error of one ends all."""
+    """Reads and writes chunks with ``readers`` in parallel. Yields each chunk with its number of items. Stops at the
+    first error."""
     free: queue.SimpleQueue[Reader] = queue.SimpleQueue()
     for reader in readers:
         free.put(reader)
