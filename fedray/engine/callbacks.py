@@ -51,7 +51,7 @@ class Report:
 
     Example:
         def on_round(report):
-            print(report.round, report.metrics["train_loss"], report.clients["train_loss"].max())
+            print(report.round, report.metrics["train_loss"], report.clients["loss"].max())
     """
 
     round: int
