@@ -24,7 +24,7 @@ def as_warning(line: str) -> str:
 
 
 class PythonWarnings:
-    """A function of a line that issues a Python warning if the line is a warning, once for each, and ignores others.
+    """A function that issues a Python warning for each line that is a warning, but only once. It ignores other lines.
 
     The warnings point to the line of the user's code from which this object was made, even if another thread issues
     them later.

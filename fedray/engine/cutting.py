@@ -94,9 +94,9 @@ def cut_into_tasks(
     because the last ones are small, nobody waits long for the worker that got the last. For example, 16 clients of work
     1, two workers and a fraction of 1/2 give tasks of 4, 4, 2, 2, 1, 1, 1 and 1 clients.
 
-    The target is at least ``least`` and at most ``longest``. It is also at most an even share, or a fifth of ``least``
-    if that is more. The most expensive blocks come first. Single clients are ordered by their exact cost, and larger
-    blocks by the power of two of their cost, so that neighbours stay together.
+    The target is at least ``least`` and at most ``longest``. But it is never more than an even share, or a fifth of
+    ``least`` if that is more. The most expensive blocks come first. Single clients are ordered by their exact cost, and
+    larger blocks by the power of two of their cost, so that neighbours stay together.
 
     The blocks are those of ``undivided``. If that is None, they are aligned powers of two, as large as fit; blocks of
     at most ``together`` clients are not cut further. How the cohort is cut changes no bit of a sum. Adding up a task

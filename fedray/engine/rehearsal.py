@@ -26,8 +26,8 @@ SAMPLES = 2
 
 
 class Rehearsed(NamedTuple):
-    """The ``operations`` without a deterministic version that were found. ``strict`` says that tasks must be done
-    :func:`~fedray.engine.determinism.strictly`, in which mode there are none."""
+    """The ``operations`` without a deterministic version that were found. ``strict`` says that tasks are to be done in
+    strict mode (:func:`~fedray.engine.determinism.strictly`), in which these were the only ones found."""
 
     operations: tuple[str, ...] = ()
     strict: bool = False
